@@ -1,0 +1,1 @@
+"""perdure keeps the state of long-running asynchronous agents."""

@@ -1,0 +1,1 @@
+"""The agent worker, its bootstrap and its tools, on top of sessions."""

@@ -1,0 +1,166 @@
+"""Every error that perdure raises, in one tree.
+
+Each class's docstring is its default message; the facts (which session, which
+option, which file) are attributes; a driver's own error is the ``__cause__``.
+Messages name what, where and the cure. They hold ids and sizes, never content.
+
+    PerdureError
+    ├── ConfigError
+    │   ├── MissingExtraError
+    │   ├── TemplateError
+    │   └── UnknownConfigKeyError (also a KeyError)
+    ├── StoreError
+    │   ├── StoreUnavailableError
+    │   ├── NotStorableError
+    │   └── TooLargeError
+    ├── FormatError
+    │   ├── CorruptRecordError
+    │   └── UnsupportedVersionError
+    ├── LeaseError
+    │   ├── LeaseHeldError
+    │   └── LeaseLostError
+    ├── SessionError
+    │   ├── SessionNotFoundError
+    │   ├── SessionAlreadyActiveError
+    │   ├── SessionClosedError
+    │   ├── SessionQuarantinedError
+    │   ├── UnsavedChangesError
+    │   └── WrongLoopError
+    └── ReplayError
+        └── ReplayDivergedError
+"""
+
+from __future__ import annotations
+
+import inspect
+
+__all__ = [
+    "ConfigError",
+    "CorruptRecordError",
+    "FormatError",
+    "LeaseError",
+    "LeaseHeldError",
+    "LeaseLostError",
+    "MissingExtraError",
+    "NotStorableError",
+    "PerdureError",
+    "ReplayDivergedError",
+    "ReplayError",
+    "SessionAlreadyActiveError",
+    "SessionClosedError",
+    "SessionError",
+    "SessionNotFoundError",
+    "SessionQuarantinedError",
+    "StoreError",
+    "StoreUnavailableError",
+    "TemplateError",
+    "TooLargeError",
+    "UnknownConfigKeyError",
+    "UnsavedChangesError",
+    "UnsupportedVersionError",
+    "WrongLoopError",
+]
+
+
+class PerdureError(Exception):
+    """perdure could not do what was asked."""
+
+    def __init__(self, message: str | None = None, **facts: object) -> None:
+        super().__init__(message or inspect.cleandoc(type(self).__doc__ or ""))
+        self.facts = facts
+        """What the message is about, by name: ids, sizes, paths; never content."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ConfigError(PerdureError):
+    """An option has a value that does not fit."""
+
+
+class MissingExtraError(ConfigError):
+    """This needs an optional part of perdure that is not installed."""
+
+
+class TemplateError(ConfigError):
+    """A template names a variable that does not exist."""
+
+
+class UnknownConfigKeyError(ConfigError, KeyError):
+    """This key is not declared in persistence.yaml."""
+
+
+class StoreError(PerdureError):
+    """The store could not do what was asked."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store cannot be reached or written right now; nothing that it holds is lost."""
+
+
+class NotStorableError(StoreError):
+    """A value cannot be stored as it is."""
+
+
+class TooLargeError(NotStorableError):
+    """A value is larger than the limit for it."""
+
+
+class FormatError(PerdureError):
+    """Stored bytes are not what their place calls for."""
+
+
+class CorruptRecordError(FormatError):
+    """Stored data is damaged; it was left where it is."""
+
+
+class UnsupportedVersionError(FormatError):
+    """Stored data has a format that this release does not know; it was left untouched."""
+
+
+class LeaseError(PerdureError):
+    """The right to write a session is not to be had."""
+
+
+class LeaseHeldError(LeaseError):
+    """Another process holds this session."""
+
+
+class LeaseLostError(LeaseError):
+    """Another process has taken this session over; nothing more can be written here."""
+
+
+class SessionError(PerdureError):
+    """A session cannot do what was asked."""
+
+
+class SessionNotFoundError(SessionError):
+    """There is no session of this id."""
+
+
+class SessionAlreadyActiveError(SessionError):
+    """A worker already runs on this session."""
+
+
+class SessionClosedError(SessionError):
+    """This session is closed; open it again."""
+
+
+class SessionQuarantinedError(SessionError):
+    """The store refuses a record of this session for good; it is held in memory."""
+
+
+class UnsavedChangesError(SessionError):
+    """Some changes are neither durable nor spilled; the report says which."""
+
+
+class WrongLoopError(SessionError):
+    """A session belongs to the event loop, thread and process that opened it."""
+
+
+class ReplayError(PerdureError):
+    """A replay could not go on."""
+
+
+class ReplayDivergedError(ReplayError):
+    """A replay did not come to what was recorded."""

@@ -1,0 +1,1 @@
+"""Who may write a session, decided from what a store reports."""

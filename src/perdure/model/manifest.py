@@ -1,0 +1,37 @@
+"""The manifest: which documents are folded, as of which record of the log."""
+
+from __future__ import annotations
+
+import msgspec
+
+from perdure.model.keys import SessionKey
+
+FORMAT = 1
+"""The store format that this release writes."""
+
+
+class FoldedDocument(msgspec.Struct, frozen=True):
+    """One document as the manifest knows it."""
+
+    as_of_seq: int
+    """The last record that is folded into it."""
+    sha256: str
+    """Of its bytes, in hex."""
+    size: int
+    """Bytes."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fold has made of the log up to a record."""
+
+    format: int = FORMAT
+    key: SessionKey
+    epoch: int
+    """The holder that folded."""
+    as_of_seq: int
+    """The last record that this fold has seen. Every document's is at most this."""
+    counters: dict[str, int] = {}
+    """Counters that go on after a restore: turns, messages, compactions."""
+    documents: dict[str, FoldedDocument] = {}
+    position: msgspec.Raw = msgspec.Raw(b"null")
+    """Where the log goes on behind ``as_of_seq``; the store's own, opaque to everybody else."""

@@ -1,0 +1,1 @@
+"""From stored bytes to a session again: valid, else caught up, else rebuilt."""

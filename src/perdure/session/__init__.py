@@ -1,0 +1,1 @@
+"""Sessions, turns and their manager: what users hold."""
