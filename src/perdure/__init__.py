@@ -1,1 +1,103 @@
-"""perdure keeps the state of long-running asynchronous agents."""
+"""perdure keeps the state of long-running asynchronous agents.
+
+    async with perdure.connect("file:~/agents") as sessions:
+        async with sessions.open("my-assistant") as session:
+            async with session.turn():
+                session.append(Message.user("Hello"))
+
+Names resolve when they are first used, so importing perdure stays cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure._connect import connect as connect
+    from perdure._connect import store_for as store_for
+    from perdure.autosave.options import Autosave as Autosave
+    from perdure.autosave.options import Engine as Engine
+    from perdure.autosave.options import Shutdown as Shutdown
+    from perdure.autosave.shutdown import ShutdownReport as ShutdownReport
+    from perdure.codec.encoded import Encoded as Encoded
+    from perdure.codec.registry import register as register
+    from perdure.codec.values import Opaque as Opaque
+    from perdure.errors import *  # noqa: F403  # the whole tree is public
+    from perdure.lease.terms import Lease as Lease
+    from perdure.model.keys import SessionKey as SessionKey
+    from perdure.model.messages import Message as Message
+    from perdure.model.messages import ToolCall as ToolCall
+    from perdure.model.messages import ToolResult as ToolResult
+    from perdure.restore.report import RestoreReport as RestoreReport
+    from perdure.session.manager import SessionManager as SessionManager
+    from perdure.session.options import Limits as Limits
+    from perdure.session.session import Receipt as Receipt
+    from perdure.session.session import Session as Session
+    from perdure.session.turn import Turn as Turn
+    from perdure.session.view import SessionView as SessionView
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "perdure._connect": ("connect", "store_for"),
+    "perdure.autosave.options": ("Autosave", "Engine", "Shutdown"),
+    "perdure.autosave.shutdown": ("ShutdownReport",),
+    "perdure.codec.encoded": ("Encoded",),
+    "perdure.codec.registry": ("register",),
+    "perdure.codec.values": ("Opaque",),
+    "perdure.lease.terms": ("Lease",),
+    "perdure.model.keys": ("SessionKey",),
+    "perdure.model.messages": ("Message", "ToolCall", "ToolResult"),
+    "perdure.restore.report": ("RestoreReport",),
+    "perdure.session.manager": ("SessionManager",),
+    "perdure.session.options": ("Limits",),
+    "perdure.session.session": ("Receipt", "Session"),
+    "perdure.session.turn": ("Turn",),
+    "perdure.session.view": ("SessionView",),
+    "perdure.errors": (
+        "ConfigError",
+        "CorruptRecordError",
+        "FormatError",
+        "LeaseError",
+        "LeaseHeldError",
+        "LeaseLostError",
+        "MissingExtraError",
+        "NotStorableError",
+        "PerdureError",
+        "ReplayDivergedError",
+        "ReplayError",
+        "SessionAlreadyActiveError",
+        "SessionClosedError",
+        "SessionError",
+        "SessionNotFoundError",
+        "SessionQuarantinedError",
+        "StoreError",
+        "StoreUnavailableError",
+        "TemplateError",
+        "TooLargeError",
+        "UnknownConfigKeyError",
+        "UnsavedChangesError",
+        "UnsupportedVersionError",
+        "WrongLoopError",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *_HOME_OF]  # noqa: PLE0604  # all of them strings
+
+
+if not TYPE_CHECKING:  # a checker would take any name for a public one
+
+    def __getattr__(name: str) -> Any:
+        module = _HOME_OF.get(name)
+        if module is None:
+            message = f"module 'perdure' has no attribute {name!r}"
+        raise AttributeError(message)
+        value = getattr(importlib.import_module(module), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -20,7 +20,7 @@ Errors of a driver are mapped to `perdure.errors` with the driver's error as the
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -185,6 +185,11 @@ class Store(Protocol):
         ...
 
     @property
+    def owner(self) -> str:
+        """The id of this process and store object as a holder of leases; unguessable."""
+        ...
+
+    @property
     def location(self) -> str:
         """Where it keeps things, for people; never a password in it."""
         ...
@@ -214,7 +219,7 @@ class Store(Protocol):
         before: int | None = None,
         limit: int | None = None,
         reverse: bool = False,
-    ) -> AsyncIterator[LogChunk]:
+    ) -> AsyncGenerator[LogChunk, None]:
         """Read records with ``after < seq < before``, oldest first or, reversed, newest first.
 
         Needs no lease. An unknown session has no records.
@@ -302,7 +307,7 @@ class Store(Protocol):
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List sessions of a tenant whose agent id begins with ``prefix``, by key, after ``after``."""
+        """List a tenant's sessions, by key after ``after``, whose agent begins with ``prefix``."""
         ...
 
     async def delete(self, key: SessionKey, epoch: int) -> None:

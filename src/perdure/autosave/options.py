@@ -5,13 +5,26 @@ Times are seconds, sizes bytes.
 
 from __future__ import annotations
 
-from typing import Self
+import enum
+from typing import Final, Self
 
 import msgspec
 
 from perdure.errors import ConfigError
 
+__all__ = ["INHERIT", "MIB", "Autosave", "Engine", "Inherit", "Shutdown"]
+
 MIB = 1024 * 1024
+
+
+class Inherit(enum.Enum):
+    """The type of `INHERIT`."""
+
+    INHERIT = "inherit"
+
+
+INHERIT: Final = Inherit.INHERIT
+"""A session's autosave setting that follows the manager's."""
 
 
 class Autosave(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,23 +114,35 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     debounce_min: float = 0.1
     """How far the effective debounce may shrink while the store has time to spare."""
     eager: bool = True
+    """Whether it shrinks at all."""
     jitter: float = 0.1
     """A due time is moved earlier by up to this share of its delay."""
     max_concurrent_batches: int | None = None
     batch_max: int | None = None
     batch_linger: float | None = None
+    batch_bytes: int = MIB
+    """A batch takes no further session beyond this, and a session no further group."""
     save_timeout: float = 10.0
+    """How long a save may take before it counts as in doubt."""
     backoff_base: float = 0.25
     backoff_cap: float = 15.0
     breaker_failures: int = 5
     breaker_reset: float = 5.0
     dirty_soft: int = 64 * MIB
+    """Unsaved bytes, over all sessions, beyond which nothing waits for a debounce."""
     dirty_hard: int = 256 * MIB
     max_unsaved_age: float = 300.0
     outage_policy: str = "backpressure"
     """What an append does beyond dirty_hard or max_unsaved_age: backpressure, reject, continue."""
     backpressure_timeout: float = 30.0
+    quarantine_bytes: int = MIB
+    """How much a session holds in memory whose records the store refuses for good."""
+    capture_timeout: float = 5.0
+    """How long contributors may take before a save goes on without them."""
+    exclusive_timeout: float = 60.0
+    """How long a fold may keep its session from saving."""
     hibernate_after: float = 300.0
+    """Idle time until an unpinned session is reported as idle; infinite for never."""
     loop_slice: float = 0.005
     """The longest that the scheduler works without letting others run."""
 
@@ -125,12 +150,47 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         policies = ("backpressure", "reject", "continue")
         if self.outage_policy not in policies:
             message = (
-                f"outage_policy={self.outage_policy!r} is unknown: choose {', '.join(policies)}"
+                f"engine: outage_policy={self.outage_policy!r} is unknown: "
+                f"choose one of {', '.join(policies)}"
             )
             raise ConfigError(message, outage_policy=self.outage_policy)
         if self.dirty_soft > self.dirty_hard:
-            message = f"dirty_soft={self.dirty_soft} is above dirty_hard={self.dirty_hard}"
-            raise ConfigError(message)
+            message = (
+                f"engine: dirty_soft={self.dirty_soft} is above dirty_hard={self.dirty_hard}: "
+                "choose dirty_soft <= dirty_hard"
+            )
+            raise ConfigError(message, dirty_soft=self.dirty_soft, dirty_hard=self.dirty_hard)
+        if not 0 <= self.jitter < 1:
+            message = f"engine: jitter={self.jitter!r} does not fit: choose 0 <= jitter < 1"
+            raise ConfigError(message, jitter=self.jitter)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None:
+                _at_least(f"engine: {name}", value, least)
+        if not self.hibernate_after > 0:
+            message = f"engine: hibernate_after={self.hibernate_after!r} does not fit: it must be above 0"
+            raise ConfigError(message, hibernate_after=self.hibernate_after)
+
+
+_LEAST: Final = {
+    "debounce_min": 0,
+    "max_concurrent_batches": 1,
+    "batch_max": 1,
+    "batch_linger": 0,
+    "batch_bytes": 1,
+    "save_timeout": 0.001,
+    "backoff_base": 0.001,
+    "backoff_cap": 0.001,
+    "breaker_failures": 1,
+    "breaker_reset": 0.001,
+    "dirty_soft": 1,
+    "max_unsaved_age": 0,
+    "backpressure_timeout": 0,
+    "quarantine_bytes": 0,
+    "capture_timeout": 0,
+    "exclusive_timeout": 0.001,
+    "loop_slice": 0,
+}
 
 
 def _at_least(what: str, value: float, least: float) -> None:

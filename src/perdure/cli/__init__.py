@@ -1,1 +1,30 @@
-"""The command line."""
+"""The command ``perdure``: look at sessions, check and rebuild them, chat, see a demo.
+
+An extra, ``perdure[cli]``. Every command answers with an exit status: 0 for done, 1 for a failure
+(one line on stderr: what, where, the cure), 2 for a call that does not fit. With ``--json`` stdout
+holds one JSON value and nothing else. Nothing here knows what the library does not offer to
+everybody.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+NEEDED = frozenset({"cyclopts", "rich"})
+USAGE = 2
+
+
+def main(tokens: Sequence[str] | None = None) -> int:
+    """Run the command line, and return its exit status."""
+    try:
+        from perdure.cli.app import run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in NEEDED:
+            raise
+        message = f"perdure: {error.name} is not installed: pip install 'perdure[cli]'"
+        print(message, file=sys.stderr)
+        return USAGE
+    return run(sys.argv[1:] if tokens is None else list(tokens))

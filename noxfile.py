@@ -1,0 +1,72 @@
+"""The tasks of this repository; `nox -s check` is what a change must pass besides its tests.
+
+``check``, ``fix`` and ``api`` use the environment that nox itself runs in (``pip install -e
+'.[check]'``), so that nothing is installed twice. ``tests`` makes environments of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5"
+nox.options.sessions = ["check"]
+
+PYTHONS = ["3.11", "3.12", "3.13"]
+PYTHON = sys.executable
+CHECKS = [
+    [PYTHON, "-m", "ruff", "format", "--check", "."],
+    [PYTHON, "-m", "ruff", "check", "."],
+    [PYTHON, "-m", "mypy"],
+    # Its cache goes by each file's own time, and misses a module that has appeared since.
+    [str(Path(PYTHON).with_name("lint-imports")), "--no-cache"],
+    [PYTHON, "-m", "tests.public_api"],
+]
+
+
+@nox.session(venv_backend="none")
+def check(session: nox.Session) -> None:
+    """Judge format, lint, types, layers and the public API; change nothing."""
+    failed = [" ".join(step) for step in CHECKS if not passes(session, step)]
+    if failed:
+        session.error("failed: " + "; ".join(failed))
+
+
+def passes(session: nox.Session, step: list[str]) -> bool:
+    """Run one step of the check, so that a failure does not hide the next one's."""
+    try:
+        session.run(*step, external=True)
+    except nox.command.CommandFailed:
+        return False
+    return True
+
+
+@nox.session(venv_backend="none")
+def fix(session: nox.Session) -> None:
+    """Format, and mend what ruff can mend."""
+    paths = session.posargs or ["."]
+    session.run(PYTHON, "-m", "ruff", "check", "--fix-only", *paths, external=True)
+    session.run(PYTHON, "-m", "ruff", "format", *paths, external=True)
+
+
+@nox.session(venv_backend="none")
+def api(session: nox.Session) -> None:
+    """Accept the public API as it is now; the difference belongs in the review."""
+    session.run(PYTHON, "-m", "tests.public_api", "--update", external=True)
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """Run the tests against the built wheel, on each Python that is there."""
+    session.install(".[test]")
+    session.run("pytest", *session.posargs, env={**os.environ, "PERDURE_TEST_INSTALLED": "1"})
+
+
+@nox.session(python=PYTHONS[0])
+def bare(session: nox.Session) -> None:
+    """See that the library imports with its core dependencies alone."""
+    session.install(".")
+    session.run("python", "-c", "from perdure import *")

@@ -1,0 +1,124 @@
+"""The composition root: a URL in, a session manager out. Only here are backends chosen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import ConfigError
+
+if TYPE_CHECKING:
+    from perdure.session.manager import SessionManager
+    from perdure.session.options import Autosave, Engine, Lease, Limits, Shutdown
+    from perdure.store import Store
+
+__all__ = ["connect", "store_for"]
+
+URL_VARIABLE = "PERDURE_URL"
+
+
+class _Default:
+    """Stands for an option that was not given."""
+
+    def __repr__(self) -> str:
+        return "default"
+
+
+DEFAULT: Any = _Default()
+
+
+def connect(
+    url: str | os.PathLike[str] | Store | None = None,
+    *,
+    autosave: Autosave | None = DEFAULT,
+    lease: Lease = DEFAULT,
+    shutdown: Shutdown = DEFAULT,
+    limits: Limits = DEFAULT,
+    types: Sequence[Any] = (),
+    engine: Engine | None = None,
+) -> SessionManager:
+    """Return a session manager, to enter with ``async with`` or to await.
+
+    Args:
+        url: Where sessions are kept: a path or ``file:~/agents``, ``memory:``, or a store
+            object. None: the variable ``PERDURE_URL``, else a folder of the user's.
+        autosave: When sessions save themselves; None switches the timers off, and turns,
+            ``save`` and closing still save.
+        lease: How the right to write is kept.
+        shutdown: How it stops.
+        limits: How large things may become.
+        types: The application's own types that may be stored.
+        engine: Knobs that few people need.
+
+    Raises:
+        ConfigError: The URL or an option does not fit.
+
+    """
+    from perdure.session import options
+    from perdure.session.manager import SessionManager
+
+    return SessionManager(
+        store_for(url),
+        autosave=options.Autosave() if autosave is DEFAULT else autosave,
+        lease=options.Lease() if lease is DEFAULT else lease,
+        shutdown=options.Shutdown() if shutdown is DEFAULT else shutdown,
+        limits=options.Limits() if limits is DEFAULT else limits,
+        types=types,
+        engine=engine,
+    )
+
+
+def store_for(url: str | os.PathLike[str] | Store | None = None) -> Store:
+    """Return the store that a URL names, not open yet.
+
+    Raises:
+        ConfigError: The URL names no store that perdure knows.
+
+    """
+    if url is None:
+        url = os.environ.get(URL_VARIABLE) or None
+    if url is None:
+        return _file(None)
+    if isinstance(url, os.PathLike):
+        return _file(os.fspath(url))
+    if not isinstance(url, str):
+        return url
+    scheme, colon, rest = url.partition(":")
+    if not colon or len(scheme) == 1:  # a path, or one with a drive letter
+        return _file(url)
+    make = _SCHEMES.get(scheme.lower())
+    if make is None:
+        message = (
+            f"no store is known by {scheme!r}: use a path, file:PATH or memory: "
+            "(for a path with a colon in it, file:PATH)"
+        )
+        raise ConfigError(message, scheme=scheme)
+    return make(rest)
+
+
+def _file(path: str | None) -> Store:
+    from perdure.stores.file import FileStore
+
+    if path is not None and not path:
+        raise ConfigError("the path of a file store is empty: use file:PATH, such as file:~/agents")
+    return FileStore(path)
+
+
+def _file_url(rest: str) -> Store:
+    path = rest.removeprefix("//") if rest.startswith("///") else rest
+    if path.startswith("//"):
+        message = f"file:{rest} names a host: a file store is local, use file:/PATH or file:PATH"
+        raise ConfigError(message)
+    return _file(path)
+
+
+def _memory(rest: str) -> Store:
+    from perdure.stores.memory import MemoryStore
+
+    if rest.strip("/"):
+        raise ConfigError("memory: takes no path: what it holds ends with the process")
+    return MemoryStore()
+
+
+_SCHEMES: dict[str, Callable[[str], Store]] = {"file": _file_url, "memory": _memory}

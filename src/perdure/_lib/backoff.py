@@ -1,0 +1,25 @@
+"""How long to wait before trying again: exponential, with full jitter.
+
+Decisions only: the caller brings the randomness, a number from 0 up to 1.
+"""
+
+from __future__ import annotations
+
+__all__ = ["backoff"]
+
+_MOST_DOUBLINGS = 30
+"""Beyond this the ceiling has long been reached, and powers would only grow."""
+
+
+def backoff(attempt: int, *, base: float, cap: float, chance: float) -> float:
+    """Return the seconds to wait after the ``attempt``-th failure in a row, from 1 on.
+
+    >>> backoff(1, base=0.25, cap=15, chance=1.0)
+    0.25
+    >>> backoff(4, base=0.25, cap=15, chance=0.5)
+    1.0
+    >>> backoff(99, base=0.25, cap=15, chance=1.0)
+    15.0
+    """
+    doublings = min(attempt - 1, _MOST_DOUBLINGS)
+    return chance * min(cap, base * 2**doublings)

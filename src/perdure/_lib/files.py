@@ -1,0 +1,344 @@
+"""Files below one folder, written so that they last.
+
+A `Folder` is a place to work in: an open directory where the platform has them, so that
+nobody can swap a link under our feet; a path elsewhere. Every name is one step, no step
+follows a symbolic link, files are made 0600 and folders 0700 whatever the umask.
+
+Everything here blocks, and is meant for one hop into a thread, but `read_part`: large
+files are streamed by the event loop's own means.
+
+Durable means: the bytes were synced before the name appeared, and the name was synced
+before the call returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Self, final
+
+import anyio
+import anyio.lowlevel
+
+from perdure._lib.ids import random_id
+from perdure._lib.platform import sync_file, sync_folder
+
+__all__ = ["Folder", "LinkFoundError", "read_part", "write_all"]
+
+CHUNK = 256 * 1024
+
+_DIR_FDS = os.open in os.supports_dir_fd and os.stat in os.supports_dir_fd
+_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_DIRECTORY = os.O_RDONLY | _PLAIN | getattr(os, "O_DIRECTORY", 0)
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+TEMPORARY = ".tmp"
+
+
+class LinkFoundError(OSError):
+    """A symbolic link stands where a folder or file of ours should be."""
+
+
+@final
+class Folder:
+    """One directory, and its files by name. Close it, or use it in a ``with``."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: str, fd: int | None) -> None:
+        self.path = path
+        """Where it was when it was opened; for people, and for platforms without `dir_fd`."""
+        self._fd = fd
+
+    @classmethod
+    def root(cls, path: str) -> Self:
+        """Open the folder at *path*, which may itself be reached by a link."""
+        if not _DIR_FDS:
+            if not os.path.isdir(path):  # noqa: PTH112
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            return cls(path, None)
+        return cls(path, os.open(path, _DIRECTORY & ~getattr(os, "O_NOFOLLOW", 0)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it. Closing twice is fine."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def _at(self, name: str) -> str:
+        return name if self._fd is not None else os.path.join(self.path, name)  # noqa: PTH118
+
+    # folders
+
+    def enter(self, *names: str) -> Folder:
+        """Open a folder below this one.
+
+        Raises:
+            LinkFoundError: A step is a symbolic link.
+            FileNotFoundError: A step is not there.
+
+        """
+        here = self
+        for name in names:
+            try:
+                step = here._step(name)
+            finally:
+                if here is not self:
+                    here.close()
+            here = step
+        return here if here is not self else self._again()
+
+    def make(self, *names: str) -> Folder:
+        """Open a folder below this one, and make what is missing."""
+        here = self._again()
+        for name in names:
+            try:
+                here._mkdir(name)
+                step = here._step(name)
+            finally:
+                here.close()
+            here = step
+        return here
+
+    def sync_path(self, *names: str) -> None:
+        """Make the entries that lead to a folder below this one durable."""
+        here = self._again()
+        for name in names:
+            with here:
+                here.sync()
+                step = here._step(name)
+            here = step
+        here.close()
+
+    def _again(self) -> Folder:
+        return Folder(self.path, None if self._fd is None else os.dup(self._fd))
+
+    def _mkdir(self, name: str) -> None:
+        try:
+            os.mkdir(self._at(name), 0o700, dir_fd=self._fd)
+        except FileExistsError:
+            return
+        self.sync()
+
+    def _step(self, name: str) -> Folder:
+        path = os.path.join(self.path, name)  # noqa: PTH118
+        if self._fd is None:
+            if os.path.islink(path):  # noqa: PTH114
+                raise LinkFoundError(errno.ELOOP, "symbolic link", path)
+            if not os.path.isdir(path):  # noqa: PTH112
+                code = errno.ENOTDIR if os.path.exists(path) else errno.ENOENT  # noqa: PTH110
+                raise OSError(code, os.strerror(code), path)
+            return Folder(path, None)
+        try:
+            return Folder(path, os.open(name, _DIRECTORY, dir_fd=self._fd))
+        except OSError as error:
+            error.filename = path
+            if error.errno in {errno.ELOOP, errno.ENOTDIR} and self.is_link(name):
+                raise LinkFoundError(errno.ELOOP, "symbolic link", path) from error
+            raise
+
+    def is_link(self, name: str) -> bool:
+        """Say whether *name* is a symbolic link."""
+        found = self.stat(name)
+        return found is not None and stat.S_ISLNK(found.st_mode)
+
+    def names(self) -> list[str]:
+        """List what is in it, in no order."""
+        if self._fd is None:
+            return os.listdir(self.path)  # noqa: PTH208
+        # A descriptor of its own: threads that list one description would share its place.
+        fd = os.open(".", _DIRECTORY, dir_fd=self._fd)
+        try:
+            return os.listdir(fd)  # noqa: PTH208
+        finally:
+            os.close(fd)
+
+    def sync(self) -> None:
+        """Make its entries durable."""
+        sync_folder(self._fd)
+
+    # files
+
+    def stat(self, name: str) -> os.stat_result | None:
+        """Return what *name* is, a link not followed; None if it is not there."""
+        try:
+            return os.stat(self._at(name), dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Open a file; a new one is private to its user."""
+        try:
+            fd = os.open(self._at(name), flags | _PLAIN, 0o600, dir_fd=self._fd)
+        except OSError as error:
+            error.filename = os.path.join(self.path, name)  # noqa: PTH118
+            if error.errno == errno.ELOOP:
+                raise LinkFoundError(errno.ELOOP, "symbolic link", error.filename) from error
+            raise
+        if flags & os.O_CREAT and hasattr(os, "fchmod"):
+            os.fchmod(fd, 0o600)
+        return fd
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's bytes, None if it is not there."""
+        try:
+            fd = self.open(name)
+        except FileNotFoundError:
+            return None
+        with open(fd, "rb") as file:
+            return file.read()
+
+    def write_temporary(self, data: bytes, *, durable: bool = True) -> str:
+        """Write a new file under a name of its own, and return the name."""
+        name = f".{random_id()}{TEMPORARY}"
+        fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            write_all(fd, data)
+            if durable:
+                sync_file(fd)
+        except BaseException:
+            os.close(fd)
+            self.remove(name)
+            raise
+        os.close(fd)
+        return name
+
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """Give *name* new contents in one step; whoever reads sees the old or the new.
+
+        The folder's entry is not synced: call `sync` behind the last of several.
+        """
+        temporary = self.write_temporary(data, durable=durable)
+        try:
+            self.rename(temporary, name)
+        except BaseException:
+            self.remove(temporary)
+            raise
+
+    def publish(self, name: str, data: bytes) -> bool:
+        """Make *name* durable with these contents, unless it is there: then return False.
+
+        Of several who try, exactly one succeeds, and no reader sees it half.
+        """
+        temporary = self.write_temporary(data)
+        try:
+            os.link(
+                self._at(temporary), self._at(name), src_dir_fd=self._fd, dst_dir_fd=self._fd
+            )
+        except (FileExistsError, FileNotFoundError):
+            return False  # somebody else has it, or was so far ahead as to tidy up
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return self._publish_without_links(name, data)
+        finally:
+            self.remove(temporary)
+        self.sync()
+        return True
+
+    def _publish_without_links(self, name: str, data: bytes) -> bool:
+        """Do it by O_EXCL, on file systems without links: one wins, but a cut may leave it torn."""
+        try:
+            fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            return False
+        try:
+            write_all(fd, data)
+            sync_file(fd)
+        finally:
+            os.close(fd)
+        self.sync()
+        return True
+
+    def rename(self, name: str, new: str, to: Folder | None = None) -> None:
+        """Move a file over whatever has the new name."""
+        to = to or self
+        os.replace(self._at(name), to._at(new), src_dir_fd=self._fd, dst_dir_fd=to._fd)  # noqa: SLF001
+
+    def remove(self, name: str) -> bool:
+        """Remove a file; say whether it was there."""
+        try:
+            os.unlink(self._at(name), dir_fd=self._fd)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def remove_folder(self, name: str) -> bool:
+        """Remove a folder if it is empty; say whether it is gone."""
+        try:
+            os.rmdir(self._at(name), dir_fd=self._fd)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+                return False
+            raise
+        return True
+
+    def remove_temporary(self) -> None:
+        """Remove what killed writers left behind; only for whoever alone writes here."""
+        for name in self.names():
+            if name.startswith(".") and name.endswith(TEMPORARY):
+                self.remove(name)
+
+    def touch(self, name: str, modified: float) -> None:
+        """Set when a file was last modified, in seconds since 1970."""
+        with contextlib.ExitStack() as stack:
+            fd = self.open(name)
+            stack.callback(os.close, fd)
+            where = fd if os.utime in os.supports_fd else self._at(name)
+            os.utime(where, (modified, modified))
+
+
+def write_all(fd: int, data: bytes) -> int:
+    """Write all of *data*; a partial write goes on where it stopped."""
+    done = os.write(fd, data)
+    if done < len(data):
+        rest = memoryview(data)
+        while done < len(data):
+            done += os.write(fd, rest[done:])
+    return done
+
+
+async def read_part(opener: Callable[[str, int], int], start: int, stop: int) -> bytes:
+    """Return a part of a large file, read in pieces by the event loop's own file objects.
+
+    aiofiles on asyncio, trio's files on trio. The file is open only during the call, so
+    that a reader who is dropped between two parts leaves nothing behind. A part is read
+    to its end even when it is cancelled: a read that is left alone would race the close.
+    """
+    pieces: list[bytes] = []
+    with anyio.CancelScope(shield=True):
+        async with _opened(opener) as file:
+            await file.seek(start)
+            while start < stop:
+                piece = await file.read(min(CHUNK, stop - start))
+                if not piece:
+                    break
+                pieces.append(piece)
+                start += len(piece)
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    return b"".join(pieces)
+
+
+@contextlib.asynccontextmanager
+async def _opened(opener: Callable[[str, int], int]) -> AsyncIterator[Any]:
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        async with await trio.open_file("part", "rb", opener=opener) as file:
+            yield file
+    else:
+        import aiofiles
+
+        async with aiofiles.open("part", "rb", opener=opener) as file:
+            yield file

@@ -1,0 +1,234 @@
+"""A task group of the library's own, so that no cancel scope stays open across user code.
+
+The group lives in a task that belongs to the library. Whoever asks for something may be
+cancelled in any way, a native ``Task.cancel()`` included, and only the waiting ends:
+what runs here goes on. So a host may be started in one task and closed in another.
+
+* An exception in a spawned task ends that task only; it is logged and given to ``on_error``.
+* If the loop ends while the host is open (``asyncio.run`` cancels every task, trio its
+  system tasks), ``on_teardown`` is awaited first, then the host ends without noise.
+
+A host belongs to one event loop and its thread.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar, TypeVarTuple, final
+
+import anyio
+from anyio.abc import TaskGroup
+
+__all__ = ["Host", "HostClosedError"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+log = logging.getLogger("perdure.host")
+
+
+class HostClosedError(RuntimeError):
+    """The background tasks have ended: nothing more can be started here."""
+
+
+class _Call(Generic[T]):
+    """What a caller waits for: a value, or an error."""
+
+    __slots__ = ("abandoned", "done", "error", "value")
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.abandoned = False
+        self.error: BaseException | None = None
+        self.value: T
+
+
+@final
+class Host:
+    """Run background tasks independently of whoever asks for them.
+
+    Args:
+        on_error: Called with an exception that ended a task and that nobody waits for.
+        on_teardown: Awaited when the loop ends under the host.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        on_error: Callable[[Exception], None] | None = None,
+        on_teardown: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self.on_error = on_error
+        self.on_teardown = on_teardown
+        self._group: TaskGroup | None = None
+        self._context: contextvars.Context | None = None
+        self._started = anyio.Event()
+        self._stop = anyio.Event()
+        self._ended = anyio.Event()
+        self._torn_down = False
+        self._task: object = None
+
+    @property
+    def running(self) -> bool:
+        """Whether tasks can be spawned."""
+        return self._group is not None
+
+    async def start(self) -> None:
+        """Start the host's own task."""
+        if self._task is not None:
+            raise RuntimeError("this host was started before: make a new one")
+        if _on_trio():
+            self._start_on_trio()
+        else:
+            # The one bare task of the library: the root of all others.
+            import asyncio
+
+            self._task = asyncio.get_running_loop().create_task(self._main(), name="perdure host")
+        await self._started.wait()
+
+    def spawn(self, fn: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
+        """Start ``fn(*args)`` in the background; from any task of this loop."""
+        group, context = self._group, self._context
+        if group is None or context is None:
+            raise HostClosedError(str(HostClosedError.__doc__))
+        # In the host's context, so that no caller's context variables stay alive in here.
+        context.copy().run(group.start_soon, self._guarded, fn, args)
+
+    async def call(self, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+        """Run ``fn(*args)`` in the background and wait for its value or its exception.
+
+        Cancelling the caller ends the wait, never ``fn``.
+
+        Raises:
+            HostClosedError: The host is closed, or was before ``fn`` had ended.
+
+        """
+        call: _Call[T] = _Call()
+        self.spawn(self._answer, call, fn, args)
+        try:
+            await call.done.wait()
+        except BaseException:
+            call.abandoned = True
+            if call.error is not None:
+                self._report(call.error)
+            raise
+        if call.error is not None:
+            raise call.error
+        return call.value
+
+    async def aclose(self) -> None:
+        """Cancel what still runs and wait for its end; from any task but the host's own."""
+        self._stop.set()
+        if self._task is not None:
+            await self._ended.wait()
+
+    # in the host's own task
+
+    async def _main(self) -> None:
+        try:
+            # On trio the shield keeps the tasks alive until on_teardown has had its time.
+            with anyio.CancelScope(shield=True):
+                async with anyio.create_task_group() as group:
+                    self._context = contextvars.copy_context()
+                    self._group = group
+                    self._started.set()
+                    await self._until_stopped()
+                    self._group = None
+                    group.cancel_scope.cancel()
+        except BaseException as error:
+            if not isinstance(error, anyio.get_cancelled_exc_class()):
+                log.critical("background tasks failed", exc_info=error)
+                raise
+        finally:
+            self._group = None
+            self._started.set()
+            self._ended.set()
+
+    async def _until_stopped(self) -> None:
+        try:
+            await self._stop.wait()
+        except anyio.get_cancelled_exc_class():
+            # A native cancel, which no shield stops: asyncio.run is ending the loop.
+            _uncancel()
+            self._torn_down = True
+        if self._torn_down and self.on_teardown is not None:
+            try:
+                await self.on_teardown()
+            except Exception as error:  # noqa: BLE001  # reported
+                self._report(error)
+
+    async def _guarded(
+        self, fn: Callable[..., Awaitable[object]], args: tuple[Any, ...]
+    ) -> None:
+        try:
+            await fn(*args)
+        except Exception as error:  # noqa: BLE001  # reported
+            self._report(error)
+        except anyio.get_cancelled_exc_class():
+            # A task that asyncio.run cancels natively would cancel the whole group with it.
+            if self._group is None:
+                raise
+
+    async def _answer(
+        self, call: _Call[T], fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]
+    ) -> None:
+        try:
+            call.value = await fn(*args)
+        except Exception as error:  # noqa: BLE001  # the caller's, or reported
+            call.error = error
+            if call.abandoned:
+                self._report(error)
+        except BaseException:
+            call.error = HostClosedError("the background tasks ended before this was done")
+            raise
+        finally:
+            call.done.set()
+
+    def _report(self, error: BaseException) -> None:
+        log.error("background task failed", exc_info=error)
+        if self.on_error is not None and isinstance(error, Exception):
+            try:
+                self.on_error(error)
+            except Exception:
+                log.exception("on_error failed")
+
+    # trio
+
+    def _start_on_trio(self) -> None:
+        import trio
+
+        async def watch() -> None:
+            # Outside of the shield: notices that trio ends the system tasks.
+            try:
+                await self._ended.wait()
+            except trio.Cancelled:
+                self._torn_down = True
+                self._stop.set()
+                raise
+
+        context = contextvars.copy_context()
+        self._task = trio.lowlevel.spawn_system_task(
+            self._main, name="perdure host", context=context
+        )
+        trio.lowlevel.spawn_system_task(watch, name="perdure host watch", context=context)
+
+
+def _on_trio() -> bool:
+    import sys
+
+    trio = sys.modules.get("trio")
+    return trio is not None and trio.lowlevel.in_trio_run()
+
+
+def _uncancel() -> None:
+    """Take note that the cancellation was received, or later scopes would misread it."""
+    if _on_trio():
+        return
+    import asyncio
+
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()

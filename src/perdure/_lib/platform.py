@@ -1,0 +1,155 @@
+"""What operating systems do differently: locks, syncs, and where a folder lies.
+
+Each function has one meaning everywhere; a platform that cannot do it says so by its
+result and never by being silently weaker. Imports of platform modules may fail, here
+only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+
+__all__ = [
+    "boot_id",
+    "drop_cache",
+    "host_name",
+    "network_file_system",
+    "sync_data",
+    "sync_file",
+    "sync_folder",
+    "try_lock",
+]
+
+FOLDER_SYNC = sys.platform != "win32"
+"""Whether a folder's entries can be synced by themselves; Windows journals them."""
+
+_NETWORK = frozenset(
+    "9p afs afpfs ceph cifs coda davfs fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs "
+    "glusterfs gpfs lustre ncpfs nfs nfs3 nfs4 smb smb2 smb3 smbfs sshfs virtiofs vboxsf".split()
+)
+_BUSY = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
+
+
+if sys.platform == "win32":  # pragma: no cover  # exercised on Windows only
+    import msvcrt
+
+    def try_lock(fd: int, *, shared: bool = False) -> bool | None:  # noqa: ARG001
+        """Lock a file against other opens of it, at once or not at all.
+
+        The lock ends with the descriptor, or the process. Returns None where files
+        cannot be locked.
+        """
+        try:
+            os.lseek(fd, 0, os.SEEK_SET)
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            return None
+        return True
+
+else:
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover  # a Python without it; tests hide it in a process
+        fcntl = None  # type: ignore[assignment]  # asked for below
+
+    def try_lock(fd: int, *, shared: bool = False) -> bool | None:
+        """Lock a file against other opens of it, at once or not at all.
+
+        The lock ends with the descriptor, or the process. Returns None where files
+        cannot be locked.
+        """
+        if fcntl is None:
+            return None
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError as error:
+            return False if error.errno in _BUSY else None
+        return True
+
+
+def sync_file(fd: int) -> None:
+    """Make a file's bytes and its size durable, down to the disk itself."""
+    if sys.platform == "darwin" and fcntl is not None:  # pragma: no cover  # macOS only
+        try:
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+        except OSError as error:
+            # Some file systems do not have it; a real I/O error must not be asked twice.
+            if error.errno not in {errno.ENOTSUP, errno.EINVAL, errno.ENOTTY}:
+                raise
+        else:
+            return
+    os.fsync(fd)
+
+
+def sync_data(fd: int) -> None:
+    """Make a file's bytes durable, and of its metadata what reading them needs."""
+    if sys.platform in {"darwin", "win32"}:  # pragma: no cover  # no such call there
+        sync_file(fd)
+    else:
+        os.fdatasync(fd)
+
+
+def sync_folder(fd: int | None) -> None:
+    """Make a folder's entries durable, where that is a thing to do."""
+    if fd is None:
+        return
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # A file system that has nothing to sync for a folder says so.
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
+
+
+def drop_cache(fd: int) -> None:
+    """Forget what memory holds of a file, so that the next read sees the disk's own bytes."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # advice: where it is not taken, nothing is lost
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def boot_id() -> str:
+    """Return what is the same for all processes since this machine started; "" if unknown."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:  # noqa: PTH123
+        return file.read().strip()
+    return ""
+
+
+def host_name() -> str:
+    """Return this machine's name, for people."""
+    import socket
+
+    return socket.gethostname()
+
+
+def network_file_system(path: str) -> str | None:
+    """Return the type of the network file system that *path* lies on, None for a local one.
+
+    Also None where it cannot be told, which is everywhere but on Linux.
+    """
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+            mounts = [line.split(" ") for line in file]
+    except OSError:
+        return None
+    return network_type_of(os.path.realpath(path), [(m[1], m[2]) for m in mounts if len(m) > 2])
+
+
+def network_type_of(path: str, mounts: list[tuple[str, str]]) -> str | None:
+    """Return the type of the mount that *path* lies on, if it is one of a network's.
+
+    >>> network_type_of("/home/me/agents", [("/", "ext4"), ("/home", "nfs4")])
+    'nfs4'
+    """
+    best, found = -1, ""
+    for escaped, kind in mounts:
+        point = escaped.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+        within = point == "/" or path == point or path.startswith(point + "/")
+        if within and len(point) >= best:  # a later mount covers an earlier one
+            best, found = len(point), kind
+    return found if found in _NETWORK else None

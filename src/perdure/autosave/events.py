@@ -1,0 +1,147 @@
+"""What autosave reports: small frozen values, given to ``on_event`` one by one.
+
+They hold ids, counts and sizes, never content. Durations are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from perdure.model.keys import SessionKey
+
+__all__ = [
+    "BreakerClosed",
+    "BreakerOpened",
+    "CaptureFailed",
+    "Degraded",
+    "Event",
+    "GroupOpenTooLong",
+    "Idle",
+    "LoopBlocked",
+    "Lost",
+    "Quarantined",
+    "Recovered",
+    "SaveFailed",
+    "Saved",
+]
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
+    pass
+
+
+class Saved(_Event, frozen=True, kw_only=True):
+    """A session's records became durable."""
+
+    key: SessionKey
+    durable: int
+    records: int
+    written: int
+    """Bytes that the store handed to its storage."""
+    took: float
+    """With the store."""
+    window: float
+    """From the oldest of the changes until now: what a crash could have cost."""
+
+
+class SaveFailed(_Event, frozen=True, kw_only=True):
+    """A save did not succeed; it will be tried again."""
+
+    key: SessionKey
+    attempt: int
+    in_doubt: bool
+    """Whether the records may have been written all the same."""
+    error: Exception | None
+    retry_in: float
+
+
+class Recovered(_Event, frozen=True, kw_only=True):
+    """No session's last save has failed any more."""
+
+
+class Quarantined(_Event, frozen=True, kw_only=True):
+    """The store refuses a session's next group for good."""
+
+    key: SessionKey
+    seq: int
+    """The first record that is refused."""
+    unsaved: int
+    error: Exception | None
+
+
+class Lost(_Event, frozen=True, kw_only=True):
+    """Another process has taken a session over."""
+
+    key: SessionKey
+    epoch: int
+    unsaved: int
+    """Records that are still only in memory."""
+    error: Exception | None
+
+
+class BreakerOpened(_Event, frozen=True, kw_only=True):
+    """The store is taken for down: only probes are sent."""
+
+    error: Exception | None
+    unsaved: int
+    """Sessions that wait for it."""
+
+
+class BreakerClosed(_Event, frozen=True, kw_only=True):
+    """The store is well again, and gets everything."""
+
+    outage: float
+    unsaved: int
+
+
+class Degraded(_Event, frozen=True, kw_only=True):
+    """Much is unsaved: sessions save without waiting, or must wait to go on."""
+
+    dirty_bytes: int
+    oldest_age: float
+    blocking: bool
+    """Whether a limit is reached, so that appends wait or are rejected."""
+
+
+class LoopBlocked(_Event, frozen=True, kw_only=True):
+    """Something kept the event loop from running while a save was due."""
+
+    delay: float
+
+
+class CaptureFailed(_Event, frozen=True, kw_only=True):
+    """A contributor failed or took too long; the save went on without it."""
+
+    key: SessionKey
+    error: Exception
+
+
+class GroupOpenTooLong(_Event, frozen=True, kw_only=True):
+    """A group has been open for longer than a change may stay unsaved."""
+
+    key: SessionKey
+    age: float
+
+
+class Idle(_Event, frozen=True, kw_only=True):
+    """Nobody has used a clean session for a while."""
+
+    key: SessionKey
+
+
+Event: TypeAlias = (
+    Saved
+    | SaveFailed
+    | Recovered
+    | Quarantined
+    | Lost
+    | BreakerOpened
+    | BreakerClosed
+    | Degraded
+    | LoopBlocked
+    | CaptureFailed
+    | GroupOpenTooLong
+    | Idle
+)

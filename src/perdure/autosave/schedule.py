@@ -1,0 +1,188 @@
+"""When each session is looked at, and in which order: the wheel and the ready lanes.
+
+Decisions only. A session with changes is due at
+``min(last + debounce, first + max_delay)``, a little earlier by jitter and by the wheel's
+rounding, never later. It waits in the wheel, at most once, and is looked at when its slot
+begins: not due any more, it goes into a later slot; due, it goes to the ready lanes.
+A change that makes it later moves nothing; one that makes it earlier puts it there at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, final
+
+from perdure.autosave.events import Event, GroupOpenTooLong
+from perdure.autosave.options import Engine
+from perdure.autosave.pressure import Pressure
+from perdure.autosave.ready import Ready
+from perdure.autosave.tracked import Tracked
+from perdure.autosave.wheel import NEVER, Wheel
+
+__all__ = ["SLOT", "Schedule"]
+
+SLOT: Final = 0.05
+"""Seconds that a slot of the wheel lasts: a save starts up to this much early."""
+
+DRAIN_BACKOFF_CAP: Final = 1.0
+"""The longest backoff when the process is about to end."""
+
+NO_TIMERS_DEADLINE: Final = 30.0
+"""The rank of sessions without timers among those that are due."""
+
+LEAST_SHRINK: Final = 0.05
+"""The debounce shrinks no further than to this share, nor below ``debounce_min``."""
+
+
+@final
+class Schedule:
+    """Keep track of what is due when.
+
+    Args:
+        engine: The finer knobs.
+        pressure: How much is unsaved.
+        events: Where to note what is worth a report.
+        chance: Returns a random number from 0 up to 1.
+
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        pressure: Pressure,
+        events: list[Event],
+        chance: Callable[[], float],
+    ) -> None:
+        self.ready = Ready()
+        self.wheel: Wheel[Tracked] = Wheel(SLOT)
+        self.shrink = 1.0
+        """The share of the debounce that is used while the store has time to spare."""
+        self.nudged = False
+        """Something may be due earlier than was said before; whoever looks clears it."""
+        self.draining = False
+        self._engine = engine
+        self._pressure = pressure
+        self._events = events
+        self._chance = chance
+        self._review: list[Tracked] = []
+        self._flush_mark = float("-inf")
+
+    def arm(self, t: Tracked, now: float) -> None:
+        """See to it that the session is looked at when it is due."""
+        if t.first_at is None or t.inflight is not None or t.ticket or t.end is not None:
+            return
+        if t.holds or t.preparing:
+            return
+        if t.groups and t.group_from <= t.durable:
+            self._watch_group(t, now)
+            return
+        due = self.due_at(t, now)
+        if due <= now or (slot := int(due / SLOT)) * SLOT <= now:
+            self.ready.push(t, deadline(t), urgent=t.urgent_to > t.durable)
+            self.nudged = True
+        elif slot < t.slot:
+            self._wait_for(t, slot)
+
+    def _wait_for(self, t: Tracked, slot: int) -> None:
+        before = self.wheel.next_at
+        t.slot = slot
+        self.wheel.add(t, slot)
+        if self.wheel.next_at < before:
+            self.nudged = True
+
+    def _watch_group(self, t: Tracked, now: float) -> None:
+        """Report a group that stays open for longer than its changes may stay unsaved."""
+        if t.options is None or t.group_at is None or t.group_warned:
+            return
+        slot = int((t.group_at + t.options.max_delay) / SLOT)
+        if slot * SLOT <= now:
+            t.group_warned = True
+            self._events.append(GroupOpenTooLong(key=t.key, age=now - t.group_at))
+        elif slot < t.slot:
+            self._wait_for(t, slot)
+
+    def due_at(self, t: Tracked, now: float) -> float:
+        """Return when to save a session that has changes which no save has captured."""
+        o, first = t.options, t.first_at
+        if first is None:
+            return NEVER * SLOT
+        if t.urgent_to > t.durable or t.hurry or first <= self._flush_mark or self._rushed():
+            due = now
+        elif o is None:
+            return NEVER * SLOT
+        else:
+            quiet = max(o.debounce * self.shrink, min(o.debounce, self._engine.debounce_min))
+            due = min(t.last_at + quiet * t.earliness, first + o.max_delay * t.earliness)
+        return max(due, t.retry_at)
+
+    def _rushed(self) -> bool:
+        return self.draining or self._pressure.rising
+
+    def hasten(self, t: Tracked, now: float) -> None:
+        """Make due now what no save has captured."""
+        if t.first_at is not None:
+            t.hurry = True
+            self.arm(t, now)
+
+    def urge(self, t: Tracked, version: int, now: float) -> None:
+        """Make a version due now because somebody waits for it, backoff or not."""
+        known = t.urgent_to > t.durable
+        t.urgent_to = max(t.urgent_to, version)
+        t.retry_at = 0.0
+        if not t.ticket:
+            self.arm(t, now)
+        elif not known:
+            self.ready.push(t, deadline(t), urgent=True)
+            self.nudged = True
+
+    def review(self, sessions: Iterable[Tracked]) -> None:
+        """Look at sessions again, soon: what makes them due has changed."""
+        self._review.extend(sessions)
+        self.nudged = True
+
+    def flush(self, sessions: Iterable[Tracked], now: float) -> None:
+        """Make all these due now, with everything they have got until now."""
+        self._flush_mark = now
+        self.review(sessions)
+
+    def advance(self, now: float, limit: int) -> bool:
+        """Look at what the wheel brings, at most ``limit`` entries; return whether more is due."""
+        review = self._review[-limit:]
+        del self._review[-limit:]
+        for t in review:
+            if self.draining and t.retry_at > now + DRAIN_BACKOFF_CAP:
+                t.retry_at = now + DRAIN_BACKOFF_CAP * self._chance()
+            self.arm(t, now)
+        slot, begun = self.wheel.pop(now, limit)
+        for t in begun:
+            # Another slot means: left behind when it was put into an earlier one.
+            if t.slot == slot:
+                t.slot = NEVER
+                self.arm(t, now)
+        return self.next_at(now) <= now
+
+    def next_at(self, now: float) -> float:
+        """Return when `advance` has something to do."""
+        return now if self._review else self.wheel.next_at
+
+    def backoff_cap(self) -> float:
+        """Return the longest time between two attempts."""
+        cap = self._engine.backoff_cap
+        return min(cap, DRAIN_BACKOFF_CAP) if self.draining else cap
+
+    def control(self, utilization: float) -> None:
+        """Fit the debounce to what the store has to do; called every few seconds.
+
+        An idle store makes it shorter, which costs nothing; a busy one brings it back, but
+        never above what is configured, so that the bounds hold.
+        """
+        if utilization < 0.5 and not len(self.ready):
+            self.shrink = max(LEAST_SHRINK, self.shrink * 0.85)
+        else:
+            self.shrink = min(1.0, self.shrink * 1.3)
+
+
+def deadline(t: Tracked) -> float:
+    """Return the time by which the session's save should have begun: its rank."""
+    longest = NO_TIMERS_DEADLINE if t.options is None else t.options.max_delay
+    return (t.first_at or 0.0) + longest

@@ -1,0 +1,235 @@
+"""What autosave knows of one session.
+
+Three numbers say how far it is: ``version`` (accepted), ``inflight`` (with the store now,
+or None) and ``durable``, with ``durable <= inflight <= version``. They are seqs of the
+log. There is no dirty flag: a change made while a save runs is simply a higher version.
+
+`core` alone changes these fields; the hooks and ``pins`` belong to the session.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable
+from typing import Final, final
+
+from perdure.autosave.options import Autosave
+from perdure.autosave.wheel import NEVER
+from perdure.model.keys import SessionKey
+from perdure.model.records import Entry
+
+__all__ = ["OVERHEAD", "State", "Tracked", "Waiter"]
+
+OVERHEAD: Final = 64
+"""Bytes that a record counts beyond its payload."""
+
+
+class State(enum.Enum):
+    """What a session's numbers amount to."""
+
+    CLEAN = "clean"
+    """Everything accepted is durable."""
+    DIRTY = "dirty"
+    """Something is to be saved."""
+    SAVING = "saving"
+    """Everything accepted is with the store."""
+    SAVING_DIRTY = "saving_dirty"
+    """A part of it is with the store, and more has come since."""
+    FAILED = "failed"
+    """The last save did not succeed; it will be tried again."""
+    QUARANTINED = "quarantined"
+    """The store refuses a record for good."""
+    LOST = "lost"
+    """Another process holds the session."""
+    CLOSED = "closed"
+    """Autosave has let go of it."""
+
+
+@final
+class Waiter:
+    """Somebody who waits for a version to become durable."""
+
+    __slots__ = ("version", "wake")
+
+    def __init__(self, version: int, wake: Callable[[], object]) -> None:
+        self.version = version
+        self.wake = wake
+
+
+@final
+class Tracked:
+    """One session's place in autosave.
+
+    Args:
+        key: Which session.
+        epoch: The fencing token that its records are sent with.
+        head: The seq of the last record in the log, which is durable.
+        options: When it saves itself; None for no timers.
+        earliness: The share of its delays that it uses, for spreading bursts.
+
+    """
+
+    __slots__ = (
+        "attempt",
+        "before_capture",
+        "captured_bytes",
+        "doubt_to",
+        "durable",
+        "earliness",
+        "end",
+        "epoch",
+        "error",
+        "first_at",
+        "granted",
+        "group_at",
+        "group_from",
+        "group_warned",
+        "groups",
+        "holds",
+        "hurry",
+        "idle_since",
+        "idle_slot",
+        "inflight",
+        "inherits",
+        "key",
+        "last_at",
+        "narrow",
+        "occupied",
+        "oldest_at",
+        "on_idle",
+        "on_saved",
+        "options",
+        "pending",
+        "pending_bytes",
+        "pins",
+        "prepared",
+        "preparing",
+        "refuses",
+        "retry_at",
+        "sealed",
+        "slot",
+        "ticket",
+        "urgent_to",
+        "version",
+        "waiters",
+    )
+
+    def __init__(
+        self,
+        key: SessionKey,
+        *,
+        epoch: int,
+        head: int,
+        options: Autosave | None,
+        earliness: float = 1.0,
+    ) -> None:
+        self.key = key
+        self.epoch = epoch
+        self.options = options
+        self.inherits = True
+        """Whether ``options`` follow the engine's."""
+        self.earliness = earliness
+
+        # how far it is
+        self.version = head
+        self.inflight: int | None = None
+        self.durable = head
+        self.pending: list[Entry] = []
+        """The records that are not durable yet, from seq ``durable + 1`` on."""
+        self.pending_bytes = 0
+        self.captured_bytes = 0
+        """The part of ``pending_bytes`` that is with the store."""
+
+        # since when
+        self.first_at: float | None = None
+        """The oldest change that no save has captured."""
+        self.last_at = 0.0
+        """The newest change."""
+        self.oldest_at: float | None = None
+        """The oldest change that is not durable."""
+
+        # what should happen, and where it is noted
+        self.urgent_to = 0
+        """Somebody waits for this version: it is due now."""
+        self.hurry = False
+        """Due now, without anybody waiting: a turn has ended, or much has piled up."""
+        self.slot = NEVER
+        self.ticket = 0
+
+        # a group that is open
+        self.groups = 0
+        """How many groups are open, one within the other."""
+        self.group_from = 0
+        """The version when the outermost of them was opened."""
+        self.group_at: float | None = None
+        """The first change within it."""
+        self.group_warned = False
+
+        # failures
+        self.attempt = 0
+        """Failed saves in a row."""
+        self.retry_at = 0.0
+        self.narrow = 0
+        """Capture at most so many records: a refused one is being looked for; 0 for all."""
+        self.doubt_to = 0
+        """The store may hold records up to this one, beyond ``durable``."""
+        self.error: Exception | None = None
+        """Why the last save did not succeed."""
+        self.end: State | None = None
+        """QUARANTINED, LOST or CLOSED."""
+        self.sealed = False
+        self.refuses = False
+        """Whether an append needs a closer look."""
+        self.granted = False
+        """One append is let through although too much is unsaved."""
+
+        # who else has to do with it
+        self.waiters: list[Waiter] = []
+        self.holds = 0
+        """Jobs that want it alone: no save begins."""
+        self.occupied = False
+        """One of them runs."""
+        self.preparing = False
+        """Its contributors are at it."""
+        self.prepared = False
+        self.pins = 0
+        """Who uses it; a pinned session is never idle."""
+        self.idle_since = 0.0
+        self.idle_slot = NEVER
+
+        self.before_capture: Callable[[], Awaitable[None]] | None = None
+        """Awaited before a due save; what it appends is saved with it."""
+        self.on_saved: Callable[[int], None] | None = None
+        """Called with the durable version after each successful save."""
+        self.on_idle: Callable[[], None] | None = None
+        """Called when nobody has used the session for a while."""
+
+    def __repr__(self) -> str:
+        numbers = f"{self.durable}<={self.inflight}<={self.version}"
+        return f"<Tracked {self.key} {self.state.value} {numbers}>"
+
+    @property
+    def state(self) -> State:
+        """What the numbers amount to."""
+        if self.end is not None:
+            return self.end
+        if self.inflight is not None:
+            return State.SAVING if self.inflight == self.version else State.SAVING_DIRTY
+        if self.version == self.durable:
+            return State.CLEAN
+        return State.FAILED if self.attempt else State.DIRTY
+
+    @property
+    def writable(self) -> bool:
+        """Whether an append can be accepted, as far as the session itself goes."""
+        return not self.sealed and self.end in (None, State.QUARANTINED)
+
+    @property
+    def capturable(self) -> int:
+        """The version that a save may capture: not what an open group holds."""
+        return self.group_from if self.groups else self.version
+
+    def take_waiters(self) -> list[Waiter]:
+        """Return all waiters, and forget them."""
+        waiters, self.waiters = self.waiters, []
+        return waiters

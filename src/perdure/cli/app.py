@@ -1,0 +1,70 @@
+"""The commands, and how each of them ends: with a status, and without a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from cyclopts import App, CycloptsError, Parameter
+
+import perdure
+from perdure.cli import USAGE
+from perdure.cli.chat import chat
+from perdure.cli.check import check
+from perdure.cli.demo import demo
+from perdure.cli.output import fail
+from perdure.cli.rebuild import rebuild
+from perdure.cli.sessions import ls, show
+from perdure.errors import ConfigError, PerdureError
+
+__all__ = ["COMMANDS", "app", "run"]
+
+FAILED = 1
+INTERRUPTED = 130
+"""What a shell says of a command that Ctrl-C ended."""
+
+COMMANDS: tuple[Callable[..., int], ...] = (demo, chat, ls, show, check, rebuild)
+
+app = App(
+    name="perdure",
+    help="Keep the state of long-running agents: look at it, check it, rebuild it.",
+    version=perdure.__version__,
+    default_parameter=Parameter(negative=()),
+)
+for command in COMMANDS:
+    app.command(command, sort_key=COMMANDS.index(command))
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Run one command, and return its exit status."""
+    try:
+        status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        fail(f"{error}; see perdure {_command(tokens)}--help")
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our answer has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if "--debug" in tokens:
+            raise
+        return _failed(error)
+    return status if isinstance(status, int) else 0
+
+
+def _command(tokens: Sequence[str]) -> str:
+    names = {command.__name__ for command in COMMANDS}
+    return f"{tokens[0]} " if tokens and tokens[0] in names else ""
+
+
+def _failed(error: Exception) -> int:
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if isinstance(error, PerdureError):
+        fail(str(error))
+        return USAGE if type(error) is ConfigError else FAILED
+    fail(f"{type(error).__name__}: {error}; run it again with --debug to see where")
+    return FAILED

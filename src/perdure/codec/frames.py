@@ -1,0 +1,230 @@
+"""The log's lines: records as bytes, each sealed to the one before it.
+
+A record is one line of JSON,
+``{"n":seq,"e":epoch,"k":kind,"end":true,"r":payload,"c":"8 hex digits"}``, whose newline
+ends it; ``end`` stands only on the last record of a group. ``c`` is the CRC-32 of the
+line up to ``,"c"``, seeded with the previous record's, so that a line proves its place as
+well as its bytes: dropped, doubled, reordered or foreign lines fail as flipped bits do.
+
+Reading is strict. Lengths and checksums are checked before anything is taken from a
+line, a payload is sliced and never decoded here, and nothing is guessed: a `Scanner`
+stops for good at the first line that does not fit. Whole groups come out, or nothing.
+
+Pure: bytes and numbers in, bytes and numbers out.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable
+
+import msgspec
+
+from perdure.errors import NotStorableError
+from perdure.model.records import Entry, Record
+
+__all__ = [
+    "Position",
+    "Scanner",
+    "encode",
+    "first_payload",
+    "follows",
+    "open_sealed",
+    "seal",
+    "verify",
+]
+
+MAX_LINE_BYTES = 64 * 1024 * 1024
+"""A line that is longer is taken for damage; several times the largest record."""
+
+_TAIL = 16
+"""Length of ``,"c":"8 digits"}``, the end of each line without its newline."""
+
+_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_:.\-]{0,63}\Z")
+_HEAD = re.compile(
+    rb'\{"n":(0|[1-9][0-9]{0,17}),"e":([1-9][0-9]{0,17})'
+    rb',"k":"([A-Za-z][A-Za-z0-9_:.\-]{0,63})"(,"end":true)?,"r":'
+)
+_CHECK = re.compile(rb',"c":"([0-9a-f]{8})"\}\Z')
+
+_heads: dict[tuple[str, bool], bytes] = {}
+"""What stands between epoch and payload, by kind and end; kinds are few."""
+_MAX_HEADS = 1024
+
+
+class Position(msgspec.Struct, frozen=True):
+    """A place between two lines: how much lies before it, and what seals it."""
+
+    offset: int = 0
+    """Bytes of the file up to here."""
+    seq: int = 0
+    """The last record before it."""
+    crc: int = 0
+    """That record's checksum, which seeds the next one's."""
+
+
+def encode(
+    records: Iterable[Entry], *, first: int, epoch: int, crc: int
+) -> tuple[bytes, int]:
+    """Return the lines of *records*, numbered from *first*, and the last one's checksum.
+
+    Raises:
+        NotStorableError: A kind is no name, or a payload is not one line.
+
+    """
+    lines: list[bytes] = []
+    add = lines.append
+    crc32 = zlib.crc32
+    middle = b',"e":%d' % epoch
+    seq = first
+    for kind, payload, end in records:
+        if b"\n" in payload:
+            message = f"the payload of record {seq} holds a line break: encode it as one line"
+            raise NotStorableError(message, seq=seq, kind=kind)
+        line = b'{"n":%d%b%b%b' % (seq, middle, _heads.get((kind, end)) or _head(kind, end), payload)
+        crc = crc32(line, crc)
+        add(line)
+        add(b',"c":"%08x"}\n' % crc)
+        seq += 1
+    return b"".join(lines), crc
+
+
+def _head(kind: str, end: bool) -> bytes:  # noqa: FBT001  # a key, not an option
+    if not _KIND.match(kind):
+        message = (
+            f"{kind!r} is no kind of record: use a letter, then letters, digits and _ : . - "
+            "up to 64 in all"
+        )
+        raise NotStorableError(message, kind=kind)
+    head = b',"k":"%b"%b,"r":' % (kind.encode(), b',"end":true' if end else b"")
+    if len(_heads) < _MAX_HEADS:
+        _heads[kind, end] = head
+    return head
+
+
+class Scanner:
+    """Read records from the bytes of one epoch's file, as they come.
+
+    Feed it the file's bytes in order from *start*. It gives whole groups back, and knows
+    in `end` how far they reach. At the first line that does not fit it sets `damage` to
+    that line's offset and takes nothing more.
+    """
+
+    __slots__ = ("_epoch", "_group", "_next", "_rest", "damage", "end")
+
+    def __init__(self, epoch: int, start: Position) -> None:
+        self._epoch = epoch
+        self._group: list[Record] = []
+        self._rest = b""
+        self._next = start
+        self.end = start
+        """Behind the last record that ends a group."""
+        self.damage: int | None = None
+        """Where the first line that does not fit begins."""
+
+    @property
+    def next(self) -> Position:
+        """Where the next line begins: behind `end` while a group is not whole."""
+        return self._next
+
+    def feed(self, data: bytes) -> list[Record]:
+        """Take the next bytes; return the records of the groups that are now whole."""
+        if self.damage is not None:
+            return []
+        if self._rest:
+            data = self._rest + data
+        records = self._lines(data)
+        if len(self._rest) > MAX_LINE_BYTES:
+            self.damage = self._next.offset
+        return records
+
+    def _lines(self, data: bytes) -> list[Record]:
+        done: list[Record] = []
+        group = self._group
+        offset, seq, crc = self._next.offset, self._next.seq, self._next.crc
+        begin = 0
+        while (stop := data.find(b"\n", begin)) >= 0:
+            record = _record(data[begin:stop], seq + 1, self._epoch, crc)
+            if record is None:
+                self.damage = offset
+                break
+            crc = int(data[stop - 10 : stop - 2], 16)
+            seq += 1
+            offset += stop + 1 - begin
+            begin = stop + 1
+            group.append(record)
+            if record.end:
+                done += group
+                group.clear()
+                self.end = Position(offset, seq, crc)
+        self._next = Position(offset, seq, crc)
+        self._rest = data[begin:]
+        return done
+
+
+def _record(line: bytes, seq: int, epoch: int, crc: int) -> Record | None:
+    """Return the record of *line*, None unless it is exactly the next one."""
+    check = _CHECK.search(line, len(line) - _TAIL) if len(line) > _TAIL else None
+    if check is None or zlib.crc32(line[:-_TAIL], crc) != int(check[1], 16):
+        return None
+    head = _HEAD.match(line)
+    if head is None or int(head[1]) != seq or int(head[2]) != epoch:
+        return None
+    payload = line[head.end() : -_TAIL]
+    if not payload:
+        return None
+    return Record(seq, epoch, head[3].decode(), payload, head[4] is not None)
+
+
+def first_payload(line: bytes) -> bytes | None:
+    """Return the payload of a file's first line, whose checksum is not verified yet.
+
+    What the file follows, and so the seed to verify the line with, stands inside it.
+    """
+    head = _HEAD.match(line)
+    if head is None or len(line) - head.end() <= _TAIL:
+        return None
+    return line[head.end() : -_TAIL]
+
+
+def verify(line: bytes, *, seq: int, epoch: int, seed: int) -> tuple[Record, int] | None:
+    """Return a line's record and checksum, None unless it is exactly the one named."""
+    record = _record(line, seq, epoch, seed)
+    return None if record is None else (record, int(line[-10:-2], 16))
+
+
+def follows(data: bytes, crc: int) -> bool:
+    """Say whether sound records follow a damaged line, with which *data* begins.
+
+    *crc* seeds the damaged line. A torn last write leaves nothing sound behind it, and
+    damage in the middle does: this is how the two are told apart. A line counts as sound
+    if it is sealed to the line before it, by the checksum that stands there or by the one
+    that should.
+    """
+    lines = data.split(b"\n")[:-1]
+    for before, line in zip(lines, lines[1:], strict=False):
+        check = _CHECK.search(line)
+        if check is None or _HEAD.match(line) is None:
+            continue
+        seeds = {zlib.crc32(before[:-_TAIL], crc)}
+        if (stated := _CHECK.search(before)) is not None:
+            seeds.add(int(stated[1], 16))
+        if any(zlib.crc32(line[:-_TAIL], seed) == int(check[1], 16) for seed in seeds):
+            return True
+    return False
+
+
+def seal(document: bytes) -> bytes:
+    """Return a JSON object with its checksum as the last member, and a newline."""
+    body = document[:-1]
+    return b'%b,"c":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def open_sealed(data: bytes) -> bytes | None:
+    """Return the JSON object of `seal`, None if it is not intact."""
+    line = data[:-1]
+    check = _CHECK.search(line) if data.endswith(b"\n") else None
+    if check is None or zlib.crc32(line[:-_TAIL]) != int(check[1], 16):
+        return None
+    return line[:-_TAIL] + b"}"

@@ -1,0 +1,309 @@
+"""Messages as records: the stored shape, which is the one that others can read.
+
+    {"role", "content"?, "reasoning_content"?, "tool_payload"?, "image_urls"?, "audio_urls"?,
+     "video_urls"?, "created_at"?, and every field of ``extra`` at the top level}
+
+    tool_payload   {"tool_calls": [{"id", "name", "arguments", "arguments_types"?, …extra}],
+                    …payload_extra}
+               or  {"tool_call_id", "tool_name", "tool_result", "tool_error",
+                    "tool_result_types"?, …extra}
+
+``…_types`` is the table of `perdure.codec.values`. A field that is not known here keeps its
+exact bytes. ``decode_message(encode_message(message).payload) == message``, or encoding
+raises: at once, naming path, type and cure.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from perdure.codec import json
+from perdure.codec.limits import (
+    MAX_RECORD_BYTES,
+    MAX_VALUE_DEPTH,
+    check_depth,
+    check_size,
+    is_deeper,
+    too_deep,
+)
+from perdure.codec.values import NO_TYPES, OnUnstorable, Tags, Types, lift, lower
+from perdure.errors import CorruptRecordError, FormatError, NotStorableError
+from perdure.model.messages import (
+    CALL_FIELDS,
+    MESSAGE_FIELDS,
+    RESULT_FIELDS,
+    Extra,
+    Message,
+    ToolCall,
+    ToolResult,
+)
+from perdure.model.records import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
+
+__all__ = ["decode_message", "encode_message", "kind_of"]
+
+Wire = dict[str, Any]
+
+
+def kind_of(message: Message) -> str:
+    """Return the kind of a message's record."""
+    if message.tool_calls:
+        return TOOL_CALL
+    return MESSAGE if message.tool_result is None else TOOL_RESULT
+
+
+def encode_message(
+    message: Message,
+    registry: Types = NO_TYPES,
+    *,
+    on_unstorable: OnUnstorable = "raise",
+    max_bytes: int = MAX_RECORD_BYTES,
+) -> Entry:
+    """Return a message as a record. ``on_unstorable="repr"`` is for the tool result only.
+
+    Raises:
+        NotStorableError: Some part of it cannot be stored.
+        TooLargeError: It is deeper, or takes more bytes, than fits.
+
+    """
+    wire: Wire = {"role": message.role}
+    if message.content is not None:
+        wire["content"] = _content(message.content)
+    if message.reasoning is not None:
+        wire["reasoning_content"] = _text(message.reasoning, "$.reasoning")
+    if message.tool_calls or message.payload_extra:
+        wire["tool_payload"] = _calls(message, registry)
+    elif message.tool_result is not None:
+        wire["tool_payload"] = _result(message.tool_result, registry, on_unstorable)
+    _add_media(wire, message)
+    if message.created_at is not None:
+        wire["created_at"] = message.created_at
+    _add_extra(wire, message.extra, "$.extra")
+    payload = json.encode(wire)
+    check_size(len(payload), max_bytes)
+    return Entry(kind_of(message), payload)
+
+
+def _text(value: Any, at: str) -> str:
+    if type(value) is str:
+        return value
+    raise json.not_storable(at, value, "it must be text: use a plain str")
+
+
+def _content(content: Any) -> Any:
+    if type(content) is str:
+        return content
+    if type(content) is not list:
+        why = "content is text, a list of content parts, or None"
+        raise json.not_storable("$.content", content, why)
+    lowered, tags = lower(content, at="$.content")
+    if tags:
+        place = min(tags)
+        message = (
+            f"the content part at $.content{place} holds a {tags[place]}: content parts are "
+            "JSON, as the provider takes them: encode it first, for instance as base64"
+        )
+        raise NotStorableError(message, path=f"$.content{place}", type=tags[place])
+    return lowered
+
+
+def _add_media(wire: Wire, message: Message) -> None:
+    for name in ("image_urls", "audio_urls", "video_urls"):
+        urls = getattr(message, name)
+        if urls:
+            wire[name] = [_text(url, f"$.{name}[{at}]") for at, url in enumerate(urls)]
+
+
+def _calls(message: Message, registry: Types) -> Wire:
+    wire: Wire = {}
+    if message.tool_calls:
+        wire["tool_calls"] = [
+            _call(call, registry, f"$.tool_calls[{at}]")
+            for at, call in enumerate(message.tool_calls)
+        ]
+    _add_extra(wire, message.payload_extra, "$.payload_extra")
+    return wire
+
+
+def _call(call: ToolCall, registry: Types, at: str) -> Wire:
+    if type(call) is not ToolCall:
+        raise json.not_storable(at, call, "tool_calls holds ToolCall(id, name, arguments)")
+    arguments, tags = lower(call.arguments, registry, at=f"{at}.arguments")
+    wire: Wire = {"id": _text(call.id, f"{at}.id"), "name": _text(call.name, f"{at}.name")}
+    wire["arguments"] = arguments
+    if tags:
+        wire["arguments_types"] = tags
+    _add_extra(wire, call.extra, f"{at}.extra")
+    return wire
+
+
+def _result(result: ToolResult, registry: Types, on_unstorable: OnUnstorable) -> Wire:
+    at = "$.tool_result"
+    if type(result) is not ToolResult:
+        raise json.not_storable(at, result, "tool_result is a ToolResult(call_id, name, result)")
+    value, tags = lower(result.result, registry, on_unstorable=on_unstorable, at=f"{at}.result")
+    wire: Wire = {
+        "tool_call_id": _text(result.call_id, f"{at}.call_id"),
+        "tool_name": None if result.name is None else _text(result.name, f"{at}.name"),
+        "tool_result": value,
+        "tool_error": None if result.error is None else _text(result.error, f"{at}.error"),
+    }
+    if tags:
+        wire["tool_result_types"] = tags
+    _add_extra(wire, result.extra, f"{at}.extra")
+    return wire
+
+
+def _add_extra(wire: Wire, extra: Extra, at: str) -> None:
+    for name, raw in extra.items():
+        data, place = bytes(raw), f"{at}.{name}"
+        if is_deeper(data, MAX_VALUE_DEPTH):
+            raise too_deep(place, MAX_VALUE_DEPTH)
+        try:
+            json.decode(data)
+        except CorruptRecordError as error:
+            message = f"the raw field at {place} is not JSON that can be read back: {error}"
+            raise NotStorableError(message, path=place, size=len(data)) from None
+        wire[name] = raw
+
+
+class _Message(msgspec.Struct):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[Any] | None = None
+    reasoning_content: str | None = None
+    tool_payload: msgspec.Raw = msgspec.Raw(b"null")
+    image_urls: tuple[str, ...] | None = None
+    audio_urls: tuple[str, ...] | None = None
+    video_urls: tuple[str, ...] | None = None
+    created_at: float | None = None
+
+
+class _Call(msgspec.Struct):
+    id: str
+    name: str
+    arguments: Any = msgspec.field(default_factory=dict)
+    arguments_types: Tags | None = None
+
+
+class _Result(msgspec.Struct):
+    tool_call_id: str
+    tool_name: str | None = None
+    tool_result: Any = None
+    tool_error: str | None = None
+    tool_result_types: Tags | None = None
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+D = TypeVar("D")
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _Reader(Generic[T]):
+    """Reads one stored object: the known fields by type, the others as they are."""
+
+    def __init__(self, shape: type[T], known: frozenset[str]) -> None:
+        strict = msgspec.defstruct(shape.__name__, (), bases=(shape,), forbid_unknown_fields=True)
+        self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(strict)
+        self._lenient = msgspec.json.Decoder(shape)
+        self._known = known
+
+    def read(self, data: bytes, at: str) -> tuple[T, Extra]:
+        try:
+            return self._strict.decode(data), {}
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass  # it has unknown fields, or is damaged: the next lines tell
+        found = _decode(self._lenient, data, at)
+        fields = _decode(_FIELDS, data, at)
+        return found, {name: _copy(raw) for name, raw in fields.items() if name not in self._known}
+
+
+_read_message = _Reader(_Message, MESSAGE_FIELDS).read
+_read_call = _Reader(_Call, CALL_FIELDS).read
+_read_result = _Reader(_Result, RESULT_FIELDS).read
+
+
+def _decode(decoder: msgspec.json.Decoder[D], data: bytes, at: str) -> D:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise json.corrupt(error, len(data), at) from None
+
+
+def _copy(raw: msgspec.Raw) -> msgspec.Raw:
+    return msgspec.Raw(bytes(raw))  # a slice would keep the whole record in memory
+
+
+def decode_message(payload: bytes, registry: Types = NO_TYPES) -> Message:
+    """Return the message that a record holds.
+
+    Raises:
+        CorruptRecordError: The payload is damaged, or not a message.
+
+    """
+    check_depth(payload)
+    try:
+        return _decode_message(payload, registry)
+    except RecursionError:  # the depth is within the limit: the caller has no stack left
+        message = f"a message of {len(payload)} bytes cannot be decoded: the stack is too deep here"
+        raise FormatError(message, size=len(payload)) from None
+
+
+def _decode_message(payload: bytes, registry: Types) -> Message:
+    wire, extra = _read_message(payload, "$")
+    calls: tuple[ToolCall, ...] = ()
+    result: ToolResult | None = None
+    beside: Extra = {}
+    tool_payload = bytes(wire.tool_payload)
+    if tool_payload != b"null":
+        calls, result, beside = _decode_tools(tool_payload, registry)
+    return Message(
+        role=wire.role,
+        content=wire.content,
+        reasoning=wire.reasoning_content,
+        tool_calls=calls,
+        tool_result=result,
+        image_urls=wire.image_urls or (),
+        audio_urls=wire.audio_urls or (),
+        video_urls=wire.video_urls or (),
+        created_at=wire.created_at,
+        extra=extra,
+        payload_extra=beside,
+    )
+
+
+def _decode_tools(
+    data: bytes, registry: Types
+) -> tuple[tuple[ToolCall, ...], ToolResult | None, Extra]:
+    at = "$.tool_payload"
+    fields = _decode(_FIELDS, data, at)
+    if "tool_call_id" in fields:
+        return (), _decode_result(data, at, registry), {}
+    calls = fields.pop("tool_calls", _NONE)
+    listed = _decode(_LIST, bytes(calls), f"{at}.tool_calls") if calls != _NONE else []
+    return (
+        tuple(
+            _decode_call(bytes(call), f"{at}.tool_calls[{index}]", registry)
+            for index, call in enumerate(listed)
+        ),
+        None,
+        {name: _copy(raw) for name, raw in fields.items()},
+    )
+
+
+_NONE = msgspec.Raw(b"null")
+
+
+def _decode_call(data: bytes, at: str, registry: Types) -> ToolCall:
+    wire, extra = _read_call(data, at)
+    return ToolCall(wire.id, wire.name, lift(wire.arguments, wire.arguments_types, registry), extra)
+
+
+def _decode_result(data: bytes, at: str, registry: Types) -> ToolResult:
+    wire, extra = _read_result(data, at)
+    value = lift(wire.tool_result, wire.tool_result_types, registry)
+    return ToolResult(wire.tool_call_id, wire.tool_name, value, wire.tool_error, extra)

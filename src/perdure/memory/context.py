@@ -1,0 +1,214 @@
+"""The working context: the messages that the model will see next.
+
+A pure fold of the log: a bounded suffix of its messages, in atoms that are never
+split (a message with the tool results that answer it), behind the newest
+system message. Feeding the same records gives the same context, whether they
+are fed live, after a snapshot, or from the log's beginning; so its snapshot is a cache
+that may vanish at any time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from perdure.errors import CorruptRecordError
+from perdure.model.records import CONTEXT, MESSAGE, MESSAGE_KINDS, TOOL_RESULT
+
+__all__ = ["SCHEMA_VERSION", "SNAPSHOT", "Snapshot", "WorkingContext"]
+
+SNAPSHOT = "working_context_snapshot.json"
+"""The document that caches the working context."""
+
+SCHEMA_VERSION = 1
+
+Kept = tuple[int, bytes]
+"""A message: the seq of the record that brought it, and its JSON."""
+
+
+class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The stored form of a working context; the field names are the format."""
+
+    schema_version: int
+    agent_id: str
+    session_id: str = "default"
+    epoch_id: int = 0
+    """How often the context was rebuilt (compaction, reset)."""
+    last_compaction_ts: float | None = None
+    seq: int = 0
+    """The watermark: the last record that is folded in."""
+    system_prompt_sha256: str | None = None
+    messages: list[msgspec.Raw]
+    message_seqs: list[int] = []
+    """The record that brought each message."""
+    atoms: list[int] = []
+    """How many messages each atom has, behind a pinned system message."""
+    pinned: bool = False
+    """Whether the first message is a system message from before the cut."""
+    cut: bool = False
+    """Whether older messages were left out."""
+
+
+class _Role(msgspec.Struct):
+    role: str = ""
+
+
+class _Rebuilt(msgspec.Struct):
+    """The payload of a record that replaces the context."""
+
+    messages: list[msgspec.Raw]
+    epoch_id: int = 0
+    last_compaction_ts: float | None = None
+    system_prompt_sha256: str | None = None
+
+
+class WorkingContext:
+    """Hold the newest whole atoms within a number of bytes.
+
+    One session's, used by one task at a time. Messages stay encoded until they are asked for.
+    """
+
+    __slots__ = (
+        "_atoms",
+        "cut",
+        "epoch_id",
+        "last_compaction_ts",
+        "limit",
+        "seq",
+        "size",
+        "system",
+        "system_prompt_sha256",
+    )
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        """Bytes of message JSON to keep; the newest atom stays even if it alone is larger."""
+        self.size = 0
+        self.seq = 0
+        """The last record that was fed, of whichever kind."""
+        self.cut = False
+        """Whether older messages were left out."""
+        self.system: Kept | None = None
+        """The newest system message among those that no longer fit."""
+        self.epoch_id = 0
+        self.last_compaction_ts: float | None = None
+        self.system_prompt_sha256: str | None = None
+        self._atoms: deque[list[Kept]] = deque()
+
+    def feed(self, seq: int, kind: str, payload: bytes) -> None:
+        """Take in the next record of the log."""
+        self.seq = seq
+        if kind in MESSAGE_KINDS:
+            self._add(seq, kind, payload)
+            if self.size > self.limit:
+                self._trim()
+        elif kind == CONTEXT:
+            self._replace(seq, payload)
+
+    def messages(self) -> Iterator[bytes]:
+        """Return the messages as they would be sent: the system message first.
+
+        What the cut left without its opening user message is passed over.
+        """
+        if self.system is not None:
+            yield self.system[1]
+        for atom in self._from_user() if self.cut else self._atoms:
+            for _, payload in atom:
+                yield payload
+
+    def _from_user(self) -> Iterable[list[Kept]]:
+        atoms = list(self._atoms)
+        for at, atom in enumerate(atoms):
+            if _role(atom[0][1]) in {"user", "system"}:
+                return atoms[at:]
+        return atoms
+
+    def _add(self, seq: int, kind: str, payload: bytes) -> None:
+        self.size += len(payload)
+        if kind == TOOL_RESULT and self._atoms:
+            self._atoms[-1].append((seq, payload))
+        else:
+            self._atoms.append([(seq, payload)])
+
+    def _trim(self) -> None:
+        while self.size > self.limit and len(self._atoms) > 1:
+            self.cut = True
+            for kept in self._atoms.popleft():
+                self.size -= len(kept[1])
+                if _role(kept[1]) == "system":
+                    self.system = kept
+
+    def _replace(self, seq: int, payload: bytes) -> None:
+        rebuilt = msgspec.json.decode(payload, type=_Rebuilt)
+        self._atoms.clear()
+        self.size = 0
+        self.system = None
+        self.cut = False
+        self.epoch_id = rebuilt.epoch_id
+        self.last_compaction_ts = rebuilt.last_compaction_ts
+        self.system_prompt_sha256 = rebuilt.system_prompt_sha256
+        for raw in rebuilt.messages:
+            message = bytes(raw)
+            self._add(seq, _kind(message), message)
+        self._trim()
+
+    def snapshot(self, agent_id: str, session_id: str) -> bytes:
+        """Return the stored form, as of the last record that was fed."""
+        kept = [] if self.system is None else [self.system]
+        kept.extend(one for atom in self._atoms for one in atom)
+        return msgspec.json.encode(
+            Snapshot(
+                schema_version=SCHEMA_VERSION,
+                agent_id=agent_id,
+                session_id=session_id,
+                epoch_id=self.epoch_id,
+                last_compaction_ts=self.last_compaction_ts,
+                seq=self.seq,
+                system_prompt_sha256=self.system_prompt_sha256,
+                messages=[msgspec.Raw(payload) for _, payload in kept],
+                message_seqs=[seq for seq, _ in kept],
+                atoms=[len(atom) for atom in self._atoms],
+                pinned=self.system is not None,
+                cut=self.cut,
+            )
+        )
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot, limit: int) -> WorkingContext:
+        """Return the context that a valid snapshot holds."""
+        context = cls(limit)
+        seqs = snapshot.message_seqs or [snapshot.seq] * len(snapshot.messages)
+        kept = [(seq, bytes(raw)) for seq, raw in zip(seqs, snapshot.messages, strict=True)]
+        if snapshot.pinned:
+            context.system = kept.pop(0)
+        if snapshot.atoms:
+            context._regroup(kept, snapshot.atoms)
+        else:  # written by somebody else: the roles tell the atoms
+            for seq, message in kept:
+                context._add(seq, _kind(message), message)
+        context.cut = snapshot.cut
+        context._trim()
+        context.seq = snapshot.seq
+        context.epoch_id = snapshot.epoch_id
+        context.last_compaction_ts = snapshot.last_compaction_ts
+        context.system_prompt_sha256 = snapshot.system_prompt_sha256
+        return context
+
+    def _regroup(self, kept: list[Kept], atoms: list[int]) -> None:
+        if sum(atoms) != len(kept) or min(atoms) < 1:
+            message = f"the snapshot's atoms count {sum(atoms)} messages, it holds {len(kept)}"
+            raise CorruptRecordError(message)
+        rest = iter(kept)
+        for length in atoms:
+            self._atoms.append([next(rest) for _ in range(length)])
+        self.size = sum(len(message) for _, message in kept)
+
+
+def _role(payload: bytes) -> str:
+    return msgspec.json.decode(payload, type=_Role).role
+
+
+def _kind(payload: bytes) -> str:
+    return TOOL_RESULT if _role(payload) == "tool" else MESSAGE

@@ -1,0 +1,286 @@
+"""The documents that a session's log folds to, except the working context's.
+
+Pure: old bytes and the records after them in, new bytes out. Each fold is a function
+of the records alone, so a document that is lost can always be made again.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+
+import msgspec
+
+from perdure.model.keys import SessionKey
+from perdure.model.records import (
+    EPOCH,
+    ITEM,
+    MEMORY_DROP,
+    MEMORY_SET,
+    MESSAGE_KINDS,
+    META,
+    STATE,
+    TURN,
+    Record,
+)
+
+__all__ = [
+    "EPISODIC",
+    "MEMORY",
+    "SEMANTIC",
+    "SESSION",
+    "MemoryDocument",
+    "MemoryEntry",
+    "MemoryStats",
+    "SessionDocument",
+    "Turned",
+    "fold_items",
+    "fold_memory",
+    "fold_session",
+    "fold_state",
+    "names_of",
+    "typed",
+]
+
+SESSION = "session.json"
+MEMORY = "memory.json"
+EPISODIC = "episodic.jsonl"
+SEMANTIC = "semantic.jsonl"
+
+
+class MemoryEntry(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=False):
+    """One entry of the working memory; the field names on disk are the format."""
+
+    key: str
+    description: str = ""
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    types: dict[str, str] | None = None
+    """What JSON cannot tell of the value, by JSON pointer."""
+    scope: str = "session"
+    size_bytes: int = 0
+    base_priority: str = "normal"
+    pinned: bool = False
+    created_at: int = 0
+    """Milliseconds since 1970."""
+    last_accessed_at: int = 0
+
+
+class MemoryStats(msgspec.Struct, rename="camel", kw_only=True):
+    """What the entries of a memory add up to."""
+
+    total_entries: int = 0
+    total_size_bytes: int = 0
+
+
+class MemoryDocument(msgspec.Struct, kw_only=True):
+    """memory.json."""
+
+    version: int = 1
+    entries: list[MemoryEntry] = []
+    stats: MemoryStats = msgspec.field(default_factory=MemoryStats)
+
+
+class Dropped(msgspec.Struct):
+    """The payload of a record that drops a memory entry."""
+
+    key: str
+
+
+class Turned(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The payload of a turn's begin, end or interruption."""
+
+    turn: str
+    number: int
+    phase: str
+    """begin, end or interrupted."""
+    at: float = 0.0
+    """Seconds since 1970."""
+    error: str | None = None
+    """The type of the exception that interrupted it."""
+
+
+class Meta(msgspec.Struct, omit_defaults=True):
+    """The payload of a change to what is said about a session."""
+
+    title: str | None = None
+    tags: list[str] | None = None
+    owner: str | None = None
+    metadata: dict[str, msgspec.Raw] = {}
+    at: float | None = None
+
+
+class StateSet(msgspec.Struct, omit_defaults=True):
+    """The payload of a change to a named state."""
+
+    name: str
+    """The document: ``state/<key>.json`` or ``plugins/<name>.json``."""
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    types: dict[str, str] | None = None
+    dropped: bool = False
+
+
+class _Item(msgspec.Struct):
+    memory: str
+    item: msgspec.Raw
+
+
+class SessionMetadata(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What people say about a session."""
+
+    title: str | None = None
+    tags: list[str] = []
+    owner: str | None = None
+    extra: dict[str, msgspec.Raw] = {}
+
+
+class HistorySource(msgspec.Struct):
+    """Where the history is: it is in the log once, and not here."""
+
+    as_of_seq: int
+    kind: str = "log"
+
+
+class Core(msgspec.Struct, rename="camel"):
+    """The conversation's part of session.json."""
+
+    history_source: HistorySource = msgspec.field(name="history_source")
+    history: list[msgspec.Raw] = []
+    tool_calls: list[msgspec.Raw] = []
+
+
+class ContextState(msgspec.Struct):
+    """The context's part of session.json."""
+
+    core: Core
+    version: int = 1
+
+
+class SessionDocument(msgspec.Struct, rename="camel", kw_only=True):
+    """session.json: what a session is, without its history."""
+
+    version: int = 1
+    agent_id: str
+    session_id: str = "default"
+    tenant: str = ""
+    agent_type: str = "agent"
+    created_at: str = ""
+    last_active_at: str = ""
+    turns: int = 0
+    messages: int = 0
+    context: ContextState
+    metadata: SessionMetadata = msgspec.field(default_factory=SessionMetadata)
+
+
+class _At(msgspec.Struct):
+    at: float | None = None
+    created_at: float | None = None
+
+
+def names_of(record: Record) -> tuple[str, ...]:
+    """Return the documents, session.json aside, that a record changes."""
+    kind = record.kind
+    if kind in {MEMORY_SET, MEMORY_DROP}:
+        return (MEMORY,)
+    if kind == STATE:
+        name = msgspec.json.decode(record.payload, type=StateSet).name
+        return (name, typed(name))
+    if kind == ITEM:
+        memory = msgspec.json.decode(record.payload, type=_Item).memory
+        return (SEMANTIC,) if memory == "semantic" else (EPISODIC,)
+    return ()
+
+
+def fold_session(old: bytes | None, key: SessionKey, records: Iterable[Record]) -> bytes:
+    """Return session.json after ``records``."""
+    document = (
+        SessionDocument(
+            agent_id=key.agent,
+            session_id=key.session,
+            tenant=key.tenant,
+            context=ContextState(core=Core(history_source=HistorySource(as_of_seq=0))),
+        )
+        if old is None
+        else msgspec.json.decode(old, type=SessionDocument)
+    )
+    for record in records:
+        _count(document, record)
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def _count(document: SessionDocument, record: Record) -> None:
+    document.context.core.history_source.as_of_seq = record.seq
+    if record.kind in MESSAGE_KINDS:
+        document.messages += 1
+    elif record.kind == TURN:
+        turned = msgspec.json.decode(record.payload, type=Turned)
+        document.turns = max(document.turns, turned.number)
+    elif record.kind == META:
+        _describe(document.metadata, msgspec.json.decode(record.payload, type=Meta))
+    if record.kind in {TURN, META, EPOCH}:
+        at = msgspec.json.decode(record.payload, type=_At).at
+        if at is not None:
+            document.last_active_at = _iso(at)
+            document.created_at = document.created_at or document.last_active_at
+
+
+def _describe(metadata: SessionMetadata, meta: Meta) -> None:
+    if meta.title is not None:
+        metadata.title = meta.title
+    if meta.tags is not None:
+        metadata.tags = meta.tags
+    if meta.owner is not None:
+        metadata.owner = meta.owner
+    metadata.extra = {**metadata.extra, **meta.metadata}
+
+
+def _iso(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat()
+
+
+def fold_memory(old: bytes | None, records: Iterable[Record]) -> bytes:
+    """Return memory.json after ``records``; its stats are those of its entries."""
+    document = MemoryDocument() if old is None else msgspec.json.decode(old, type=MemoryDocument)
+    entries = {entry.key: entry for entry in document.entries}
+    for record in records:
+        if record.kind == MEMORY_SET:
+            entry = msgspec.json.decode(record.payload, type=MemoryEntry)
+            entries[entry.key] = entry
+        elif record.kind == MEMORY_DROP:
+            entries.pop(msgspec.json.decode(record.payload, type=Dropped).key, None)
+    document.entries = list(entries.values())
+    document.stats = MemoryStats(
+        total_entries=len(entries),
+        total_size_bytes=sum(entry.size_bytes for entry in entries.values()),
+    )
+    return msgspec.json.encode(document)
+
+
+def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:
+    """Return episodic.jsonl or semantic.jsonl after ``records``: a line an item."""
+    items = (msgspec.json.decode(record.payload, type=_Item).item for record in records)
+    return (old or b"") + b"".join(bytes(item) + b"\n" for item in items)
+
+
+def typed(name: str) -> str:
+    """Return where a state lies whose value is more than JSON: beside it, with its types."""
+    return f"typed/{name}"
+
+
+def fold_state(name: str, old: bytes | None, records: Iterable[Record]) -> bytes | None:
+    """Return a state's document after ``records``, None when there is none.
+
+    A JSON value lies bare under its name, so that people can read it; one with types
+    lies in its record's form under ``typed(name)``.
+    """
+    for record in records:
+        change = msgspec.json.decode(record.payload, type=StateSet)
+        if name not in {change.name, typed(change.name)}:
+            continue
+        here = (name != change.name) == bool(change.types)
+        if change.dropped or not here:
+            old = None
+        elif change.types:
+            old = record.payload
+        else:
+            old = msgspec.json.format(bytes(change.value), indent=2)
+    return old

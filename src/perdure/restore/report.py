@@ -1,0 +1,39 @@
+"""What a restore did, step by step, for people and tests."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["RestoreReport", "RestoreStep", "Source"]
+
+Source = Literal["fresh", "snapshot", "catch_up", "rebuild"]
+"""Where the working context came from: nothing was there; the snapshot as it lay; the
+snapshot and the log after it; the log alone."""
+
+
+class RestoreStep(msgspec.Struct, frozen=True):
+    """One thing that a restore did or found."""
+
+    what: str
+    """``read``, ``caught up``, ``rebuilt``, ``damaged``, ``unsettled`` …"""
+    detail: str = ""
+
+
+class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a session came back."""
+
+    source: Source
+    steps: tuple[RestoreStep, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """Documents that were unusable; they were left as evidence and are made anew."""
+    records_read: int = 0
+    head: int = 0
+    """The log's last record."""
+    settled: bool = True
+    """False when a takeover was under way, so that the newest records may be missing."""
+
+    def __str__(self) -> str:
+        steps = "; ".join(f"{step.what} {step.detail}".strip() for step in self.steps)
+        return f"restored from {self.source} at record {self.head}: {steps}"

@@ -1,0 +1,193 @@
+"""What a session holds, for whoever reads it: the context, and what loads when it is awaited.
+
+Shared by the writable session and the read-only view. Records that came after the last
+fold stay here until the documents that they change have them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.codec.encoded import RESERVED_KINDS
+from perdure.codec.json import decode
+from perdure.codec.messages import decode_message
+from perdure.codec.registry import Registry
+from perdure.memory.context import WorkingContext
+from perdure.memory.documents import (
+    SessionDocument,
+    fold_session,
+    fold_state,
+    names_of,
+)
+from perdure.memory.state import States
+from perdure.memory.working import WorkingMemory
+from perdure.model.keys import SessionKey
+from perdure.model.messages import Message
+from perdure.model.records import MEMORY_DROP, MEMORY_SET, MESSAGE_KINDS, META, Entry, Record
+from perdure.restore.ladder import KEPT_FOR_LATER, Restored
+from perdure.store import Store
+
+__all__ = ["Contents", "HistoryItem"]
+
+
+class HistoryItem(msgspec.Struct, frozen=True):
+    """One record of a session's history."""
+
+    seq: int
+    kind: str
+    value: Any
+    """A Message, an object of a registered type, or the record's JSON as plain values."""
+
+
+class Contents:
+    """A session's state in memory, as of its newest record, durable or not."""
+
+    __slots__ = (
+        "_folded",
+        "_overlay",
+        "_registry",
+        "_session_tail",
+        "_store",
+        "context",
+        "info_document",
+        "key",
+        "memory",
+        "messages",
+        "names",
+        "state",
+        "turns",
+    )
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        restored: Restored,
+        accept: Callable[[tuple[Entry, ...]], int],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self.key: SessionKey = restored.key
+        self.context: WorkingContext = restored.context
+        self.turns = restored.turns
+        self.messages = restored.messages
+        self.info_document: SessionDocument | None = restored.info
+        manifest = restored.manifest
+        self._folded = 0 if manifest is None else manifest.as_of_seq
+        self.names: set[str] = set() if manifest is None else set(manifest.documents)
+        self._overlay = [record for record in restored.tail if record.kind != META]
+        self._session_tail = [record for record in restored.tail if record.kind == META]
+        self.memory = WorkingMemory(self._read, accept, registry)
+        self.state = States(self._read, self._state_names, accept, registry)
+
+    def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
+        """Take in entries that were accepted, ``first`` being the seq of the first."""
+        for seq, (kind, payload, end) in enumerate(entries, first):
+            self.context.feed(seq, kind, payload)
+            if kind in MESSAGE_KINDS:
+                self.messages += 1
+            elif kind in KEPT_FOR_LATER:
+                self._note_later(Record(seq, epoch, kind, payload, end))
+
+    def _note_later(self, record: Record) -> None:
+        if record.kind == META:
+            self._session_tail.append(record)
+            return
+        self._overlay.append(record)
+        if record.kind in {MEMORY_SET, MEMORY_DROP}:
+            self.memory.note((record,))
+
+    def folded(self, as_of_seq: int, names: Iterable[str]) -> None:
+        """Drop what the documents have taken in."""
+        self._folded = as_of_seq
+        self.names = set(names)
+        self._overlay = [record for record in self._overlay if record.seq > as_of_seq]
+
+    async def _read(self, name: str) -> tuple[bytes | None, list[Record]]:
+        """Return a document, and the records on top of it; nothing is awaited in between."""
+        while True:
+            documents = await self._store.read_documents(self.key, {name})
+            found = documents.found.get(name)
+            as_of = 0 if found is None else found.as_of_seq
+            lost = name in documents.damaged
+            older = await self._older(name) if lost else []
+            manifest = documents.manifest
+            seen = 0 if manifest is None else manifest.as_of_seq
+            if seen < self._folded:  # a fold came between
+                continue
+            floor = max(as_of, older[-1].seq if older else 0)
+            newer = [
+                record
+                for record in self._overlay
+                if record.seq > floor and name in names_of(record)
+            ]
+            return (None if found is None else found.data), older + newer
+
+    async def _older(self, name: str) -> list[Record]:
+        """Return all durable records that a lost document was made of."""
+        records: list[Record] = []
+        async with contextlib.aclosing(self._store.read_log(self.key)) as log:
+            async for chunk in log:
+                records.extend(one for one in chunk.records if name in names_of(one))
+        return records
+
+    async def _state_names(self) -> set[str]:
+        documents = await self._store.read_documents(self.key, ())
+        names = set() if documents.manifest is None else set(documents.manifest.documents)
+        for record in self._overlay:
+            for name in names_of(record):
+                names.add(name)
+        return {name for name in names if await self._has(name)}
+
+    async def _has(self, name: str) -> bool:
+        if not name.startswith(("state/", "typed/")):
+            return False
+        data, records = await self._read(name)
+        return fold_state(name, data, records) is not None
+
+    def describe(self) -> SessionDocument:
+        """Return session.json with what came since the last fold."""
+        old = None if self.info_document is None else msgspec.json.encode(self.info_document)
+        folded = fold_session(old, self.key, self._session_tail)
+        document = msgspec.json.decode(folded, type=SessionDocument)
+        document.turns = self.turns
+        document.messages = self.messages
+        return document
+
+    async def history(
+        self, *, before: int | None, limit: int, unsaved: Sequence[Record]
+    ) -> list[HistoryItem]:
+        """Return the newest ``limit`` items before a seq, oldest first."""
+        items: list[HistoryItem] = []
+        for record in reversed(unsaved):
+            if before is None or record.seq < before:
+                self._show(record, items)
+        stop = before if not unsaved else min(before or unsaved[0].seq, unsaved[0].seq)
+        if len(items) < limit:
+            log = self._store.read_log(self.key, before=stop, reverse=True)
+            async with contextlib.aclosing(log):
+                async for chunk in log:
+                    for record in chunk.records:
+                        self._show(record, items)
+                    if len(items) >= limit:
+                        break
+        return items[:limit][::-1]
+
+    def _show(self, record: Record, items: list[HistoryItem]) -> None:
+        if record.kind in MESSAGE_KINDS:
+            value: Any = decode_message(record.payload, self._registry)
+        elif record.kind.startswith("x:"):
+            value = self._registry.decode_record(record.kind, record.payload)
+        elif record.kind in RESERVED_KINDS:
+            return
+        else:
+            value = decode(record.payload)
+        items.append(HistoryItem(record.seq, record.kind, value))
+
+    def decoded(self) -> list[Message]:
+        """Return the working context's messages."""
+        return [decode_message(payload, self._registry) for payload in self.context.messages()]

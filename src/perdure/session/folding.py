@@ -1,0 +1,203 @@
+"""Folding: writing the documents that a session's log amounts to.
+
+A fold reads back what the store has (so it covers only what is durable), writes the
+documents that changed, and moves the manifest forward. It saves time at the next
+restore and nothing else: one that fails is a warning, and one that is killed loses
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Mapping
+
+import anyio.to_thread
+import msgspec
+
+from perdure.memory.context import SNAPSHOT, WorkingContext
+from perdure.memory.documents import (
+    EPISODIC,
+    MEMORY,
+    SEMANTIC,
+    SESSION,
+    fold_items,
+    fold_memory,
+    fold_session,
+    fold_state,
+    names_of,
+)
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import FoldedDocument, Manifest
+from perdure.model.records import Record
+from perdure.restore.validity import snapshot_of
+from perdure.session.options import Limits
+from perdure.store import Document, Documents, Store
+
+__all__ = ["fold", "fold_due", "phase_of"]
+
+KIB = 1024
+LEAST_TAIL = 64 * KIB
+SMALL = 512 * KIB
+"""Documents up to this size are also folded by count, so that restores stay fast."""
+MUCH_TAIL = 1024 * KIB
+OFFLOAD = 128 * KIB
+"""A larger fold is computed in a thread."""
+SPREAD = 0.2
+
+
+def phase_of(key: SessionKey) -> float:
+    """Return a session's factor on the fold threshold: 1 to 1.2, so that folds spread."""
+    return 1 + SPREAD * zlib.crc32(str(key).encode()) / 2**32
+
+
+def fold_due(
+    *, tail_bytes: int, tail_records: int, rewrite_bytes: int, limits: Limits, phase: float = 1.0
+) -> bool:
+    """Say whether a fold is worth its writing: O(1) of the log's bytes in the long run.
+
+    >>> fold_due(tail_bytes=60_000, tail_records=9, rewrite_bytes=10, limits=Limits())
+    False
+    >>> fold_due(tail_bytes=70_000, tail_records=9, rewrite_bytes=10, limits=Limits())
+    True
+    """
+    if tail_bytes >= LEAST_TAIL and tail_bytes >= limits.fold_ratio * rewrite_bytes * phase:
+        return True
+    by_count = tail_records >= limits.fold_records * phase or tail_bytes >= MUCH_TAIL
+    return rewrite_bytes <= SMALL and by_count
+
+
+async def fold(
+    store: Store, key: SessionKey, *, epoch: int, upto: int, limits: Limits
+) -> Manifest | None:
+    """Fold everything up to a durable record; return the new manifest, None for nothing to do.
+
+    Raises:
+        LeaseLostError: The epoch is not the newest any more.
+        StoreError: The store could not read or write; nothing has changed.
+
+    """
+    have = await store.read_documents(key, {SESSION, SNAPSHOT})
+    before = have.manifest
+    if before is not None and before.as_of_seq >= upto:
+        return None
+    missing = before is None or bool(have.damaged) or not _usable(have, key)
+    since = 0 if missing or before is None else before.as_of_seq
+    records = await _read(store, key, since, upto)
+    if not records:
+        return None
+    touched = {name for record in records for name in names_of(record)} | set(have.damaged)
+    old = dict(have.found)
+    wanted = touched - {SESSION, SNAPSHOT}
+    if wanted:
+        more = await store.read_documents(key, wanted)
+        old.update(more.found)
+        if more.damaged and since:
+            records = await _read(store, key, 0, upto)
+    work = _Work(key, old, records, upto, limits)
+    size = sum(len(record.payload) for record in records)
+    if size > OFFLOAD:
+        changed = await anyio.to_thread.run_sync(work.documents, touched)
+    else:
+        changed = work.documents(touched)
+    manifest = _manifest(key, epoch, upto, before, changed)
+    await store.write_documents(
+        key, {name: data for name, data in changed.items() if data is not None}, manifest
+    )
+    return manifest
+
+
+def _usable(have: Documents, key: SessionKey) -> bool:
+    found = have.found.get(SNAPSHOT)
+    if found is None or SESSION not in have.found:
+        return False
+    return not isinstance(snapshot_of(found.data, key, found.as_of_seq), str)
+
+
+async def _read(store: Store, key: SessionKey, after: int, upto: int) -> list[Record]:
+    records: list[Record] = []
+    async with contextlib.aclosing(store.read_log(key, after=after, before=upto + 1)) as log:
+        async for chunk in log:
+            records.extend(chunk.records)
+    return records
+
+
+class _Work(msgspec.Struct):
+    """A fold's pure part."""
+
+    key: SessionKey
+    old: Mapping[str, Document]
+    records: list[Record]
+    upto: int
+    limits: Limits
+
+    def documents(self, touched: set[str]) -> dict[str, bytes | None]:
+        """Return the documents that changed; None for one that is dropped."""
+        changed: dict[str, bytes | None] = {
+            SESSION: fold_session(self._data(SESSION), self.key, self._after(SESSION)),
+            SNAPSHOT: self._snapshot(),
+        }
+        for name in touched - {SESSION, SNAPSHOT}:
+            changed[name] = self._fold(name)
+        return changed
+
+    def _fold(self, name: str) -> bytes | None:
+        data, after = self._data(name), self._after(name)
+        mine = [record for record in after if name in names_of(record)]
+        if name == MEMORY:
+            return fold_memory(data, mine)
+        if name in {EPISODIC, SEMANTIC}:
+            return fold_items(data, mine)
+        return fold_state(name, data, mine)
+
+    def _snapshot(self) -> bytes:
+        found = self.old.get(SNAPSHOT)
+        context = WorkingContext(self.limits.context_bytes)
+        since = 0
+        if found is not None:
+            snapshot = snapshot_of(found.data, self.key, found.as_of_seq)
+            if not isinstance(snapshot, str):
+                context = WorkingContext.of_snapshot(snapshot, self.limits.context_bytes)
+                since = found.as_of_seq
+        for record in self.records:
+            if record.seq > since:
+                context.feed(record.seq, record.kind, record.payload)
+        context.seq = self.upto
+        return context.snapshot(self.key.agent, self.key.session)
+
+    def _data(self, name: str) -> bytes | None:
+        found = self.old.get(name)
+        return None if found is None else found.data
+
+    def _after(self, name: str) -> list[Record]:
+        found = self.old.get(name)
+        since = 0 if found is None else found.as_of_seq
+        return [record for record in self.records if record.seq > since]
+
+
+def _manifest(
+    key: SessionKey,
+    epoch: int,
+    upto: int,
+    before: Manifest | None,
+    changed: Mapping[str, bytes | None],
+) -> Manifest:
+    """Return the manifest after a fold: what did not change is as of now, too."""
+    kept = {} if before is None else before.documents
+    documents = {
+        name: FoldedDocument(upto, one.sha256, one.size)
+        for name, one in kept.items()
+        if name not in changed
+    }
+    documents |= {
+        name: FoldedDocument(upto, _sha256(data), len(data))
+        for name, data in changed.items()
+        if data is not None
+    }
+    return Manifest(key=key, epoch=epoch, as_of_seq=upto, documents=documents)
+
+
+def _sha256(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,85 @@
+"""What users are told: events by name, to plain or async functions."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, get_args
+
+from perdure._lib.host import Host
+from perdure.errors import ConfigError
+
+__all__ = ["EventName", "Hook", "Hooks"]
+
+log = logging.getLogger("perdure")
+
+EventName = Literal[
+    "before_save",
+    "saved",
+    "save_failed",
+    "quarantined",
+    "lost",
+    "degraded",
+    "recovered",
+    "loop_blocked",
+    "opened",
+    "closed",
+    "folded",
+    "fold_failed",
+    "drain",
+]
+"""``before_save`` gets the session, and is awaited before a due save captures what to
+write; all others get an event with facts, after it has happened."""
+
+Hook = Callable[[Any], Awaitable[None] | None]
+
+
+class Hooks:
+    """Functions by the event that they wait for."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._hooks: dict[str, list[Hook]] = {}
+
+    def on(self, event: EventName, hook: Hook) -> Callable[[], None]:
+        """Call ``hook`` at each event; return what takes it off again.
+
+        Raises:
+            ConfigError: There is no such event.
+
+        """
+        if event not in get_args(EventName):
+            message = f"event {event!r} is unknown: choose {', '.join(get_args(EventName))}"
+            raise ConfigError(message, event=event)
+        self._hooks.setdefault(event, []).append(hook)
+        return lambda: self._hooks[event].remove(hook)
+
+    def has(self, event: EventName) -> bool:
+        """Whether anybody waits for an event."""
+        return bool(self._hooks.get(event))
+
+    def emit(self, event: EventName, facts: object) -> None:
+        """Tell everybody; a hook that fails is logged and does no other harm."""
+        for hook in tuple(self._hooks.get(event, ())):
+            try:
+                result = hook(facts)
+            except Exception:
+                log.exception("a hook failed", extra={"event": event})
+            else:
+                if inspect.isawaitable(result):
+                    self._host.spawn(_finish, event, result)
+
+    async def run(self, event: EventName, facts: object) -> None:
+        """Tell everybody, and wait for them."""
+        for hook in tuple(self._hooks.get(event, ())):
+            result = hook(facts)
+            if inspect.isawaitable(result):
+                await result
+
+
+async def _finish(event: str, result: Awaitable[None]) -> None:
+    try:
+        await result
+    except Exception:
+        log.exception("a hook failed", extra={"event": event})

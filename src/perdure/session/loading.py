@@ -1,0 +1,174 @@
+"""Opening a session: one load at a time for each, however many ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, final
+
+import anyio
+import msgspec
+
+from perdure.autosave.core import INHERIT, Inherit
+from perdure.errors import CorruptRecordError, SessionClosedError, SessionNotFoundError
+from perdure.lease.lease import obtain
+from perdure.model.keys import SessionKey
+from perdure.restore.ladder import restore
+from perdure.session.events import SessionOpened
+from perdure.session.keeping import Keeper
+from perdure.session.options import Autosave, OnHeld
+from perdure.session.runtime import Runtime, wrong_loop
+from perdure.session.session import Session
+from perdure.store import Grant
+
+__all__ = ["Flight", "Opener", "Opening", "Wanted"]
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody asked to open."""
+
+    key: SessionKey
+    owner: str | None = None
+    tags: tuple[str, ...] = ()
+    create: bool = True
+    on_held: OnHeld = "handover"
+    wait: float = 10.0
+    force: bool = False
+    autosave: Autosave | Inherit | None = INHERIT
+
+
+class Flight:
+    """A load or a close under way, for others to wait for."""
+
+    __slots__ = ("done", "error", "session")
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.session: Session | None = None
+        self.error: Exception | None = None
+
+
+@final
+class Opening:
+    """What ``sessions.open(…)`` returns: await it, or enter it."""
+
+    __slots__ = ("_opener", "_session", "_wanted")
+
+    def __init__(self, opener: Opener, wanted: Wanted) -> None:
+        self._opener = opener
+        self._wanted = wanted
+        self._session: Session | None = None
+
+    def __await__(self) -> Generator[Any, None, Session]:
+        return self._opener.open(self._wanted).__await__()
+
+    async def __aenter__(self) -> Session:
+        self._session = await self._opener.open(self._wanted)
+        return self._session
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.__aexit__(exc_type, exc, traceback)
+
+
+class Opener:
+    """Load sessions, each once, in the manager's own task."""
+
+    def __init__(self, runtime: Runtime, keeper: Keeper) -> None:
+        self._runtime = runtime
+        self._keeper = keeper
+        self._loads = anyio.CapacityLimiter(runtime.limits.loads)
+
+    async def open(self, wanted: Wanted) -> Session:
+        """Return the session, pinned once more."""
+        runtime = self._runtime
+        while True:
+            stray = runtime.home.stray()
+            if stray is not None:
+                raise wrong_loop("this manager", stray)
+            if runtime.draining:
+                message = f"session {wanted.key} cannot be opened: the manager is stopping"
+                raise SessionClosedError(message, key=str(wanted.key))
+            flight = runtime.flights.get(wanted.key)
+            if flight is None:
+                session = runtime.sessions.get(wanted.key)
+                if session is not None:
+                    self._keeper.pin(session, force=wanted.force)
+                    return session
+                flight = runtime.flights[wanted.key] = Flight()
+                runtime.host.spawn(self._fly, flight, wanted)
+            # Cancelled while waiting: the load goes on, and the next open finds the session.
+            await flight.done.wait()
+            if flight.error is not None:
+                raise flight.error.with_traceback(None)
+
+    async def _fly(self, flight: Flight, wanted: Wanted) -> None:
+        try:
+            async with self._loads:
+                flight.session = await self._load(wanted)
+        except Exception as error:  # noqa: BLE001  # it goes to those who wait
+            flight.error = error
+        finally:
+            del self._runtime.flights[wanted.key]
+            flight.done.set()
+
+    async def _load(self, wanted: Wanted) -> Session:
+        runtime, key = self._runtime, wanted.key
+        if not wanted.create and await runtime.store.head(key) == 0:
+            message = f"there is no session {key}: leave out create=False to make it"
+            raise SessionNotFoundError(message, key=str(key))
+        grant = await obtain(
+            runtime.store,
+            key,
+            me=runtime.store.owner,
+            lease=runtime.lease,
+            on_held=wanted.on_held,
+            wait=wanted.wait,
+            clock=runtime.clock,
+        )
+        try:
+            session = await self._restore(grant, wanted)
+        except BaseException:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                await runtime.store.release(key, grant.epoch)
+            raise
+        runtime.sessions[key] = session
+        changes = _changes(session, wanted)
+        if changes:
+            session.describe(**changes)
+        runtime.hooks.emit("opened", SessionOpened(str(key), grant.epoch, session.restore_report))
+        return session
+
+    async def _restore(self, grant: Grant, wanted: Wanted) -> Session:
+        runtime = self._runtime
+        restored = await restore(
+            runtime.store, grant.key, context_bytes=runtime.limits.context_bytes
+        )
+        if restored.head != grant.head:
+            message = (
+                f"session {grant.key}: its log ends at record {restored.head}, but epoch "
+                f"{grant.epoch} began at {grant.head}: run `perdure check`"
+            )
+            raise CorruptRecordError(message, key=str(grant.key), head=restored.head)
+        tracked = runtime.saver.track(
+            grant.key, epoch=grant.epoch, head=grant.head, autosave=wanted.autosave
+        )
+        return self._keeper.keep(Session(runtime, self._keeper, restored, tracked))
+
+
+def _changes(session: Session, wanted: Wanted) -> dict[str, Any]:
+    """Return what the opener says about the session and it does not know yet."""
+    if wanted.owner is None and not wanted.tags:
+        return {}
+    metadata = session.info.metadata
+    changes: dict[str, Any] = {}
+    if wanted.owner is not None and wanted.owner != metadata.owner:
+        changes["owner"] = wanted.owner
+    if wanted.tags and list(wanted.tags) != metadata.tags:
+        changes["tags"] = list(wanted.tags)
+    return changes

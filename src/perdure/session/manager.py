@@ -1,0 +1,414 @@
+"""The session manager: opens, keeps, hibernates and closes sessions over one store.
+
+It owns the autosave engine, the leases and the shutdown. Everything that must go on when a
+caller is cancelled runs in its host task, so a manager may be opened in one task and
+closed in another.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, final
+
+import anyio
+
+from perdure._lib.clock import loop_clock
+from perdure._lib.host import Host
+from perdure.autosave.core import INHERIT, Inherit
+from perdure.autosave.driver import Autosaver
+from perdure.autosave.shutdown import ShutdownReport
+from perdure.codec.registry import Registry
+from perdure.errors import SessionClosedError, StoreError
+from perdure.lease.lease import obtain
+from perdure.model.keys import DEFAULT_SESSION, SessionKey
+from perdure.restore.ladder import restore
+from perdure.session.closing import Closing
+from perdure.session.hooks import EventName, Hook, Hooks
+from perdure.session.keeping import Keeper
+from perdure.session.loading import Opener, Opening, Wanted
+from perdure.session.options import Autosave, Engine, Lease, Limits, OnHeld, Shutdown
+from perdure.session.runtime import Runtime, wrong_loop
+from perdure.session.signals import SignalWatch, body_canceller
+from perdure.session.view import SessionView
+from perdure.store import SessionInfo, Store
+
+if TYPE_CHECKING:
+    from perdure.autosave.driver import Health
+
+__all__ = ["SessionManager"]
+
+log = logging.getLogger("perdure")
+
+
+class Connected:
+    """A manager's parts between connect and close."""
+
+    __slots__ = ("closing", "keeper", "opener", "runtime", "signals")
+
+    def __init__(self, runtime: Runtime, shutdown: Shutdown) -> None:
+        self.runtime = runtime
+        self.keeper = Keeper(runtime)
+        self.opener = Opener(runtime, self.keeper)
+        self.closing = Closing(runtime, self.keeper)
+        self.signals = SignalWatch(self.on_term, body_canceller())
+        if shutdown.signals:
+            self.signals.install()
+
+    def on_term(self) -> None:
+        """SIGTERM has come: drain; over the default action, also stop by the deadline."""
+        self.closing.drain()
+        if self.signals.received:
+            self.runtime.host.spawn(self._end)
+
+    async def _end(self) -> None:
+        """End the process even if the body does not: what can be saved is saved by then."""
+        options = self.runtime.shutdown
+        with anyio.move_on_after(options.deadline + options.hard_grace):
+            await self.closing.done.wait()
+            return
+        self.signals.end_process()
+
+
+@final
+class SessionManager:
+    """Keep the sessions of one process: ``async with perdure.connect(…) as sessions``.
+
+    Also awaitable, for frameworks that close by ``aclose``. May be opened in one task and closed in
+    another of the same event loop.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        autosave: Autosave | None,
+        lease: Lease,
+        shutdown: Shutdown,
+        limits: Limits,
+        types: Sequence[Any] = (),
+        engine: Engine | None = None,
+    ) -> None:
+        self.registry = Registry(types)
+        self._store = store
+        self._autosave = autosave
+        self._engine = engine or Engine()
+        self._lease = lease
+        self._shutdown = shutdown
+        self._limits = limits
+        self._connected: Connected | None = None
+        self._started = False
+
+    # its life
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._start().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._start()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        connected = self._connected
+        report = await self.aclose()
+        if connected is not None and connected.signals.received:
+            connected.signals.end_process()
+        if exc_type is None or issubclass(exc_type, Exception):
+            report.raise_if_unsaved()
+
+    async def _start(self) -> Self:
+        if self._started:
+            message = "this manager was started before: call connect(…) again for a new one"
+            raise SessionClosedError(message)
+        self._started = True
+        host = Host()
+        await host.start()
+        try:
+            await self._store.open()
+        except BaseException:
+            await host.aclose()
+            raise
+        hooks = Hooks(host)
+        clock = loop_clock()
+        saver = Autosaver(
+            self._store,
+            host,
+            autosave=self._autosave,
+            engine=self._engine,
+            clock=clock,
+            on_event=lambda event: self._on_event(hooks, event),
+        )
+        runtime = Runtime(
+            store=self._store,
+            host=host,
+            saver=saver,
+            clock=clock,
+            registry=self.registry,
+            hooks=hooks,
+            lease=self._lease,
+            shutdown=self._shutdown,
+            limits=self._limits,
+        )
+        self._connected = Connected(runtime, self._shutdown)
+        host.on_teardown = self._connected.closing.torn_down
+        host.spawn(self._beat)
+        return self
+
+    def _check(self) -> Connected:
+        if self._connected is None:
+            message = (
+                "this manager is not connected: use `async with connect(…) as sessions` "
+                "or `sessions = await connect(…)`"
+            )
+            raise SessionClosedError(message)
+        stray = self._connected.runtime.home.stray()
+        if stray is not None:
+            raise wrong_loop("this manager", stray)
+        if self._connected.closing.report is not None:
+            message = "this manager is closed: call connect(…) again"
+            raise SessionClosedError(message)
+        return self._connected
+
+    # sessions
+
+    def open(
+        self,
+        id: str,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+        owner: str | None = None,
+        tags: Sequence[str] = (),
+        create: bool = True,
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+        force: bool = False,
+        autosave: Autosave | Inherit | None = INHERIT,
+    ) -> Opening:
+        """Open a session to write: await it, or ``async with`` it.
+
+        Everybody in this process who opens the same id shares one object. Leaving
+        ``async with`` lets go of it; autosave owns it from then on.
+
+        Args:
+            id: The agent's id.
+            session: Which of its conversations.
+            tenant: Whose it is, where customers share a store.
+            owner: Who it belongs to, kept as metadata.
+            tags: Kept as metadata.
+            create: Whether to make a session that does not exist.
+            on_held: What to do if another process holds it: ask for a handover and wait,
+                raise at once, or steal it once its holder has expired.
+            wait: Seconds to wait for another process.
+            force: Open it even if it is quarantined in this process.
+            autosave: This session's own settings; None for no timers.
+
+        Raises:
+            LeaseHeldError: Another process goes on holding it.
+            SessionNotFoundError: It does not exist, and ``create`` is False.
+            SessionQuarantinedError: The store refuses one of its records for good.
+            CorruptRecordError: Its log is damaged before the tail.
+            UnsupportedVersionError: A newer release wrote it.
+            StoreUnavailableError: The store cannot be reached.
+
+        """
+        wanted = Wanted(
+            key=SessionKey(id, session, tenant),
+            owner=owner,
+            tags=tuple(tags),
+            create=create,
+            on_held=on_held,
+            wait=wait,
+            force=force,
+            autosave=autosave,
+        )
+        return Opening(self._check().opener, wanted)
+
+    async def load(
+        self,
+        id: str,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+    ) -> SessionView | None:
+        """Read a session without a lease, as of now; None if there is none.
+
+        Of a session that is open here, it shows what is durable.
+        """
+        self._check()
+        key = SessionKey(id, session, tenant)
+        restored = await restore(self._store, key, context_bytes=self._limits.context_bytes)
+        return SessionView(self._store, self.registry, restored) if restored.head else None
+
+    async def list(
+        self,
+        *,
+        tenant: str = "",
+        prefix: str = "",
+        after: SessionInfo | None = None,
+        limit: int = 100,
+    ) -> list[SessionInfo]:
+        """List sessions by id; pass the last one as ``after`` for the next page."""
+        self._check()
+        return await self._store.sessions(
+            tenant=tenant, prefix=prefix, after=None if after is None else after.key, limit=limit
+        )
+
+    async def exists(
+        self,
+        id: str,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+    ) -> bool:
+        """Say whether there is such a session."""
+        self._check()
+        return await self._store.head(SessionKey(id, session, tenant)) > 0
+
+    async def delete(
+        self,
+        id: str,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+    ) -> bool:
+        """Remove a session and all that it owns; False if there was none.
+
+        Raises:
+            LeaseHeldError: Another process goes on holding it.
+
+        """
+        runtime = self._check().runtime
+        key = SessionKey(id, session, tenant)
+        return await runtime.host.call(self._delete, key, on_held, wait)
+
+    async def _delete(self, key: SessionKey, on_held: OnHeld, wait: float) -> bool:
+        connected = self._check()
+        runtime = connected.runtime
+        if await self._store.head(key) == 0:
+            return False
+        mine = runtime.sessions.get(key)
+        if mine is not None:
+            epoch = mine.epoch
+            await connected.keeper.delete(mine)
+        else:
+            grant = await obtain(
+                self._store,
+                key,
+                me=self._store.owner,
+                lease=self._lease,
+                on_held=on_held,
+                wait=wait,
+                clock=runtime.clock,
+            )
+            epoch = grant.epoch
+        await self._store.delete(key, epoch)
+        return True
+
+    # all of them
+
+    def on(self, event: EventName, hook: Hook) -> Callable[[], None]:
+        """Call ``hook`` at each event, and return what takes it off again.
+
+        ``before_save`` gets the session before a due save captures what to write, and is awaited;
+        the other hooks get an event with facts. A hook that fails is logged.
+
+        Raises:
+            ConfigError: There is no such event.
+
+        """
+        return self._check().runtime.hooks.on(event, hook)
+
+    async def flush(self, deadline: float | None = None) -> None:
+        """Save every session now, and return when all is durable or the deadline is over."""
+        await self._check().runtime.saver.flush(deadline)
+
+    def health(self) -> Health:
+        """Say how saving goes: for readiness probes, never for liveness.
+
+        A restart because of a store that is down would destroy the only copy.
+        """
+        return self._check().runtime.saver.health()
+
+    def tune(self, autosave: Autosave | None) -> None:
+        """Change the autosave settings of all sessions without settings of their own."""
+        self._check().runtime.saver.tune(autosave)
+
+    def drain(self) -> None:
+        """Begin to stop: open no more sessions, save every change as it comes; turns go on.
+
+        SIGTERM does this by itself, unless ``Shutdown(signals=False)``.
+        """
+        self._check().closing.drain()
+
+    async def aclose(self, deadline: float | None = None) -> ShutdownReport:
+        """Drain, flush, fold, release and stop, within the shutdown deadline.
+
+        Cancelling the caller does not stop it: it returns when it is done, and is cancelled then.
+
+        Returns:
+            What was saved, and what could not be: ``report.raise_if_unsaved()``.
+
+        """
+        connected = self._connected
+        if connected is None:
+            await self._store.aclose()
+            return ShutdownReport()
+        stray = connected.runtime.home.stray()
+        if stray is not None:
+            raise wrong_loop("this manager", stray)
+        closing = connected.closing
+        closing.begin(deadline)
+        await _wait_through(closing.done)
+        connected.signals.uninstall()
+        with anyio.CancelScope(shield=True):
+            await self._store.aclose()
+            await connected.runtime.host.aclose()
+        if closing.report is None:
+            raise StoreError("the shutdown itself failed; the log says how")
+        return closing.report
+
+    # in the host
+
+    async def _beat(self) -> None:
+        """Renew the leases, and give up the sessions that others ask for."""
+        connected = self._check()
+        runtime = connected.runtime
+        while True:
+            await anyio.sleep(self._lease.heartbeat)
+            try:
+                for key in await self._store.heartbeat():
+                    runtime.host.spawn(connected.keeper.hand_over, key)
+            except StoreError as error:
+                log.warning("heartbeat failed", exc_info=error)
+
+    def _on_event(self, hooks: Hooks, event: object) -> None:
+        connected = self._connected
+        if connected is None:
+            return
+        name = EVENTS.get(type(event).__name__)
+        if name is not None:
+            hooks.emit(name, event)
+
+
+EVENTS: dict[str, EventName] = {}
+
+
+async def _wait_through(done: anyio.Event) -> None:
+    """Wait for an event that is sure to come, cancellation or not; then be cancelled."""
+    cancelled: BaseException | None = None
+    with anyio.CancelScope(shield=True):
+        while not done.is_set():
+            try:
+                await done.wait()
+            except anyio.get_cancelled_exc_class() as error:  # a native cancel passes a shield
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled

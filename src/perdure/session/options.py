@@ -1,0 +1,47 @@
+"""What a user can set when connecting: the option groups, in one place."""
+
+from __future__ import annotations
+
+import msgspec
+
+from perdure.autosave.options import Autosave, Engine, Shutdown
+from perdure.errors import ConfigError
+from perdure.lease.terms import Lease, OnHeld
+
+__all__ = ["Autosave", "Engine", "Lease", "Limits", "OnHeld", "Shutdown"]
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How large things may become. Sizes are bytes.
+
+    Args:
+        context_bytes: The working context of a session without an agent: its newest
+            whole messages.
+        record_bytes: One appended item, encoded.
+        fold_ratio: Fold when the log's tail is this many times what a fold rewrites.
+        fold_records: Fold small documents after this many records at the latest.
+        loads: How many sessions load at once.
+
+    Raises:
+        ConfigError: A value does not fit.
+
+    """
+
+    context_bytes: int = 512 * KIB
+    record_bytes: int = 16 * MIB
+    fold_ratio: float = 1.0
+    fold_records: int = 500
+    loads: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("context_bytes", "record_bytes", "fold_records", "loads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                message = f"limits: {name}={value!r} does not fit: it must be a whole number from 1"
+                raise ConfigError(message, option=name, value=value)
+        if not 0 < self.fold_ratio < float("inf"):
+            message = f"limits: fold_ratio={self.fold_ratio!r} does not fit: it must be above 0"
+            raise ConfigError(message, fold_ratio=self.fold_ratio)

@@ -1,0 +1,88 @@
+"""What the parts of one connected manager share. Values and owners, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from perdure._lib.affinity import Affinity, Stray
+from perdure._lib.host import Host
+from perdure.autosave.driver import Autosaver
+from perdure.codec.registry import Registry
+from perdure.errors import WrongLoopError
+from perdure.model.keys import SessionKey
+from perdure.session.hooks import Hooks
+from perdure.session.options import Lease, Limits, Shutdown
+from perdure.store import Store
+
+if TYPE_CHECKING:
+    from perdure.session.loading import Flight
+    from perdure.session.session import Session
+
+__all__ = ["Runtime", "wrong_loop"]
+
+
+class Runtime:
+    """One connected manager's parts."""
+
+    __slots__ = (
+        "clock",
+        "draining",
+        "durability",
+        "flights",
+        "home",
+        "hooks",
+        "host",
+        "lease",
+        "limits",
+        "max_record_bytes",
+        "registry",
+        "saver",
+        "sessions",
+        "shutdown",
+        "store",
+    )
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        host: Host,
+        saver: Autosaver,
+        clock: Callable[[], float],
+        registry: Registry,
+        hooks: Hooks,
+        lease: Lease,
+        shutdown: Shutdown,
+        limits: Limits,
+    ) -> None:
+        self.store = store
+        self.host = host
+        self.saver = saver
+        self.clock = clock
+        self.registry = registry
+        self.hooks = hooks
+        self.lease = lease
+        self.shutdown = shutdown
+        self.limits = limits
+        self.home = Affinity()
+        self.sessions: dict[SessionKey, Session] = {}
+        """The sessions in memory. One stays until it is durable and its lease is released."""
+        self.flights: dict[SessionKey, Flight] = {}
+        """Loads and closes under way, one a session at most."""
+        self.draining = False
+        self.durability = store.capabilities.durability
+        self.max_record_bytes = min(limits.record_bytes, store.capabilities.max_record_bytes)
+
+
+def wrong_loop(what: str, stray: Stray) -> WrongLoopError:
+    """Return the error for a use from elsewhere, with the cure."""
+    where, cure = {
+        "fork": ("process", "connect again in the child process"),
+        "thread": (
+            "thread",
+            "call it from its own, with anyio.from_thread.run or loop.call_soon_threadsafe",
+        ),
+        "loop": ("event loop", "connect again inside this loop"),
+    }[stray]
+    return WrongLoopError(f"{what} belongs to another {where}: {cure}", stray=stray)

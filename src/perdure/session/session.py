@@ -1,0 +1,331 @@
+"""The session: what users append to, and what saves itself."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, final
+
+import msgspec
+
+from perdure.codec.encoded import Encoded
+from perdure.codec.json import encode
+from perdure.codec.messages import encode_message
+from perdure.errors import TooLargeError
+from perdure.memory.documents import Meta, SessionDocument
+from perdure.model.messages import Message
+from perdure.model.records import META, Entry, Record
+from perdure.restore.ladder import Restored
+from perdure.session.contents import Contents, HistoryItem
+from perdure.session.rendering import ContextFormat, render
+from perdure.session.runtime import Runtime, wrong_loop
+from perdure.session.turn import Turn, TurnQueue
+
+if TYPE_CHECKING:
+    from perdure.autosave.core import Tracked
+    from perdure.memory.state import States
+    from perdure.memory.working import WorkingMemory
+    from perdure.model.keys import SessionKey
+    from perdure.model.manifest import Manifest
+    from perdure.restore.report import RestoreReport
+    from perdure.session.keeping import Keeper
+
+__all__ = ["Receipt", "Session"]
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """Proof that a session is durable up to a version."""
+
+    version: int
+    """Every record up to this seq is durable."""
+    durability: str
+    """What durable means on this store: "fsync", "memory", …"""
+
+
+@final
+class Session:
+    """One conversation and its state, written by one process at a time.
+
+    Made by ``SessionManager.open``. Everybody in the process who opens the same id shares the
+    object; leaving ``async with`` only lets go of it, and autosave goes on.
+    It belongs to the event loop that opened it.
+    """
+
+    __slots__ = (
+        "_contents",
+        "_keeper",
+        "_report",
+        "_runtime",
+        "_turns",
+        "closed_by",
+        "folding",
+        "pins",
+        "rewrite_bytes",
+        "tail_bytes",
+        "tail_records",
+        "tracked",
+    )
+
+    def __init__(
+        self, runtime: Runtime, keeper: Keeper, restored: Restored, tracked: Tracked
+    ) -> None:
+        self._runtime = runtime
+        self._keeper = keeper
+        self._report = restored.report
+        self._contents = Contents(runtime.store, runtime.registry, restored, self.accept)
+        self._turns = TurnQueue()
+        self.tracked = tracked
+        self.closed_by: Exception | None = None
+        self.pins = 0
+        self.folding = False
+        self.tail_bytes = restored.tail_bytes
+        self.tail_records = restored.tail_records
+        self.rewrite_bytes = _size(restored.manifest)
+
+    def __repr__(self) -> str:
+        state = "open" if self.closed_by is None else "closed"
+        return f"<Session {self.key} {state} version={self.version} durable={self.durable_version}>"
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._keeper.unpin(self)
+
+    # what it is
+
+    @property
+    def key(self) -> SessionKey:
+        """Tenant, agent id and session id."""
+        return self._contents.key
+
+    @property
+    def id(self) -> str:
+        """The id that it was opened with."""
+        return self._contents.key.agent
+
+    @property
+    def info(self) -> SessionDocument:
+        """Title, tags, owner, counters and times, as of now."""
+        return self._contents.describe()
+
+    @property
+    def epoch(self) -> int:
+        """This holder's number, which is the fencing token."""
+        return self.tracked.epoch
+
+    @property
+    def version(self) -> int:
+        """The seq of the newest record that was accepted."""
+        return self.tracked.version
+
+    @property
+    def durable_version(self) -> int:
+        """The seq of the newest record that is durable."""
+        return self.tracked.durable
+
+    @property
+    def unsaved_age(self) -> float:
+        """Seconds since the oldest change that is not durable, 0 when all is saved."""
+        return self._runtime.saver.unsaved_age(self.tracked)
+
+    @property
+    def restore_report(self) -> RestoreReport:
+        """How it came back when it was opened."""
+        return self._report
+
+    @property
+    def memory(self) -> WorkingMemory:
+        """The working memory; it loads when it is first awaited."""
+        return self._contents.memory
+
+    @property
+    def state(self) -> States:
+        """Named states; each loads when it is first awaited."""
+        return self._contents.state
+
+    # changing it
+
+    def append(self, *items: Message | Encoded | Any) -> int:
+        """Append items as one group, and return the new version.
+
+        Cheap and synchronous; autosave makes it durable within its window, ``save`` at once.
+
+        Args:
+            items: Messages, encoded records, or objects of registered types.
+
+        Raises:
+            NotStorableError: An item cannot be stored; nothing was appended. It names
+                the path, the type and the cure.
+            TooLargeError: An item is larger than ``Limits.record_bytes``.
+            LeaseLostError: Somebody else has taken the session over.
+            SessionClosedError: The session, or its manager, was closed.
+            SessionQuarantinedError: The store refuses a record of this session for good.
+            StoreUnavailableError: Too much is unsaved, since the store is down.
+            WrongLoopError: The session belongs to another loop, thread or process.
+
+        """
+        if len(items) == 1 and type(items[0]) is Encoded:
+            return self.accept((items[0].entry,))
+        entries = tuple([self._encode(item) for item in items])
+        if not entries:
+            return self.version
+        return self.accept(entries)
+
+    def _encode(self, item: Message | Encoded | Any) -> Entry:
+        if isinstance(item, Message):
+            if item.created_at is None:
+                item = msgspec.structs.replace(item, created_at=time.time())
+            return encode_message(item, self._runtime.registry)
+        if isinstance(item, Encoded):
+            return item.entry
+        return self._runtime.registry.encode_record(item)
+
+    def accept(self, entries: tuple[Entry, ...]) -> int:
+        """Take entries in as one group; every change of the session comes through here."""
+        if self.closed_by is not None or self._runtime.home.stray() is not None:
+            self._check_open()
+        size = 0
+        for entry in entries:
+            length = len(entry[1])
+            if length > self._runtime.max_record_bytes:
+                raise self._too_large(entry)
+            size += length
+        version = self._runtime.saver.append(self.tracked, entries)
+        self._contents.note(version - len(entries) + 1, entries, self.tracked.epoch)
+        self.tail_bytes += size
+        self.tail_records += len(entries)
+        return version
+
+    def _too_large(self, entry: Entry) -> TooLargeError:
+        size, limit = len(entry.payload), self._runtime.max_record_bytes
+        message = (
+            f"session {self.key}: a {entry.kind} of {size} bytes is over the limit of {limit}: "
+            "store it elsewhere and append a reference, or raise Limits(record_bytes=…)"
+        )
+        return TooLargeError(message, key=str(self.key), kind=entry.kind, size=size, limit=limit)
+
+    def describe(
+        self,
+        *,
+        title: str | None = None,
+        tags: list[str] | None = None,
+        owner: str | None = None,
+        **metadata: Any,
+    ) -> int:
+        """Change what is said about the session, and return the new version."""
+        encoded = {name: msgspec.Raw(encode(value)) for name, value in metadata.items()}
+        meta = Meta(title=title, tags=tags, owner=owner, metadata=encoded, at=time.time())
+        return self.accept((Entry(META, encode(meta)),))
+
+    def turn(self, id: str | None = None) -> Turn:
+        """Return a turn to enter: ``async with session.turn()``.
+
+        Turns run one at a time, first come, first served. Leaving one waits until it is durable.
+        """
+        return Turn(self, self._turns, id)
+
+    async def save(self) -> Receipt:
+        """Make everything that was appended durable, now, and return the proof.
+
+        Saves of different sessions share their commits where the store can. Cancelling
+        the caller does not stop the save.
+
+        Raises:
+            LeaseLostError: Somebody else has taken the session over.
+            SessionQuarantinedError: The store refuses a record of this session for good.
+            SessionClosedError: The manager stopped before it was durable.
+
+        """
+        self._check_home()
+        return self._receipt(await self._runtime.saver.save(self.tracked))
+
+    async def wait_durable(self, version: int | None = None) -> Receipt:
+        """Wait until a version (None: the newest) is durable, without hurrying the save."""
+        self._check_home()
+        return self._receipt(await self._runtime.saver.wait_durable(self.tracked, version))
+
+    def _receipt(self, version: int) -> Receipt:
+        return Receipt(version, self._runtime.durability)
+
+    # reading it
+
+    def context(self, format: ContextFormat = None) -> list[Any]:
+        """Return what the model sees next: the newest whole messages within the limit.
+
+        Args:
+            format: None for `Message` objects, ``"openai"`` for Chat Completions dicts.
+
+        """
+        return render(self._contents.decoded(), format)
+
+    async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
+        """Return up to ``limit`` items of the log, oldest first, that end before a seq.
+
+        Page backwards by passing the first item's seq as ``before``.
+        """
+        tracked = self.tracked
+        unsaved = [
+            Record(seq, self.epoch, entry.kind, entry.payload, entry.end)
+            for seq, entry in enumerate(tracked.pending, tracked.durable + 1)
+        ]
+        return await self._contents.history(before=before, limit=limit, unsaved=unsaved)
+
+    async def aclose(self) -> None:
+        """Save, fold and let go of the session for everybody in this process.
+
+        Raises:
+            UnsavedChangesError: Not everything could be made durable in time.
+
+        """
+        await self._keeper.close(self)
+
+    # for the manager, turns and the agent: not for users
+
+    def _check_home(self) -> None:
+        stray = self._runtime.home.stray()
+        if stray is not None:
+            raise wrong_loop("session " + str(self.key), stray)
+
+    def _check_open(self) -> None:
+        self._check_home()
+        if self.closed_by is not None:
+            raise self.closed_by
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether an append would be accepted, size and room aside."""
+        return self.closed_by is None and self.tracked.writable
+
+    async def begin_turn(self) -> int:
+        """Wait for room, and return the new turn's number."""
+        self._check_open()
+        await self._runtime.saver.room(self.tracked)
+        self._contents.turns += 1
+        return self._contents.turns
+
+    def end_turn(self, entry: Entry) -> None:
+        """Append a turn's last record; a save is due with it."""
+        self.accept((entry,))
+        self._runtime.saver.turn_ended(self.tracked)
+
+    def folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
+        """Take note of a fold, ``tail`` being what the tail was when it began."""
+        self._contents.folded(manifest.as_of_seq, manifest.documents)
+        self.tail_bytes = max(self.tail_bytes - tail[0], 0)
+        self.tail_records = max(self.tail_records - tail[1], 0)
+        self.rewrite_bytes = _size(manifest)
+
+    async def turns_idle(self) -> None:
+        """Wait until no turn is running."""
+        await self._turns.wait_idle()
+
+
+def _size(manifest: Manifest | None) -> int:
+    return 0 if manifest is None else sum(one.size for one in manifest.documents.values())

@@ -1,0 +1,137 @@
+"""A turn: one input up to the end of its answer, saved when it ends."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar, final
+
+import anyio
+
+from perdure.codec.json import encode
+from perdure.errors import SessionError
+from perdure.memory.documents import Turned
+from perdure.model.records import TURN, Entry
+
+if TYPE_CHECKING:
+    from perdure.session.session import Session
+
+T = TypeVar("T")
+
+__all__ = ["Turn"]
+
+
+@final
+class Turn:
+    """One turn of a session: ``async with session.turn() as turn``.
+
+    Turns of a session run one at a time, in the order in which they were asked for. What was
+    appended in a turn is durable when the block has been left without an error. A turn that an
+    exception or a cancellation leaves is closed as interrupted, and saved too; a
+    cancellation does not wait for that.
+    """
+
+    __slots__ = ("_queue", "_session", "id", "number")
+
+    def __init__(self, session: Session, queue: TurnQueue, turn_id: str | None) -> None:
+        self._session = session
+        self._queue = queue
+        self.id = turn_id or ""
+        """The given id, or ``turn_0001`` and so on; numbers go on after a restore."""
+        self.number = 0
+
+    async def __aenter__(self) -> Self:
+        await self._queue.enter(str(self._session.key))
+        try:
+            self.number = await self._session.begin_turn()
+            self.id = self.id or f"turn_{self.number:04d}"
+            self._session.accept((self._entry("begin"),))
+        except BaseException:
+            self._queue.leave()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if exc_type is None:
+                self._session.end_turn(self._entry("end"))
+                await self._session.save()
+            elif self._session.is_writable:
+                self._session.end_turn(self._entry("interrupted", exc_type.__name__))
+                if issubclass(exc_type, Exception):
+                    await self._session.save()
+        finally:
+            self._queue.leave()
+
+    async def emit(self, item: T, send: Callable[[T], Awaitable[object] | object]) -> None:
+        """Send something once everything before it is durable: the output gate.
+
+        Args:
+            item: What is sent.
+            send: Called with it, and awaited if it returns an awaitable.
+
+        Raises:
+            LeaseLostError: Somebody else has the session: nothing was sent.
+            SessionQuarantinedError: The store refuses a record: nothing was sent.
+
+        """
+        await self._session.save()
+        result = send(item)
+        if inspect.isawaitable(result):
+            await result
+
+    def _entry(self, phase: str, error: str | None = None) -> Entry:
+        turned = Turned(turn=self.id, number=self.number, phase=phase, at=time.time(), error=error)
+        return Entry(TURN, encode(turned))
+
+
+@final
+class TurnQueue:
+    """First come, first served; refuses a turn inside a turn instead of waiting for ever."""
+
+    __slots__ = ("_free", "_task", "idle")
+
+    def __init__(self) -> None:
+        self._free = anyio.Semaphore(1)
+        self._task = 0
+        self.idle: anyio.Event | None = None
+        """Set when the running turn ends, if somebody waits for that."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is running."""
+        return self._task != 0
+
+    async def enter(self, session: str) -> None:
+        """Wait for one's turn."""
+        task = anyio.get_current_task().id
+        if task == self._task:
+            message = (
+                f"session {session}: this task already is in a turn; "
+                "end it before beginning another"
+            )
+            raise SessionError(message, key=session)
+        await self._free.acquire()
+        self._task = task
+
+    def leave(self) -> None:
+        """Let the next one in."""
+        self._task = 0
+        self._free.release()
+        if self.idle is not None:
+            self.idle.set()
+            self.idle = None
+
+    async def wait_idle(self) -> None:
+        """Wait until no turn is running."""
+        while self.busy:
+            if self.idle is None:
+                self.idle = anyio.Event()
+            await self.idle.wait()

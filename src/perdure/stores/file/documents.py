@@ -1,0 +1,244 @@
+"""Documents and manifests: folded files, and the files that say which of them count.
+
+A fold makes ``manifest-<epoch>.next`` durable, then the documents, then turns it into
+``manifest-<epoch>.json`` by a rename. So a document that is read matches one of the
+manifests that lie there, and is used with that one's ``as_of_seq``; one that matches none
+is damaged. A kill after any step loses nothing: the log has it all.
+
+Manifests carry a checksum of their own, and one that fails it counts as lost.
+Blocking; each function is part of one hop into a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+
+from perdure._lib.files import Folder
+from perdure.codec.frames import open_sealed, seal
+from perdure.errors import CorruptRecordError, UnsupportedVersionError
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import FORMAT, Manifest
+from perdure.store import Document, Documents
+from perdure.stores.file.layout import (
+    LOG,
+    QUARANTINE,
+    document_path,
+    encode_name,
+    manifest_epoch,
+    manifest_name,
+    next_manifest_name,
+    segment_of,
+)
+
+__all__ = ["Seen", "keep_evidence", "read", "read_manifests", "remove_owned", "write"]
+
+_log = logging.getLogger("perdure")
+
+_TRIES = 100
+"""How many folds a reader may meet in a row before it reports what it saw."""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A manifest file, sound."""
+
+    manifest: Manifest
+    coming: bool
+    """Whether the fold that it announces had not ended."""
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def read_manifests(folder: Folder, key: SessionKey, *, since: int = 0) -> list[Seen]:
+    """Return the manifests of a session's present life, the newest that counts first.
+
+    Raises:
+        UnsupportedVersionError: One has a newer format.
+        CorruptRecordError: One belongs to another session.
+
+    """
+    seen = []
+    for name in folder.names():
+        found = manifest_epoch(name)
+        if found is None or found[0] < since:
+            continue
+        manifest = _manifest_of(folder, name, key)
+        if manifest is not None:
+            seen.append(Seen(manifest, found[1]))
+    return sorted(seen, key=lambda one: (one.coming, -one.manifest.epoch))
+
+
+def _manifest_of(folder: Folder, name: str, key: SessionKey) -> Manifest | None:
+    data = folder.read(name)
+    if data is None:
+        return None  # a fold has just ended
+    body = open_sealed(data)
+    if body is None:
+        _log.warning("a manifest is damaged", extra={"path": f"{folder.path}/{name}"})
+        return None
+    number = msgspec.json.decode(body, type=_Format).format
+    if number > FORMAT:
+        message = (
+            f"{folder.path}/{name} has format {number}, this release reads up to {FORMAT}: use a "
+            "newer release of perdure"
+        )
+        raise UnsupportedVersionError(message, path=f"{folder.path}/{name}", format=number)
+    manifest = msgspec.json.decode(body, type=Manifest)
+    if manifest.key != key:
+        message = (
+            f"{folder.path}/{name} belongs to session {manifest.key}, not to {key}: put the "
+            "folder back to where it came from"
+        )
+        raise CorruptRecordError(message, path=f"{folder.path}/{name}", key=str(key))
+    return manifest
+
+
+def read(
+    folder: Folder, key: SessionKey, names: Collection[str] | None, *, since: int = 0
+) -> Documents:
+    """Read documents, beside whoever folds meanwhile."""
+    seen = read_manifests(folder, key, since=since)
+    for _ in range(_TRIES):
+        documents = _match(folder, seen, names)
+        if not documents.damaged:
+            return documents
+        # A fold announces itself before it touches a document: else this is damage.
+        again = read_manifests(folder, key, since=since)
+        if again == seen:
+            return documents
+        seen = again
+    return documents
+
+
+def _match(folder: Folder, seen: list[Seen], names: Collection[str] | None) -> Documents:
+    current = seen[0].manifest if seen and not seen[0].coming else None
+    listed = dict.fromkeys(name for one in seen for name in one.manifest.documents)
+    found: dict[str, Document] = {}
+    damaged = []
+    for name in listed if names is None else [name for name in listed if name in names]:
+        document = _document(folder, name, seen)
+        if document is not None and (current is None or name in current.documents):
+            found[name] = document
+        elif current is not None and name in current.documents:
+            damaged.append(name)
+    return Documents(current, found, tuple(damaged))
+
+
+def _document(folder: Folder, name: str, seen: list[Seen]) -> Document | None:
+    data = _bytes_of(folder, name)
+    if data is None:
+        return None
+    digest = hashlib.sha256(data).hexdigest()
+    for one in seen:
+        folded = one.manifest.documents.get(name)
+        if folded is not None and folded.sha256 == digest:
+            return Document(data, folded.as_of_seq)
+    return None
+
+
+def _bytes_of(folder: Folder, name: str) -> bytes | None:
+    *steps, last = document_path(name)
+    try:
+        with folder.enter(*steps) as place:
+            return place.read(last)
+    except FileNotFoundError:
+        return None
+
+
+def write(
+    folder: Folder,
+    documents: Mapping[str, bytes],
+    manifest: Manifest,
+    require_mine: Callable[[], None],
+) -> None:
+    """Make documents durable, then the manifest that names them, then tidy up.
+
+    *require_mine* raises when the session is another holder's by now.
+    """
+    require_mine()
+    coming = next_manifest_name(manifest.epoch)
+    folder.replace(coming, seal(msgspec.json.encode(manifest)))
+    folder.sync()
+    places: dict[tuple[str, ...], list[tuple[str, bytes]]] = {}
+    for name, data in documents.items():
+        *steps, last = document_path(name)
+        places.setdefault(tuple(steps), []).append((last, data))
+    for path, files in places.items():
+        with folder.make(*path) as place:
+            for last, data in files:
+                place.replace(last, data)
+            place.sync()
+    require_mine()
+    before = {name for one in _others(folder, manifest.key) for name in one.manifest.documents}
+    folder.rename(coming, manifest_name(manifest.epoch))
+    folder.sync()
+    _remove_documents(folder, before - manifest.documents.keys())
+    for name in folder.names():
+        found = manifest_epoch(name)
+        if found is not None and found[0] < manifest.epoch:
+            folder.remove(name)
+
+
+def _others(folder: Folder, key: SessionKey) -> list[Seen]:
+    """Return the manifests that are about to be replaced; one of no use is no hindrance."""
+    try:
+        return read_manifests(folder, key)
+    except UnsupportedVersionError:
+        return []
+
+
+def _remove_documents(folder: Folder, names: Collection[str]) -> None:
+    for name in names:
+        *steps, last = document_path(name)
+        with contextlib.suppress(FileNotFoundError):
+            with folder.enter(*steps) as place:
+                place.remove(last)
+            if steps:
+                folder.remove_folder(steps[0])
+
+
+def keep_evidence(folder: Folder, names: Collection[str]) -> None:
+    """Copy damaged documents out of the next fold's way; only for the holder."""
+    for name in names:
+        data = _bytes_of(folder, name)
+        _log.warning(
+            "a document is damaged, it is made again from the log",
+            extra={"path": f"{folder.path}/{name}", "bytes": len(data or b"")},
+        )
+        if data is None:
+            continue
+        copy = f"{encode_name(name)}.{hashlib.sha256(data).hexdigest()[:12]}"
+        with folder.make(QUARANTINE) as quarantine:
+            if quarantine.stat(copy) is None:
+                quarantine.replace(copy, data)
+
+
+def remove_owned(folder: Folder, key: SessionKey, *, below: int) -> None:
+    """Remove what the epochs below *below* left: documents, manifests, segments, evidence.
+
+    An explicit list: what else lies in the folder is not ours. Bounded by epoch, so that a
+    deleter who overslept cannot touch the log of a later life.
+    """
+    manifests = [name for name in folder.names() if (manifest_epoch(name) or (below,))[0] < below]
+    if below > 1 and manifests:
+        dead = [one for one in _others(folder, key) if one.manifest.epoch < below]
+        _remove_documents(folder, {name for one in dead for name in one.manifest.documents})
+    for name in manifests:
+        folder.remove(name)
+    _remove_files(folder, LOG, lambda name: (segment_of(name) or (below,))[0] < below)
+    if manifests:
+        _remove_files(folder, QUARANTINE, lambda _: True)
+
+
+def _remove_files(folder: Folder, step: str, is_ours: Callable[[str], bool]) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        with folder.enter(step) as place:
+            for name in filter(is_ours, place.names()):
+                place.remove(name)
+        folder.remove_folder(step)

@@ -1,0 +1,341 @@
+"""The memory store: the whole port on dictionaries, for tests and benchmarks.
+
+Durable against nothing: what it holds ends with its `MemoryBacking`. All else is as on
+a disk. Several stores on one backing are to each other what processes on one disk are,
+so epochs, fencing, takeovers and handovers can be played in one event loop.
+
+Every call is one checkpoint followed by one synchronous step: a cancelled call did
+nothing, and no reader sees half of a step. No threads and no sleeps, so virtual clocks
+work. A backing belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import secrets
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from typing import final
+
+import anyio.lowlevel
+import msgspec
+
+from perdure.errors import (
+    CorruptRecordError,
+    LeaseHeldError,
+    LeaseLostError,
+    UnsupportedVersionError,
+)
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import FORMAT, Manifest
+from perdure.model.records import EPOCH, Entry
+from perdure.store import (
+    Batch,
+    Capabilities,
+    Document,
+    Documents,
+    Grant,
+    Holder,
+    LogChunk,
+    Outcome,
+    SessionInfo,
+    Status,
+    Swept,
+)
+from perdure.stores._backing import Blob, MemoryBacking, Owner, Session, fresh
+
+__all__ = ["MemoryBacking", "MemoryStore"]
+
+_CHUNK = 256
+"""Records in one `LogChunk`."""
+
+_CAPABILITIES = Capabilities(durability="memory", batch_max=256, memory_bound=True)
+
+
+@final
+class MemoryStore:
+    """Keep everything in memory, alone or on a backing that others use as well."""
+
+    def __init__(self, *, owner: str | None = None, backing: MemoryBacking | None = None) -> None:
+        self._owner = owner or secrets.token_hex(8)
+        self._backing = backing or MemoryBacking()
+        self._sessions = self._backing.sessions
+        self._owners = self._backing.owners
+        self._blobs = self._backing.blobs
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store is."""
+        return _CAPABILITIES
+
+    @property
+    def owner(self) -> str:
+        """This store's id as a holder of leases."""
+        return self._owner
+
+    @property
+    def location(self) -> str:
+        """Where it keeps things, for people."""
+        return "memory:"
+
+    async def open(self) -> None:
+        """Make the owner known to the others on the backing."""
+        await anyio.lowlevel.checkpoint()
+        self._owners.setdefault(self._owner, Owner()).alive = True
+
+    async def aclose(self) -> None:
+        """Leave as a process that ends: what was not released looks like a dead owner's."""
+        # The step comes first here: a cancelled close closes all the same.
+        if owner := self._owners.get(self._owner):
+            owner.alive = False
+        await anyio.lowlevel.checkpoint()
+
+    # the log
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """Append each batch, or say why not; see the port."""
+        await anyio.lowlevel.checkpoint()
+        now = self._backing.clock()
+        return [self._append(batch, now) for batch in batches]
+
+    def _append(self, batch: Batch, now: float) -> Outcome:
+        session = self._sessions.get(batch.key)
+        if session is None or session.epoch != batch.epoch or session.deleted:
+            return Outcome(Status.CONFLICT, _lost(batch.key, batch.epoch, session))
+        new = fresh(session, batch, _CAPABILITIES.max_record_bytes)
+        if isinstance(new, Exception):
+            return Outcome(Status.PERMANENT, new)
+        session.entries.extend(new)
+        session.updated_at = now
+        return Outcome(Status.OK, written=sum([len(entry.payload) for entry in new]))
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read records as they are now; what is appended meanwhile is not among them."""
+        await anyio.lowlevel.checkpoint()
+        session = self._sessions.get(key)
+        if session is None:
+            return
+        end = len(session.entries) + 1
+        seqs = range(max(after, 0) + 1, end if before is None else min(before, end))
+        records = session.records((seqs[::-1] if reverse else seqs)[:limit])
+        while chunk := tuple(itertools.islice(records, _CHUNK)):
+            yield LogChunk(chunk)
+            await anyio.lowlevel.checkpoint()
+
+    async def head(self, key: SessionKey) -> int:
+        """Return the seq of the log's last record, 0 for an unknown session."""
+        await anyio.lowlevel.checkpoint()
+        session = self._sessions.get(key)
+        return len(session.entries) if session else 0
+
+    # documents
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        """Read documents, each checked against the manifest's hash."""
+        await anyio.lowlevel.checkpoint()
+        session = self._sessions.get(key)
+        if session is None or session.manifest is None:
+            return Documents()
+        manifest = session.manifest
+        if manifest.format > FORMAT:
+            message = (
+                f"the manifest of {key} has format {manifest.format}, this release reads up to "
+                f"{FORMAT}: use a newer release of perdure"
+            )
+            raise UnsupportedVersionError(message, key=key, format=manifest.format)
+        found: dict[str, Document] = {}
+        damaged: list[str] = []
+        for name, folded in manifest.documents.items():
+            if names is not None and name not in names:
+                continue
+            data = session.documents.get(name)
+            if data is None or _sha256(data) != folded.sha256:
+                damaged.append(name)
+            else:
+                found[name] = Document(data, folded.as_of_seq)
+        return Documents(manifest, found, tuple(damaged))
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        """Replace the documents and the manifest in one step."""
+        await anyio.lowlevel.checkpoint()
+        session = self._held(key, manifest.epoch)
+        kept = {**session.documents, **documents}
+        session.documents = {name: kept[name] for name in manifest.documents if name in kept}
+        session.manifest = manifest
+
+    # blobs
+
+    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
+        """Keep blobs; bytes that are already there grow young again."""
+        await anyio.lowlevel.checkpoint()
+        now = self._backing.clock()
+        for name, data in blobs.items():
+            self._blobs[tenant, name] = Blob(data, now)
+
+    async def get_blob(self, tenant: str, name: str) -> bytes | None:
+        """Return a blob, verified; None when there is none."""
+        await anyio.lowlevel.checkpoint()
+        blob = self._blobs.get((tenant, name))
+        if blob is None:
+            return None
+        if _sha256(blob.data) != name:
+            message = f"blob {name} does not match its name: put the right bytes again"
+            raise CorruptRecordError(message, blob=name, size=len(blob.data))
+        return blob.data
+
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+        """Remove what an earlier sweep moved away, then move away what nobody reaches."""
+        await anyio.lowlevel.checkpoint()
+        now = self._backing.clock()
+        quarantined = removed = freed = 0
+        for place, blob in list(self._blobs.items()):
+            if place[0] != tenant:
+                continue
+            if place[1] in reachable:
+                blob.quarantined_at = None
+            elif blob.quarantined_at is None:
+                if now - blob.renewed_at >= older_than:
+                    blob.quarantined_at = now
+                    quarantined += 1
+            elif now - blob.quarantined_at >= older_than:
+                del self._blobs[place]
+                removed += 1
+                freed += len(blob.data)
+        return Swept(quarantined, removed, freed)
+
+    # leases
+
+    async def holder(self, key: SessionKey) -> Holder | None:
+        """Say who has the session; None when nobody ever had."""
+        await anyio.lowlevel.checkpoint()
+        session = self._sessions.get(key)
+        if session is None:
+            return None
+        owner = self._owners.get(session.owner)
+        return Holder(
+            epoch=session.epoch,
+            owner=session.owner,
+            released=session.released,
+            alive=owner.alive if owner else False,
+            beat=owner.beat if owner else 0,
+            deleted=session.deleted,
+        )
+
+    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+        """Take the session with epoch ``after + 1``, if the newest epoch is ``after``."""
+        await anyio.lowlevel.checkpoint()
+        session = self._sessions.get(key)
+        newest = session.epoch if session else 0
+        if newest != after:
+            message = (
+                f"{key} is at epoch {newest}, not {after}: look again who holds it, then "
+                "ask for a handover or wait"
+            )
+            raise LeaseHeldError(message, key=key, epoch=newest)
+        if session is None:
+            session = self._sessions[key] = Session()
+        session.epoch, session.owner = after + 1, self._owner
+        session.released = session.deleted = False
+        return self._begin(key, session)
+
+    def _begin(self, key: SessionKey, session: Session) -> Grant:
+        created = not session.entries
+        session.updated_at = self._backing.clock()
+        if session.created_at is None:
+            session.created_at = session.updated_at
+        session.entries.append(Entry(EPOCH, msgspec.json.encode({"owner": self._owner})))
+        session.epoch_starts.append(len(session.entries))
+        session.epochs.append(session.epoch)
+        return Grant(key, session.epoch, len(session.entries), created)
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        """Say that the epoch's holder writes no more."""
+        await anyio.lowlevel.checkpoint()
+        session = self._sessions.get(key)
+        if session and session.epoch == epoch:
+            session.released = True
+
+    async def heartbeat(self) -> list[SessionKey]:
+        """Renew this owner's heartbeat, and return the sessions that others ask for."""
+        await anyio.lowlevel.checkpoint()
+        owner = self._owners.setdefault(self._owner, Owner())
+        owner.beat += 1
+        wanted, owner.wanted = owner.wanted, {}
+        return list(wanted)
+
+    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+        """Ask the holder for the session."""
+        await anyio.lowlevel.checkpoint()
+        if owner := self._owners.get(holder.owner):
+            owner.wanted[key] = None
+
+    # directory
+
+    async def sessions(
+        self,
+        *,
+        tenant: str = "",
+        prefix: str = "",
+        after: SessionKey | None = None,
+        limit: int = 100,
+    ) -> list[SessionInfo]:
+        """List sessions by key; always up to date here."""
+        await anyio.lowlevel.checkpoint()
+        keys = sorted(
+            key
+            for key, session in self._sessions.items()
+            if key.tenant == tenant and key.agent.startswith(prefix) and not session.deleted
+        )
+        start = bisect_right(keys, after) if after else 0
+        return [_info(key, self._sessions[key]) for key in keys[start : start + limit]]
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        """Remove what the session owns; its epoch stays, marked as deleted."""
+        await anyio.lowlevel.checkpoint()
+        session = self._held(key, epoch)
+        session.empty()
+        session.deleted = session.released = True
+
+    def _held(self, key: SessionKey, epoch: int) -> Session:
+        session = self._sessions.get(key)
+        if session is None or session.epoch != epoch or session.deleted:
+            raise _lost(key, epoch, session)
+        return session
+
+
+def _lost(key: SessionKey, epoch: int, session: Session | None) -> LeaseLostError:
+    newest = session.epoch if session else 0
+    message = (
+        f"epoch {epoch} of {key} may not write: the newest is {newest}"
+        f"{', and it was deleted' if session and session.deleted else ''}; open the session again"
+    )
+    return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
+
+
+def _info(key: SessionKey, session: Session) -> SessionInfo:
+    counters = session.manifest.counters if session.manifest else {}
+    return SessionInfo(
+        key=key,
+        epoch=session.epoch,
+        head=len(session.entries),
+        created_at=session.created_at,
+        updated_at=session.updated_at,
+        turns=counters.get("turns", 0),
+    )
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,59 @@
+"""The store conformance suite: what a backend must do to be a store, as tests.
+
+It is the definition of the port in `perdure.store`. Whoever writes a backend subclasses
+`StoreConformance` in a test module and says how a store is made; pytest with anyio's
+plugin does the rest, on each loop that the ``anyio_backend`` fixture names:
+
+    from pathlib import Path
+    from perdure.testing.conformance import StoreConformance
+
+    class TestMyStore(StoreConformance):
+        def make_store(self, place: Path, owner: str) -> Store:
+            return MyStore(place / "data.db", owner=owner)
+
+Stores made with the same ``place`` must share what they keep, as two processes would.
+Each part is a class of its own, for a backend that is not finished: `LogConformance`,
+`ReaderConformance`, `DocumentConformance`, `LeaseConformance`, `BlobConformance`,
+`DirectoryConformance`, `CancellationConformance`.
+
+What a backend keeps through a killed process or a cut of power is not tested here:
+that takes processes, and knowledge of where the backend writes.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+_PARTS = ("_kit", "log", "readers", "documents", "leases", "blobs", "directory", "cancellation")
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
+
+from perdure.testing.conformance.blobs import BlobConformance  # noqa: E402
+from perdure.testing.conformance.cancellation import CancellationConformance  # noqa: E402
+from perdure.testing.conformance.directory import DirectoryConformance  # noqa: E402
+from perdure.testing.conformance.documents import DocumentConformance  # noqa: E402
+from perdure.testing.conformance.leases import LeaseConformance  # noqa: E402
+from perdure.testing.conformance.log import LogConformance  # noqa: E402
+from perdure.testing.conformance.readers import ReaderConformance  # noqa: E402
+
+__all__ = [
+    "BlobConformance",
+    "CancellationConformance",
+    "DirectoryConformance",
+    "DocumentConformance",
+    "LeaseConformance",
+    "LogConformance",
+    "ReaderConformance",
+    "StoreConformance",
+]
+
+
+class StoreConformance(
+    LogConformance,
+    ReaderConformance,
+    DocumentConformance,
+    LeaseConformance,
+    BlobConformance,
+    DirectoryConformance,
+    CancellationConformance,
+):
+    """Every part of the suite. Subclass it and override ``make_store``."""

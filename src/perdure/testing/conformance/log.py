@@ -1,0 +1,204 @@
+"""The log: append, idempotence, fencing, head, and reading a part of it."""
+# ruff: noqa: D102
+
+from __future__ import annotations
+
+import itertools
+
+from perdure.errors import TooLargeError
+from perdure.model.keys import SessionKey
+from perdure.model.records import EPOCH, MESSAGE, Entry
+from perdure.store import Batch, Grant, Status, Store
+from perdure.testing.conformance._kit import (
+    KEY,
+    OpenStore,
+    Suite,
+    append,
+    append_ok,
+    entries,
+    group,
+    read,
+    take,
+)
+
+
+class LogConformance(Suite):
+    """What is appended is there, once, in order, whole, or refused with a reason."""
+
+    async def test_a_new_log_begins_with_its_epoch_record(self, store: Store) -> None:
+        grant = await store.acquire(KEY, after=0)
+        assert grant == Grant(KEY, epoch=1, head=1, created=True)
+        (record,) = await read(store)
+        assert (record.seq, record.epoch, record.kind, record.end) == (1, 1, EPOCH, True)
+
+    async def test_records_come_back_byte_for_byte(self, store: Store) -> None:
+        grant = await take(store)
+        sent = (
+            Entry("message", '{"text": "grüß Gott 你好 \\u2028 \\n"}'.encode(), end=False),
+            Entry("x:a-kind-nobody-knows", b'{"b":1.0,"a":[1e2,"}"]}', end=False),
+            Entry("state", b"null"),
+            Entry("event", b'""'),
+        )
+        await append_ok(store, grant, 2, *sent)
+        assert tuple(entries(await read(store))) == sent
+
+    async def test_seqs_go_on_without_a_gap(self, store: Store) -> None:
+        grant = await take(store)
+        head = grant.head
+        for size in (1, 3, 2, 40):
+            head = await append_ok(store, grant, head + 1, *group(*"x" * size))
+        assert [record.seq for record in await read(store)] == list(range(1, head + 1))
+        assert await store.head(KEY) == head
+
+    async def test_head_of_an_unknown_session_is_zero(self, store: Store) -> None:
+        assert await store.head(KEY) == 0
+        assert await read(store) == []
+
+    async def test_sending_again_changes_nothing(self, store: Store) -> None:
+        grant = await take(store)
+        sent = group("a", "b")
+        for _ in range(3):
+            await append_ok(store, grant, 2, *sent)
+        assert tuple(entries(await read(store))) == sent
+
+    async def test_sending_again_with_more_appends_the_rest(self, store: Store) -> None:
+        grant = await take(store)
+        first, more = group("a", "b"), group("c", "d")
+        await append_ok(store, grant, 2, *first)
+        await append_ok(store, grant, 2, *first, *more)
+        await append_ok(store, grant, 4, *more)
+        assert tuple(entries(await read(store))) == first + more
+        assert await store.head(KEY) == 5
+
+    async def test_other_bytes_under_a_known_seq_are_refused(self, store: Store) -> None:
+        grant = await take(store)
+        await append_ok(store, grant, 2, *group("a"))
+        outcome = await append(store, grant, 2, *group("b"))
+        assert outcome.status is Status.PERMANENT
+        assert outcome.error is not None
+        assert tuple(entries(await read(store))) == group("a")
+
+    async def test_a_gap_is_refused(self, store: Store) -> None:
+        grant = await take(store)
+        outcome = await append(store, grant, 4, *group("a"))
+        assert outcome.status is Status.PERMANENT
+        assert await store.head(KEY) == 1
+
+    async def test_half_a_group_is_refused(self, store: Store) -> None:
+        grant = await take(store)
+        outcome = await append(store, grant, 2, Entry(MESSAGE, b"1", end=False))
+        assert outcome.status is Status.PERMANENT
+        assert await store.head(KEY) == 1
+
+    async def test_too_large_a_record_is_refused_and_nothing_else(self, store: Store) -> None:
+        grant = await take(store)
+        size = store.capabilities.max_record_bytes + 1
+        outcome = await append(store, grant, 2, Entry(MESSAGE, b'"' + b"x" * size + b'"'))
+        assert outcome.status is Status.PERMANENT
+        assert isinstance(outcome.error, TooLargeError)
+        await append_ok(store, grant, 2, *group("a"))
+        assert tuple(entries(await read(store))) == group("a")
+
+    async def test_a_large_record_is_whole(self, store: Store) -> None:
+        grant = await take(store)
+        size = min(store.capabilities.max_record_bytes // 2, 3_000_000)
+        large = Entry(MESSAGE, b'"' + b"x" * size + b'"')
+        head = await append_ok(store, grant, 2, large, *group("a"))
+        assert entries(await read(store)) == [large, *group("a")]
+        assert entries(await read(store, after=head - 1)) == [*group("a")]
+
+    async def test_each_session_has_its_own_result(self, store: Store) -> None:
+        keys = [SessionKey("a"), SessionKey("b"), SessionKey("c"), SessionKey("d")]
+        grants = [await take(store, key) for key in keys]
+        batches = [
+            Batch(keys[0], grants[0].epoch, 2, group("one")),
+            Batch(keys[1], grants[1].epoch + 1, 2, group("two")),
+            Batch(keys[2], grants[2].epoch, 9, group("three")),
+            Batch(keys[3], grants[3].epoch, 2, group("four")),
+        ]
+        outcomes = await store.append_many(batches)
+        assert [outcome.status for outcome in outcomes] == [
+            Status.OK,
+            Status.CONFLICT,
+            Status.PERMANENT,
+            Status.OK,
+        ]
+        assert [await store.head(key) for key in keys] == [2, 1, 1, 2]
+
+    async def test_as_many_sessions_at_once_as_it_says(self, store: Store) -> None:
+        keys = [SessionKey(f"s{n}") for n in range(min(store.capabilities.batch_max, 64))]
+        grants = [await take(store, key) for key in keys]
+        batches = [Batch(grant.key, grant.epoch, 2, group(grant.key.agent)) for grant in grants]
+        outcomes = await store.append_many(batches)
+        assert {outcome.status for outcome in outcomes} == {Status.OK}
+        for key in keys:
+            assert tuple(entries(await read(store, key))) == group(key.agent)
+
+    async def test_nothing_to_append_is_fine(self, store: Store) -> None:
+        assert await store.append_many([]) == []
+
+    async def test_without_a_lease_nothing_is_written(self, store: Store) -> None:
+        for epoch in (0, 1):
+            (outcome,) = await store.append_many([Batch(KEY, epoch, 1, group("a"))])
+            assert outcome.status is Status.CONFLICT
+        assert await store.head(KEY) == 0
+
+    async def test_an_old_epoch_writes_nothing(self, open_store: OpenStore) -> None:
+        old, new = await open_store("old"), await open_store("new")
+        before = await take(old)
+        await append_ok(old, before, 2, *group("a"))
+        after = await take(new)
+        outcome = await append(old, before, 3, *group("lost"))
+        assert outcome.status is Status.CONFLICT
+        outcome = await append(old, before, after.head + 1, *group("lost"))
+        assert outcome.status is Status.CONFLICT
+        await append_ok(new, after, after.head + 1, *group("b"))
+        for store in (old, new):
+            assert tuple(entries(await read(store))) == group("a") + group("b")
+
+    async def test_an_epoch_that_never_was_writes_nothing(self, store: Store) -> None:
+        grant = await take(store)
+        (outcome,) = await store.append_many([Batch(KEY, grant.epoch + 1, 2, group("a"))])
+        assert outcome.status is Status.CONFLICT
+        assert await store.head(KEY) == 1
+
+    async def test_the_log_goes_on_over_epochs(self, open_store: OpenStore) -> None:
+        texts: list[str] = []
+        for round_ in range(4):
+            store = await open_store(f"owner-{round_}")
+            grant = await take(store)
+            assert grant.epoch == round_ + 1
+            assert grant.created is (round_ == 0)
+            assert grant.head == await store.head(KEY)
+            texts.append(f"text {round_}")
+            await append_ok(store, grant, grant.head + 1, *group(texts[-1]))
+        records = await read(await open_store("reader"))
+        assert entries(records) == [entry for text in texts for entry in group(text)]
+        assert [record.seq for record in records] == list(range(1, 9))
+        assert [record.epoch for record in records] == [1, 1, 2, 2, 3, 3, 4, 4]
+
+    async def test_the_log_outlives_its_store(self, open_store: OpenStore) -> None:
+        store = await open_store("one")
+        grant = await take(store)
+        await append_ok(store, grant, 2, *group("a", "b", "c"))
+        await store.aclose()
+        again = await open_store("two")
+        assert await again.head(KEY) == 4
+        assert tuple(entries(await read(again))) == group("a", "b", "c")
+
+    async def test_any_part_of_the_log_can_be_read(self, open_store: OpenStore) -> None:
+        store = await open_store("reader")
+        for owner in ("one", "two", "three"):
+            writer = await open_store(owner)
+            grant = await take(writer)
+            await append_ok(writer, grant, grant.head + 1, *group("a", "b"), *group("c"))
+        whole = await read(store)
+        assert len(whole) == 12
+        bounds = [None, 1, 4, 5, 12, 13]
+        for after, before, limit in itertools.product(bounds, bounds, (None, 0, 3, 99)):
+            low, high = after or 0, 99 if before is None else before
+            wanted = [record for record in whole if low < record.seq < high]
+            got = await read(store, after=low, before=before, limit=limit)
+            assert got == wanted[:limit], (after, before, limit)
+            got = await read(store, after=low, before=before, limit=limit, reverse=True)
+            assert got == wanted[::-1][:limit], (after, before, limit)

@@ -1,0 +1,277 @@
+"""A store around a store that fails where a test wants it to.
+
+The inner store is a real one and keeps its promises; the wrapper decides which call
+fails and how, by counting, so that a run can be repeated. Wrap again for a second fault:
+
+    FaultyStore(FaultyStore(store, fail_on="head", nth=2), fail_on="append_many", how="hang")
+
+To fail "at the k-th call for every k", give no ``fail_on`` and raise ``nth`` until a run
+ends with ``injected`` at 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
+from typing import Literal, TypeVar, final
+
+import anyio
+
+from perdure.errors import LeaseLostError, NotStorableError, StoreUnavailableError
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import Manifest
+from perdure.store import (
+    Batch,
+    Capabilities,
+    Documents,
+    Grant,
+    Holder,
+    LogChunk,
+    Outcome,
+    SessionInfo,
+    Status,
+    Store,
+    Swept,
+)
+
+__all__ = ["Crash", "FaultyStore", "How"]
+
+T = TypeVar("T")
+
+How = Literal[
+    "transient",
+    "in_doubt_lost",
+    "in_doubt_applied",
+    "permanent",
+    "conflict",
+    "crash",
+    "crash_applied",
+    "hang",
+]
+"""What happens at the call that fails. ``…_applied``: after it had its effect; else it has none."""
+
+_APPLIED = frozenset({"in_doubt_applied", "crash_applied"})
+
+_STATUS = {
+    "transient": Status.TRANSIENT,
+    "in_doubt_lost": Status.IN_DOUBT,
+    "in_doubt_applied": Status.IN_DOUBT,
+    "permanent": Status.PERMANENT,
+    "conflict": Status.CONFLICT,
+}
+
+
+class Crash(BaseException):
+    """The process is to be taken for killed: whoever catches this may only open anew."""
+
+
+@final
+class FaultyStore:
+    """Pass every call on to a store, but fail some.
+
+    Args:
+        store: The store that does the work.
+        fail_on: The method that fails; None counts the calls of all methods together.
+        nth: The first call that fails, from 1 on.
+        how: What happens then. ``append_many`` answers with the status where there is one;
+            other methods raise the error that a store would.
+        times: How many calls in a row fail; None for all from ``nth`` on.
+
+    Example:
+        >>> from perdure.stores.memory import MemoryStore
+        >>> store = FaultyStore(MemoryStore(), fail_on="append_many", nth=3, how="in_doubt_applied")
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        fail_on: str | None = None,
+        nth: int = 1,
+        how: How = "transient",
+        times: int | None = 1,
+    ) -> None:
+        if fail_on is not None and not callable(getattr(Store, fail_on, None)):
+            message = f"fail_on={fail_on!r} is no method of a store"
+            raise ValueError(message)
+        self.calls: Counter[str] = Counter()
+        """How often each method was called."""
+        self.injected = 0
+        """How many calls failed so far."""
+        self._store = store
+        self._fail_on = fail_on
+        self._how: How = how
+        self._fails = range(nth, nth + times) if times is not None else None
+        self._nth = nth
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The inner store's."""
+        return self._store.capabilities
+
+    @property
+    def owner(self) -> str:
+        """As the store has it."""
+        return self._store.owner
+
+    @property
+    def location(self) -> str:
+        """The inner store's."""
+        return self._store.location
+
+    def mend(self) -> None:
+        """Fail no more."""
+        self._fails = range(0)
+
+    # how a call fails
+
+    def _is_due(self, method: str) -> bool:
+        self.calls[method] += 1
+        if self._fail_on not in (None, method):
+            return False
+        count = self.calls.total() if self._fail_on is None else self.calls[method]
+        due = count >= self._nth if self._fails is None else count in self._fails
+        self.injected += due
+        return due
+
+    async def _call(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
+        if not self._is_due(method):
+            return await call()
+        if self._how == "hang":
+            await anyio.sleep_forever()
+        if self._how in _APPLIED:
+            await call()
+        raise self._fault(method)
+
+    def _fault(self, method: str) -> BaseException:
+        message = f"{method} was made to fail ({self._how}): nothing to mend, a test did it"
+        match self._how:
+            case "crash" | "crash_applied":
+                return Crash(message)
+            case "permanent":
+                return NotStorableError(message)
+            case "conflict":
+                return LeaseLostError(message)
+            case _:
+                return StoreUnavailableError(message)
+
+    # the port
+
+    async def open(self) -> None:
+        """Open the inner store."""
+        await self._call("open", self._store.open)
+
+    async def aclose(self) -> None:
+        """Close the inner store."""
+        await self._call("aclose", self._store.aclose)
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """Append, or answer for every batch with the fault's status."""
+        try:
+            return await self._call("append_many", lambda: self._store.append_many(batches))
+        except (StoreUnavailableError, NotStorableError, LeaseLostError) as error:
+            if self._how not in _STATUS:
+                raise  # not ours: the inner store broke the port's rule to raise nothing
+            return [Outcome(_STATUS[self._how], error) for _ in batches]
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read; a fault comes before the first chunk, or with ``…_applied`` behind the last."""
+        due = self._is_due("read_log")
+        if due and self._how == "hang":
+            await anyio.sleep_forever()
+        if due and self._how not in _APPLIED:
+            raise self._fault("read_log")
+        chunks = self._store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            # A generator that its reader leaves early must not be left to the collector.
+            if isinstance(chunks, AsyncGenerator):
+                await chunks.aclose()
+        if due:
+            raise self._fault("read_log")
+
+    async def head(self, key: SessionKey) -> int:
+        """See the port."""
+        return await self._call("head", lambda: self._store.head(key))
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        """See the port."""
+        return await self._call("read_documents", lambda: self._store.read_documents(key, names))
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        """See the port."""
+        await self._call(
+            "write_documents", lambda: self._store.write_documents(key, documents, manifest)
+        )
+
+    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
+        """See the port."""
+        await self._call("put_blobs", lambda: self._store.put_blobs(tenant, blobs))
+
+    async def get_blob(self, tenant: str, name: str) -> bytes | None:
+        """See the port."""
+        return await self._call("get_blob", lambda: self._store.get_blob(tenant, name))
+
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+        """See the port."""
+        return await self._call("sweep", lambda: self._store.sweep(tenant, reachable, older_than))
+
+    async def holder(self, key: SessionKey) -> Holder | None:
+        """See the port."""
+        return await self._call("holder", lambda: self._store.holder(key))
+
+    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+        """See the port."""
+        return await self._call("acquire", lambda: self._store.acquire(key, after=after))
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        """See the port."""
+        await self._call("release", lambda: self._store.release(key, epoch))
+
+    async def heartbeat(self) -> list[SessionKey]:
+        """See the port."""
+        return await self._call("heartbeat", self._store.heartbeat)
+
+    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+        """See the port."""
+        await self._call("request_handover", lambda: self._store.request_handover(key, holder))
+
+    async def sessions(
+        self,
+        *,
+        tenant: str = "",
+        prefix: str = "",
+        after: SessionKey | None = None,
+        limit: int = 100,
+    ) -> list[SessionInfo]:
+        """See the port."""
+        return await self._call(
+            "sessions",
+            lambda: self._store.sessions(tenant=tenant, prefix=prefix, after=after, limit=limit),
+        )
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        """See the port."""
+        await self._call("delete", lambda: self._store.delete(key, epoch))

@@ -1,0 +1,20 @@
+"""A wrapper that injects nothing is a store like the one that it wraps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perdure.store import Store
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing.conformance import StoreConformance
+from perdure.testing.faulty import FaultyStore
+
+
+class TestFaultyStore(StoreConformance):
+    """Wrapped twice, with faults that never come."""
+
+    def make_store(self, place: Path, owner: str) -> Store:
+        self.backings: dict[Path, MemoryBacking] = getattr(self, "backings", {})
+        backing = self.backings.setdefault(place, MemoryBacking())
+        inner = FaultyStore(MemoryStore(owner=owner, backing=backing), nth=10**9, how="crash")
+        return FaultyStore(inner, fail_on="append_many", nth=10**9)

@@ -1,0 +1,89 @@
+"""What all tests share: both event loops, an untouched home, and Hypothesis' settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+import perdure
+
+ROOT = Path(__file__).parents[1]
+
+# A deadline, or the "too slow" check, would be a timed assertion on a shared machine.
+hypothesis.settings.register_profile(
+    "default",
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "ci",
+    hypothesis.settings.get_profile("default"),
+    derandomize=True,
+    database=None,
+    print_blob=True,
+)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if any(map(config.pluginmanager.hasplugin, ("asyncio", "pytest_asyncio.plugin"))):
+        message = "run without pytest-asyncio (-p no:asyncio): it takes trio's tests to asyncio"
+        raise pytest.UsageError(message)
+    here = Path(perdure.__file__).is_relative_to(ROOT / "src")
+    if not here and not os.environ.get("PERDURE_TEST_INSTALLED"):
+        message = (
+            f"perdure comes from {perdure.__file__}, a copy that does not follow this tree: "
+            "pip install -e '.[test]'"
+        )
+        raise pytest.UsageError(message)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let no async test pass by without a loop under it."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or not is_async(item):
+            continue
+        if "anyio_backend" not in item.fixturenames:
+            message = f"{item.nodeid} is async, and would run on no event loop"
+            raise pytest.UsageError(message)
+
+
+def is_async(item: pytest.Function) -> bool:
+    import inspect
+
+    hypothesis_inner = getattr(getattr(item.obj, "hypothesis", None), "inner_test", None)
+    return inspect.iscoroutinefunction(hypothesis_inner or item.obj)
+
+
+@pytest.fixture(params=["asyncio", "trio"], scope="module")
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Run each async test twice, on asyncio and on trio."""
+    return request.param
+
+
+@pytest.fixture(autouse=True, scope="session")
+def untouched_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep every test, and every process that it starts, out of the person's own data."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("PERDURE_")]:
+            patch.delenv(name)
+        patch.setenv("PERDURE_HOME", str(home))
+        patch.setenv("XDG_DATA_HOME", str(home))
+        yield home
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A temporary folder with a short path, as a Unix socket needs it (107 bytes)."""
+    parent = "/tmp" if os.path.isdir("/tmp") else None
+    path = Path(tempfile.mkdtemp(prefix="pd-", dir=parent))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

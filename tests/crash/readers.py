@@ -1,0 +1,68 @@
+"""Processes that read in a loop beside a process that appends, folds and takes over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from perdure.store import Store
+from tests.crash.forks import Child, Report
+from tests.crash.oracle import Ledger, verify
+from tests.crash.work import AGENT, Writer, read, run, texts_of
+
+
+async def write(store: Store, report: Report, *, until: float) -> None:
+    """Take the session over from oneself now and then; append and fold in between."""
+    while time.monotonic() < until:
+        writer = await Writer.take(store, AGENT, report)
+        for round_ in range(6):
+            await writer.append(3)
+            if round_ % 2:
+                await writer.fold()
+
+
+async def watch(store: Store, report: Report, *, until: float) -> None:
+    """Read documents and log in a loop; each view must continue the one before."""
+    before: list[str] = []
+    views = 0
+    while time.monotonic() < until:
+        found = await store.read_documents(AGENT)
+        records = await read(store, AGENT)
+        texts = texts_of(records)
+        if texts[: len(before)] != before:
+            report("problem", f"a view of {len(texts)} does not continue one of {len(before)}")
+        if records and not records[-1].end:
+            report("problem", "a view ends within a group")
+        if found.damaged:
+            report("problem", f"a reader finds {found.damaged} damaged")
+        for name, document in found.found.items():
+            folded = texts_of(records[: document.as_of_seq])
+            if json.loads(document.data) not in (folded, len(folded)):
+                report("problem", f"{name} as of {document.as_of_seq} is not the log")
+        views += texts != before
+        before = texts
+    report("views", views)
+
+
+def readers(*, seconds: float) -> dict[str, object]:
+    """Let two readers and a writer run for some seconds."""
+    root = Path(tempfile.mkdtemp(prefix="perdure-crash-"))
+    until = time.monotonic() + seconds
+    place = root / "store"
+    writer = Child(lambda report: run(place, lambda s, r: write(s, r, until=until), report))
+    watchers = [
+        Child(lambda report: run(place, lambda s, r: watch(s, r, until=until), report))
+        for _ in range(2)
+    ]
+    ledger = Ledger()
+    for child in [writer, *watchers]:
+        ledger.add(child.wait())
+        if child.status:
+            ledger.problems.append(f"a child ended with status {child.status}")
+    views = [event[1] for child in watchers for event in child.events if event[0] == "views"]
+    verify(place, ledger)
+    shutil.rmtree(root, ignore_errors=True)
+    return {"acknowledged": ledger.total, "views": views, "problems": ledger.problems}

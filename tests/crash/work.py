@@ -1,0 +1,192 @@
+"""What the children do with a file store, and report while they do it.
+
+Each writer tells its parent what it is about to send, and then what was acknowledged, so
+that the parent knows at any moment what must be in the log and what may be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+
+from perdure.errors import LeaseLostError
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import FoldedDocument, Manifest
+from perdure.model.records import EPOCH, MESSAGE, Entry, Record
+from perdure.store import Batch, Grant, Status, Store
+from perdure.stores.file import FileStore
+from tests.crash.forks import Report
+
+
+class Lost(Exception):
+    """Another epoch has the session: this writer's work is over."""
+
+
+async def read(store: Store, key: SessionKey) -> list[Record]:
+    """Read a session's whole log, settled."""
+    while True:
+        chunks = [chunk async for chunk in store.read_log(key)]
+        if all(chunk.settled for chunk in chunks):
+            return [record for chunk in chunks for record in chunk.records]
+
+
+def texts_of(records: list[Record]) -> list[str]:
+    """Return what writers sent, without epoch records."""
+    return [json.loads(record.payload) for record in records if record.kind != EPOCH]
+
+
+class Writer:
+    """A holder of one session that says what it does."""
+
+    def __init__(self, store: Store, grant: Grant, texts: list[str], report: Report) -> None:
+        self.key = grant.key
+        self.epoch = grant.epoch
+        self._store = store
+        self._head = grant.head
+        self._texts = texts
+        self._report = report
+        self._sent = 0
+
+    @classmethod
+    async def take(cls, store: Store, key: SessionKey, report: Report) -> Writer:
+        """Acquire a session, whoever has it, and read what it holds."""
+        holder = await store.holder(key)
+        after = holder.epoch if holder else 0
+        report("taking", key.agent, after + 1)
+        grant = await store.acquire(key, after=after)
+        records = await read(store, key)
+        texts = texts_of(records)
+        report("granted", key.agent, grant.epoch, grant.head, texts)
+        if records[-1].seq != grant.head or records[-1].kind != EPOCH:
+            report("problem", f"{key}: the log ends at {records[-1]}, the grant is {grant}")
+        return cls(store, grant, texts, report)
+
+    async def append(self, size: int, *, padding: int = 0) -> None:
+        """Append one group of some records."""
+        self._sent += 1
+        texts = [f"{self.epoch}.{self._sent}.{n}{'x' * padding}" for n in range(size)]
+        records = tuple(
+            Entry(MESSAGE, json.dumps(text).encode(), end=n == size - 1)
+            for n, text in enumerate(texts)
+        )
+        self._report("sent", self.key.agent, self.epoch, texts)
+        batch = Batch(self.key, self.epoch, self._head + 1, records)
+        (outcome,) = await self._store.append_many([batch])
+        while outcome.status is Status.IN_DOUBT:
+            self._report("in doubt", self.key.agent, self.epoch)
+            (outcome,) = await self._store.append_many([batch])
+        if outcome.status is Status.CONFLICT:
+            self._report("lost", self.key.agent, self.epoch)
+            raise Lost
+        if outcome.status is not Status.OK:
+            self._report("problem", f"append {texts}: {outcome.status} {outcome.error!r}")
+            raise Lost
+        self._head += size
+        self._texts += texts
+        self._report("ok", self.key.agent, self.epoch, self._sent)
+
+    async def fold(self) -> None:
+        """Write documents that hold what was acknowledged."""
+        documents = {
+            "session.json": json.dumps(self._texts).encode(),
+            "plugins/count.json": str(len(self._texts)).encode(),
+        }
+        folded = {
+            name: FoldedDocument(self._head, hashlib.sha256(data).hexdigest(), len(data))
+            for name, data in documents.items()
+        }
+        manifest = Manifest(
+            key=self.key, epoch=self.epoch, as_of_seq=self._head, documents=folded
+        )
+        try:
+            await self._store.write_documents(self.key, documents, manifest)
+        except LeaseLostError:
+            self._report("lost", self.key.agent, self.epoch)
+            raise Lost from None
+        self._report("folded", self.key.agent, self._head)
+
+    async def release(self) -> None:
+        """Let the session go."""
+        await self._store.release(self.key, self.epoch)
+        self._report("released", self.key.agent, self.epoch)
+
+
+AGENT = SessionKey("agent")
+
+Scenario = Callable[[Store, Report], Awaitable[None]]
+
+
+async def append(store: Store, report: Report) -> None:
+    """Make a session, and append."""
+    writer = await Writer.take(store, AGENT, report)
+    for size in (1, 3, 1):
+        await writer.append(size)
+
+
+async def acquire(store: Store, report: Report) -> None:
+    """Take a session over from a dead holder, twice."""
+    first = await Writer.take(store, AGENT, report)
+    await first.append(2)
+    second = await Writer.take(store, AGENT, report)
+    await second.append(1)
+
+
+async def fold(store: Store, report: Report) -> None:
+    """Fold twice, with an append between and behind."""
+    writer = await Writer.take(store, AGENT, report)
+    await writer.append(2)
+    await writer.fold()
+    await writer.append(2)
+    await writer.fold()
+    await writer.append(1)
+
+
+async def release(store: Store, report: Report) -> None:
+    """Work, release, and take the session anew."""
+    writer = await Writer.take(store, AGENT, report)
+    await writer.append(1)
+    await writer.fold()
+    await writer.release()
+    again = await Writer.take(store, AGENT, report)
+    await again.append(1)
+    await again.release()
+
+
+async def everything(store: Store, report: Report) -> None:
+    """Use a session from one release to the next, two sessions in turns."""
+    for agent in (AGENT, SessionKey("other")):
+        writer = await Writer.take(store, agent, report)
+        await writer.append(2)
+        await writer.fold()
+        await writer.append(1)
+        await writer.release()
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "append": append,
+    "acquire": acquire,
+    "fold": fold,
+    "release": release,
+    "everything": everything,
+}
+
+
+def run(root: Path, work: Scenario, report: Report, *, owner: str | None = None) -> None:
+    """Run a scenario on the store at *root*, on a loop of its own."""
+
+    async def main() -> None:
+        store = FileStore(root, owner=owner)
+        await store.open()
+        report("open")
+        try:
+            await work(store, report)
+        except Lost:
+            return
+        finally:
+            await store.aclose()
+
+    anyio.run(main)

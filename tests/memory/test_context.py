@@ -1,0 +1,118 @@
+"""The working context: the same from any way of feeding it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.errors import CorruptRecordError
+from perdure.memory.context import Snapshot, WorkingContext
+from perdure.model.records import CONTEXT, MESSAGE, TOOL_CALL, TOOL_RESULT, TURN
+
+ROLES = {MESSAGE: "user", TOOL_CALL: "assistant", TOOL_RESULT: "tool"}
+
+
+def message(kind: str, size: int, role: str | None = None) -> bytes:
+    return msgspec.json.encode({"role": role or ROLES[kind], "content": "x" * size})
+
+
+def rebuilt(contents: list[str], epoch_id: int) -> bytes:
+    messages = [{"role": "user", "content": content} for content in contents]
+    return msgspec.json.encode({"messages": messages, "epoch_id": epoch_id})
+
+
+records = st.lists(
+    st.one_of(
+        st.builds(
+            lambda kind, size: (kind, message(kind, size)),
+            st.sampled_from([MESSAGE, TOOL_CALL, TOOL_RESULT]),
+            st.integers(0, 60),
+        ),
+        st.builds(lambda size: (MESSAGE, message(MESSAGE, size, "system")), st.integers(0, 20)),
+        st.builds(
+            lambda contents, epoch: (CONTEXT, rebuilt(contents, epoch)),
+            st.lists(st.text("ab", max_size=5), max_size=4),
+            st.integers(1, 9),
+        ),
+        st.just((TURN, b"{}")),
+        st.just(("from_a_newer_release", b"{}")),
+    ),
+    max_size=40,
+)
+
+
+def fed(entries: list[tuple[str, bytes]], limit: int, first: int = 1) -> WorkingContext:
+    context = WorkingContext(limit)
+    for seq, (kind, payload) in enumerate(entries, first):
+        context.feed(seq, kind, payload)
+    return context
+
+
+@given(records, st.integers(1, 600), st.data())
+def test_snapshot_and_later_records_give_the_live_context(
+    entries: list[tuple[str, bytes]], limit: int, data: st.DataObject
+) -> None:
+    """S0-1, S0-2: the snapshot is a cache of a pure function of the log."""
+    live = fed(entries, limit)
+    cut = data.draw(st.integers(0, len(entries)))
+    stored = fed(entries[:cut], limit).snapshot("a", "s")
+    restored = WorkingContext.of_snapshot(msgspec.json.decode(stored, type=Snapshot), limit)
+    for seq, (kind, payload) in enumerate(entries[cut:], cut + 1):
+        restored.feed(seq, kind, payload)
+    assert restored.snapshot("a", "s") == live.snapshot("a", "s")
+    assert list(restored.messages()) == list(live.messages())
+
+
+@given(records, st.integers(1, 600))
+def test_context_is_bounded_by_its_limit_or_one_atom(
+    entries: list[tuple[str, bytes]], limit: int
+) -> None:
+    context = fed(entries, limit)
+    stored = msgspec.json.decode(context.snapshot("a", "s"), type=Snapshot)
+    assert context.size <= limit or len(stored.atoms) == 1
+
+
+def test_tool_results_leave_with_their_call() -> None:
+    """S0-2, and the reverse orphan of a tail that is loaded by count."""
+    entries = [
+        (MESSAGE, message(MESSAGE, 10)),
+        (TOOL_CALL, message(TOOL_CALL, 10)),
+        (TOOL_RESULT, message(TOOL_RESULT, 10)),
+        (TOOL_RESULT, message(TOOL_RESULT, 10)),
+        (MESSAGE, message(MESSAGE, 100)),
+    ]
+    context = fed(entries, limit=200)
+    roles = [msgspec.json.decode(one)["role"] for one in context.messages()]
+    assert "tool" not in roles
+
+
+def test_system_message_stays_when_its_place_is_cut_off() -> None:
+    entries = [(MESSAGE, message(MESSAGE, 10, "system"))]
+    entries += [(MESSAGE, message(MESSAGE, 50)) for _ in range(10)]
+    context = fed(entries, limit=200)
+    assert next(context.messages()) == entries[0][1]
+
+
+def test_cut_context_begins_with_a_user_message() -> None:
+    assistant = message(MESSAGE, 10, "assistant")
+    entries = [(MESSAGE, message(MESSAGE, 10)), (MESSAGE, assistant)] * 10
+    context = fed(entries, limit=len(assistant) * 4)
+    assert msgspec.json.decode(next(context.messages()))["role"] == "user"
+
+
+def test_snapshot_whose_atoms_do_not_add_up_is_refused() -> None:
+    snapshot = Snapshot(schema_version=1, agent_id="a", messages=[msgspec.Raw(b"{}")], atoms=[2])
+    with pytest.raises(CorruptRecordError, match="atoms"):
+        WorkingContext.of_snapshot(snapshot, 100)
+
+
+def test_snapshot_of_another_writer_is_grouped_by_roles() -> None:
+    """S0-27: the seed's format has no atoms and no seqs."""
+    bodies = [{"role": "user", "content": "hi"}, {"role": "assistant"}, {"role": "tool"}]
+    messages = [msgspec.Raw(msgspec.json.encode(body)) for body in bodies]
+    snapshot = Snapshot(schema_version=1, agent_id="a", seq=7, messages=messages)
+    context = WorkingContext.of_snapshot(snapshot, 1000)
+    assert [bytes(raw) for raw in messages] == list(context.messages())
+    assert msgspec.json.decode(context.snapshot("a", "s"), type=Snapshot).atoms == [1, 2]

@@ -1,0 +1,32 @@
+"""Managers over one place, as several processes would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perdure import Shutdown, connect
+from perdure.session.manager import SessionManager
+from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryBacking, MemoryStore
+
+Connect = Callable[..., SessionManager]
+
+
+@pytest.fixture(params=["memory", "file"])
+def again(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
+    """Return a connect() that always leads to the same place, each time as a new process."""
+    backing = MemoryBacking()
+
+    def make(**options: object) -> SessionManager:
+        store = (
+            MemoryStore(backing=backing)
+            if request.param == "memory"
+            else FileStore(tmp_path / "data")
+        )
+        options.setdefault("shutdown", Shutdown(signals=False))
+        return connect(store, **options)  # type: ignore[arg-type]
+
+    return make

@@ -1,0 +1,195 @@
+"""The documents are true: commands, links, examples, and what they say of the code."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure import errors
+from tests.source_tree import ROOT, SRC, files, modules, pyproject
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+EXAMPLE = re.compile(
+    r"(?:<!-- not run: (?P<why>.+?) -->\n)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+BRITISH = re.compile(
+    r"\b\w*(?:behaviour|colour|favour|honour|neighbour|labour|serialis|recognis|normalis|initialis"
+    r"|synchronis|organis|optimis|summaris|analys(?:e[sd]?\b|ing)|licence|catalogue|centre)\w*",
+    re.IGNORECASE,
+)
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def command(name: str) -> list[str]:
+    """Return the lines of the README's command behind this marker."""
+    found = re.findall(
+        rf"^<!-- command: {name} -->\n```sh\n(.*?)^```$",
+        text(ROOT / "README.md"),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert len(found) == 1, f"README.md has {len(found)} commands {name!r}, and needs one"
+    return found[0].splitlines()
+
+
+def without_code(markdown: str) -> str:
+    return re.sub(r"```.*?^```$|`[^`\n]*`", "", markdown, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(markdown: str) -> set[str]:
+    """Return the fragments that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", markdown, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def examples() -> list[tuple[str, str]]:
+    return [
+        (f"{relative(page)}-{number}", match["code"])
+        for page in PAGES
+        for number, match in enumerate(EXAMPLE.finditer(text(page)), 1)
+        if not match["why"]
+    ]
+
+
+@pytest.mark.parametrize("name", ["demo", "test"])
+def test_a_command_of_the_readme_is_one_line(name: str) -> None:
+    (line,) = command(name)
+    assert line.startswith("python3 -m venv .venv && .venv/bin/pip install ")
+
+
+def test_continuous_integration_runs_the_command_of_the_readme() -> None:
+    script = text(ROOT / ".ci" / "run")
+    extract = script[script.index("command_of_readme() {") : script.index("step() {")]
+    run = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", f"{extract}\ncommand_of_readme test"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.splitlines() == command("test")
+    assert "pytest" not in script
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(text(page))):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        name, _, fragment = target.partition("#")
+        goal = page.parent / name if name else page
+        if not goal.exists() or (fragment and fragment not in anchors(text(goal))):
+            broken.append(target)
+    assert broken == []
+
+
+def test_the_examples_of_the_documents_run(tmp_path: Path) -> None:
+    failed = {}
+    for name, code in examples():
+        run = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code],
+            cwd=tmp_path,
+            env={**os.environ, "PERDURE_HOME": str(tmp_path / name.replace("/", "-"))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if run.returncode:
+            failed[name] = run.stderr
+    assert failed == {}
+
+
+def test_the_examples_in_docstrings_are_true() -> None:
+    failed = [
+        module for module in modules() if doctest.testmod(importlib.import_module(module)).failed
+    ]
+    assert failed == []
+
+
+def test_the_tree_of_errors_is_the_one_that_is_drawn() -> None:
+    drawn = re.findall(r"^ {4}[│ ]*[├└]?─*\s*(\w+Error)", errors.__doc__ or "", re.MULTILINE)
+    assert sorted(drawn) == sorted(errors.__all__)
+    assert drawn == list(depth_first(errors.PerdureError))
+
+
+def depth_first(cls: type) -> list[str]:
+    children = [
+        name for child in cls.__subclasses__() if of_the_tree(child) for name in depth_first(child)
+    ]
+    return [cls.__name__, *children]
+
+
+def of_the_tree(cls: type) -> bool:
+    return cls.__module__ == "perdure.errors"
+
+
+def test_the_architecture_names_every_package_and_no_other() -> None:
+    tree = re.search(
+        r"```\nsrc/perdure/\n(.*?)^```$",
+        text(ROOT / "docs/architecture.md"),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert tree is not None
+    named = set(re.findall(r"^  (\w+(?:/|\.py))", tree[1], re.MULTILINE))
+    there = {path.name for path in (SRC / "perdure").glob("*.py")}
+    there |= {f"{path.parent.name}/" for path in (SRC / "perdure").glob("*/__init__.py")}
+    assert there - named == set(), "docs/architecture.md does not say what these are for"
+    assert named - there == set(), "docs/architecture.md speaks of what is not there"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_path_that_a_page_names_is_there(page: Path) -> None:
+    named = re.findall(
+        r"`((?:perdure|src|tests|docs|examples|benchmarks|\.ci)/[\w./-]*)`", text(page)
+    )
+    missing = [name for name in named if not any((base / name).exists() for base in (ROOT, SRC))]
+    assert missing == []
+
+
+def test_every_decision_is_listed_and_says_why() -> None:
+    index = text(ROOT / "docs" / "decisions" / "README.md")
+    assert DECISIONS
+    for page in DECISIONS:
+        assert f"]({page.name})" in index, f"{page.name} is not in the index"
+        assert re.match(r"# \S", text(page))
+        assert "## Why" in text(page), f"{page.name} does not say why"
+
+
+def test_every_core_dependency_has_its_reason() -> None:
+    page = text(ROOT / "docs" / "decisions" / "0001-dependencies.md")
+    for requirement in pyproject()["project"]["dependencies"]:
+        name = re.split(r"[<>=~\[]", requirement)[0]
+        assert f"`{name}`" in page
+
+
+def test_the_changelog_knows_this_version() -> None:
+    version = pyproject()["project"]["version"]
+    assert re.search(
+        rf"^## \[{re.escape(version)}\] - (?:unreleased|\d{{4}}-\d\d-\d\d)$",
+        text(ROOT / "CHANGELOG.md"),
+        re.MULTILINE,
+    )
+
+
+def test_the_spelling_is_american() -> None:
+    found = {
+        f"{relative(path)}: {word}"
+        for path in [*PAGES, *files("src", "examples", "benchmarks")]
+        for word in BRITISH.findall(text(path))
+    }
+    assert found == set()

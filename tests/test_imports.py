@@ -1,0 +1,87 @@
+"""Importing costs little: nothing slow or optional comes in before it is needed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.source_tree import files, imports, modules, place, pyproject
+
+LOOPS = frozenset({"asyncio", "trio"})
+HEAVY = frozenset(
+    "aiofiles cyclopts httpx hypothesis platformdirs psutil pytest rich sqlite3 ssl starlette "
+    "uvicorn yaml".split()
+)
+SURFACES = {
+    "perdure.cli": frozenset({"cyclopts", "rich", "asyncio", "ssl"}),
+    "perdure.testing": frozenset({"pytest", "asyncio", "ssl"}),
+}
+"""What a package may bring in besides the core's dependencies."""
+
+DISTRIBUTIONS = {"yaml": "pyyaml"}
+"""Import names that differ from the names that pip knows."""
+
+
+def loaded_by(module: str) -> set[str]:
+    """Import a module in a process of its own, and return what came in with it."""
+    code = f"import {module}, sys, json; print(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-I", "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return set(json.loads(run.stdout))
+
+
+def allowed(module: str) -> frozenset[str]:
+    package = ".".join(module.split(".")[:2])
+    return SURFACES.get(package, frozenset())
+
+
+def third_party() -> dict[str, str]:
+    """Return each foreign top-level name that perdure imports, with one place that does."""
+    return {
+        name.split(".")[0]: place(path, line)
+        for path in files("src")
+        for name, line in imports(path)
+        if name.split(".")[0] not in sys.stdlib_module_names | {"perdure", "__future__"}
+    }
+
+
+def declared(*groups: list[str]) -> set[str]:
+    return {
+        re.split(r"[^A-Za-z0-9_.-]", requirement)[0].lower().replace("-", "_")
+        for group in groups
+        for requirement in group
+    }
+
+
+def test_import_perdure_brings_in_no_loop_and_nothing_slow() -> None:
+    assert loaded_by("perdure") & (LOOPS | HEAVY) == set()
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_imports_alone_and_light(module: str) -> None:
+    assert loaded_by(module) & ((LOOPS | HEAVY) - allowed(module)) == set()
+
+
+def test_whatever_is_imported_is_declared() -> None:
+    project = pyproject()["project"]
+    known = declared(project["dependencies"], *project["optional-dependencies"].values())
+    missing = {
+        name: where
+        for name, where in third_party().items()
+        if DISTRIBUTIONS.get(name, name) not in known
+    }
+    assert missing == {}
+
+
+def test_every_core_dependency_is_used() -> None:
+    used = {DISTRIBUTIONS.get(name, name) for name in third_party()}
+    assert declared(pyproject()["project"]["dependencies"]) - used == set()

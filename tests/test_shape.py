@@ -1,0 +1,147 @@
+"""The code keeps its shape: sizes, docstrings, and no error that vanishes.
+
+A module counts all its lines; a function the lines of its body without its docstring and
+those below attributes, so that an explanation never costs room.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.source_tree import CODE, ROOT, files, functions, module_name, parse, place, pyproject
+
+MODULE_LINES = 400
+FUNCTION_LINES = 40
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def body_lines(function: Function) -> int:
+    lines = (function.end_lineno or 0) - function.body[0].lineno + 1
+    return lines - sum(map(docstring_lines, ast.walk(function)))
+
+
+def docstring_lines(node: ast.AST) -> int:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return (node.end_lineno or 0) - node.lineno + 1 if is_text else 0
+
+
+def swallows(handler: ast.ExceptHandler) -> bool:
+    """Whether it catches everything and does nothing with it."""
+    names = {ast.unparse(handler.type)} if handler.type else {"BaseException"}
+    if isinstance(handler.type, ast.Tuple):
+        names = {ast.unparse(element) for element in handler.type.elts}
+    return bool(names & {"Exception", "BaseException"}) and all(
+        isinstance(node, ast.Pass | ast.Continue)
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in handler.body
+    )
+
+
+def pure_modules() -> list[str]:
+    """Return the modules that the contract of pure decisions covers, as it names them."""
+    contracts = pyproject()["tool"]["importlinter"]["contracts"]
+    return next(contract["source_modules"] for contract in contracts if contract["id"] == "pure")
+
+
+def covered(module: str, packages: list[str]) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def claims_purity(path: Path) -> bool:
+    docstring = ast.get_docstring(parse(path)) or ""
+    return path.name != "__init__.py" and bool(re.search(r"\bpure\b", docstring, re.IGNORECASE))
+
+
+def test_no_module_is_longer_than_400_lines() -> None:
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files(*CODE)}
+    assert [place(path, count) for path, count in lines.items() if count > MODULE_LINES] == []
+
+
+def test_no_function_body_is_longer_than_40_lines() -> None:
+    long = [
+        f"{place(path, function.lineno)} {function.name}: {body_lines(function)} lines"
+        for path in files(*CODE)
+        for function in functions(path)
+        if body_lines(function) > FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [str(path) for path in files(*CODE) if not ast.get_docstring(parse(path))] == []
+
+
+def test_every_test_file_tests_something() -> None:
+    empty = [
+        str(path.relative_to(ROOT))
+        for path in files("tests")
+        if path.name.startswith("test_")
+        and not any(function.name.startswith("test_") for function in functions(path))
+        and not takes_tests_from_elsewhere(path)
+    ]
+    assert empty == []
+
+
+def takes_tests_from_elsewhere(path: Path) -> bool:
+    """Whether it runs a suite: a subclass, `TestX = suite.TestCase`, or imported tests."""
+    return any(
+        (isinstance(node, ast.ClassDef) and node.name.startswith("Test") and node.bases)
+        or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("Test"))
+        or (isinstance(node, ast.ImportFrom) and node.names[0].name.startswith(("*", "test_")))
+        for node in parse(path).body
+    )
+
+
+def test_every_todo_has_a_number() -> None:
+    word = "TO" + "DO"
+    loose = [
+        place(path, number)
+        for path in files(*CODE, "tests")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if word + ":" in line or re.search(rf"#\s*{word}\b(?!\(#\d+\))", line)
+    ]
+    assert loose == []
+
+
+def test_no_error_is_swallowed() -> None:
+    swallowed = [
+        place(path, node.lineno)
+        for path in files(*CODE)
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ExceptHandler) and swallows(node)
+    ]
+    assert swallowed == []
+
+
+def test_what_calls_itself_pure_is_held_to_it() -> None:
+    packages = pure_modules()
+    claims = [module_name(path) for path in files("src") if claims_purity(path)]
+    assert [module for module in claims if not covered(module, packages)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("except Exception: pass", True),
+        ("except: ...", True),
+        ("except (OSError, BaseException): pass", True),
+        ("except OSError: pass", False),
+        ("except Exception: log()", False),
+    ],
+)
+def test_a_swallowing_handler_is_recognized(source: str, expected: bool) -> None:
+    (statement,) = ast.parse(f"try: x()\n{source}").body
+    assert isinstance(statement, ast.Try)
+    assert swallows(statement.handlers[0]) is expected
+
+
+def test_a_docstring_does_not_count_as_body() -> None:
+    source = 'def f():\n    """One.\n\n    Two.\n    """\n    self.a = 1\n    """Said."""\n    b()'
+    (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef)
+    assert body_lines(function) == 2
