@@ -93,7 +93,7 @@ if not TYPE_CHECKING:  # a checker would take any name for a public one
         module = _HOME_OF.get(name)
         if module is None:
             message = f"module 'perdure' has no attribute {name!r}"
-        raise AttributeError(message)
+            raise AttributeError(message)
         value = getattr(importlib.import_module(module), name)
         globals()[name] = value
         return value

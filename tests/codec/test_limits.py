@@ -92,7 +92,7 @@ def test_wide_data_is_not_deep() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b'"', b"\\", b'"\\', b']]]]' * 100, b'"' * 1001, b'"\\"' * 999 + b"\\", b"\xff" * 300],
+    [b"", b'"', b"\\", b'"\\', b"]]]]" * 100, b'"' * 1001, b'"\\"' * 999 + b"\\", b"\xff" * 300],
 )
 def test_what_is_not_json_is_answered(data: bytes) -> None:
     is_deeper(data, 0)

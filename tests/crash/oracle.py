@@ -145,9 +145,10 @@ async def judge(store: Store, ledger: Ledger, report: Report, *, damage: bool = 
         await writer.fold()
         await writer.append(1)
         after = texts_of(await read(store, key))
-        if after[: len(texts_of(records))] != texts_of(records) or len(after) != len(
-            texts_of(records)
-        ) + 3:
+        if (
+            after[: len(texts_of(records))] != texts_of(records)
+            or len(after) != len(texts_of(records)) + 3
+        ):
             report("problem", f"{agent}: after the next append the log is {after}")
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from perdure.errors import LeaseHeldError
 from perdure.store import Store
+from perdure.stores.file.leases import Fence
 from tests.crash.forks import Child, Report
 from tests.crash.hooks import Tripwire
 from tests.crash.oracle import Ledger, verify
@@ -47,21 +48,23 @@ class Outcome(NamedTuple):
     ledger: Ledger
 
 
-def _stopping(root: Path, at: int) -> Child:
+def _stopping(root: Path, at: int, *, unfenced: bool) -> Child:
     def program(report: Report) -> None:
+        if unfenced:
+            Fence.holds = lambda _fence, _folder: True  # type: ignore[method-assign]
         Tripwire(at, "stop", looking=True).install()
         run(root, hold, report)
 
     return Child(program)
 
 
-def round_(root: Path, stops: list[int]) -> Outcome:
+def round_(root: Path, stops: list[int], *, unfenced: bool = False) -> Outcome:
     """Stop one holder after the other at a call each, take over once more, let all go on."""
     ledger = Ledger()
     children: list[Child] = []
     stopped = 0
     for at in stops:
-        child = _stopping(root, at)
+        child = _stopping(root, at, unfenced=unfenced)
         stopped += child.wait_stopped()
         children.append(child)
     successor = Child(lambda report: run(root, hold, report))
@@ -85,18 +88,23 @@ def each_call() -> Iterator[list[int]]:
         yield [at]
 
 
-def stop(*, cycles: int | None = None, seed: int = 0) -> dict[str, object]:
-    """Stop at every call once, or that many times at random with up to three holders."""
+def stop(*, cycles: int | None = None, seed: int = 0, unfenced: bool = False) -> dict[str, object]:
+    """Stop at every call once, or that many times at random with up to three holders.
+
+    ``unfenced`` takes the proof of the epoch away, to see that the judge finds out.
+    """
     dice = random.Random(seed)
     rounds = stopped = lost = acknowledged = 0
     problems: list[str] = []
     calls = each_call()
     while cycles is None or rounds < cycles:
-        stops = next(calls) if cycles is None else [
-            dice.randint(1, 140) for _ in range(dice.randint(1, 3))
-        ]
+        stops = (
+            next(calls)
+            if cycles is None
+            else [dice.randint(1, 140) for _ in range(dice.randint(1, 3))]
+        )
         root = Path(tempfile.mkdtemp(prefix="perdure-crash-"))
-        outcome = round_(root / "store", stops)
+        outcome = round_(root / "store", stops, unfenced=unfenced)
         shutil.rmtree(root, ignore_errors=True)
         rounds += 1
         stopped += outcome.stopped

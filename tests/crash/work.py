@@ -11,7 +11,9 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import aiofiles  # noqa: F401  # imported here once, not in each child that is forked
 import anyio
+import anyio._backends._asyncio  # noqa: F401
 
 from perdure.errors import LeaseLostError
 from perdure.model.keys import SessionKey
@@ -20,6 +22,9 @@ from perdure.model.records import EPOCH, MESSAGE, Entry, Record
 from perdure.store import Batch, Grant, Status, Store
 from perdure.stores.file import FileStore
 from tests.crash.forks import Report
+
+_TRIES = 500
+"""Sending again while a batch is in doubt: until whoever takes over has sealed the log."""
 
 
 class Lost(Exception):
@@ -76,8 +81,10 @@ class Writer:
         self._report("sent", self.key.agent, self.epoch, texts)
         batch = Batch(self.key, self.epoch, self._head + 1, records)
         (outcome,) = await self._store.append_many([batch])
-        while outcome.status is Status.IN_DOUBT:
-            self._report("in doubt", self.key.agent, self.epoch)
+        for _ in range(_TRIES):
+            if outcome.status is not Status.IN_DOUBT:
+                break
+            await anyio.sleep(0.01)
             (outcome,) = await self._store.append_many([batch])
         if outcome.status is Status.CONFLICT:
             self._report("lost", self.key.agent, self.epoch)
@@ -99,9 +106,7 @@ class Writer:
             name: FoldedDocument(self._head, hashlib.sha256(data).hexdigest(), len(data))
             for name, data in documents.items()
         }
-        manifest = Manifest(
-            key=self.key, epoch=self.epoch, as_of_seq=self._head, documents=folded
-        )
+        manifest = Manifest(key=self.key, epoch=self.epoch, as_of_seq=self._head, documents=folded)
         try:
             await self._store.write_documents(self.key, documents, manifest)
         except LeaseLostError:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Shutdown, connect
+from perdure import Shutdown, connect, store_for
 from perdure.session.manager import SessionManager
-from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 Connect = Callable[..., SessionManager]
@@ -24,7 +23,7 @@ def again(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
         store = (
             MemoryStore(backing=backing)
             if request.param == "memory"
-            else FileStore(tmp_path / "data")
+            else store_for(tmp_path / "data")
         )
         options.setdefault("shutdown", Shutdown(signals=False))
         return connect(store, **options)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from perdure import (
 )
 from perdure.session.options import Autosave, Engine, Lease
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.testing import FaultyStore
+from perdure.testing.faulty import FaultyStore
 from tests.session.conftest import Connect
 
 QUIET = Shutdown(signals=False)
@@ -332,4 +332,4 @@ async def test_tune_changes_running_sessions(again: Connect) -> None:
         sessions.tune(Autosave.write_through())
         session.append(Message.user("y"))
         await session.wait_durable()
-        assert sessions.health().unsaved == 0
+        assert sessions.health().unsaved == {}

@@ -22,4 +22,4 @@ def backoff(attempt: int, *, base: float, cap: float, chance: float) -> float:
     15.0
     """
     doublings = min(attempt - 1, _MOST_DOUBLINGS)
-    return chance * min(cap, base * 2**doublings)
+    return chance * min(cap, base * (1 << doublings))

@@ -58,7 +58,7 @@ class Folder:
     def root(cls, path: str) -> Self:
         """Open the folder at *path*, which may itself be reached by a link."""
         if not _DIR_FDS:
-            if not os.path.isdir(path):  # noqa: PTH112
+            if not os.path.isdir(path):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
             return cls(path, None)
         return cls(path, os.open(path, _DIRECTORY & ~getattr(os, "O_NOFOLLOW", 0)))
@@ -71,12 +71,13 @@ class Folder:
 
     def close(self) -> None:
         """Close it. Closing twice is fine."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
+        fd = self._fd
+        if fd is not None and fd >= 0:
+            self._fd = -1  # whoever uses it now is refused, and not led elsewhere
             os.close(fd)
 
     def _at(self, name: str) -> str:
-        return name if self._fd is not None else os.path.join(self.path, name)  # noqa: PTH118
+        return name if self._fd is not None else os.path.join(self.path, name)
 
     # folders
 
@@ -131,12 +132,12 @@ class Folder:
         self.sync()
 
     def _step(self, name: str) -> Folder:
-        path = os.path.join(self.path, name)  # noqa: PTH118
+        path = os.path.join(self.path, name)
         if self._fd is None:
-            if os.path.islink(path):  # noqa: PTH114
+            if os.path.islink(path):
                 raise LinkFoundError(errno.ELOOP, "symbolic link", path)
-            if not os.path.isdir(path):  # noqa: PTH112
-                code = errno.ENOTDIR if os.path.exists(path) else errno.ENOENT  # noqa: PTH110
+            if not os.path.isdir(path):
+                code = errno.ENOTDIR if os.path.exists(path) else errno.ENOENT
                 raise OSError(code, os.strerror(code), path)
             return Folder(path, None)
         try:
@@ -155,11 +156,11 @@ class Folder:
     def names(self) -> list[str]:
         """List what is in it, in no order."""
         if self._fd is None:
-            return os.listdir(self.path)  # noqa: PTH208
+            return os.listdir(self.path)
         # A descriptor of its own: threads that list one description would share its place.
         fd = os.open(".", _DIRECTORY, dir_fd=self._fd)
         try:
-            return os.listdir(fd)  # noqa: PTH208
+            return os.listdir(fd)
         finally:
             os.close(fd)
 
@@ -181,7 +182,7 @@ class Folder:
         try:
             fd = os.open(self._at(name), flags | _PLAIN, 0o600, dir_fd=self._fd)
         except OSError as error:
-            error.filename = os.path.join(self.path, name)  # noqa: PTH118
+            error.filename = os.path.join(self.path, name)
             if error.errno == errno.ELOOP:
                 raise LinkFoundError(errno.ELOOP, "symbolic link", error.filename) from error
             raise
@@ -232,9 +233,7 @@ class Folder:
         """
         temporary = self.write_temporary(data)
         try:
-            os.link(
-                self._at(temporary), self._at(name), src_dir_fd=self._fd, dst_dir_fd=self._fd
-            )
+            os.link(self._at(temporary), self._at(name), src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except (FileExistsError, FileNotFoundError):
             return False  # somebody else has it, or was so far ahead as to tidy up
         except OSError as error:

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar, TypeVarTuple, final
 
 import anyio
 from anyio.abc import TaskGroup
+from anyio.lowlevel import cancel_shielded_checkpoint
 
 __all__ = ["Host", "HostClosedError"]
 
@@ -69,6 +70,8 @@ class Host:
         self._stop = anyio.Event()
         self._ended = anyio.Event()
         self._torn_down = False
+        self._spawned = 0
+        self._unstarted: dict[int, tuple[Callable[..., Awaitable[object]], tuple[Any, ...]]] = {}
         self._task: object = None
 
     @property
@@ -94,8 +97,10 @@ class Host:
         group, context = self._group, self._context
         if group is None or context is None:
             raise HostClosedError(str(HostClosedError.__doc__))
+        self._spawned += 1
+        self._unstarted[self._spawned] = (fn, args)
         # In the host's context, so that no caller's context variables stay alive in here.
-        context.copy().run(group.start_soon, self._guarded, fn, args)
+        context.copy().run(group.start_soon, self._guarded, self._spawned)
 
     async def call(self, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
         """Run ``fn(*args)`` in the background and wait for its value or its exception.
@@ -112,7 +117,7 @@ class Host:
             await call.done.wait()
         except BaseException:
             call.abandoned = True
-            if call.error is not None:
+            if isinstance(call.error, Exception):
                 self._report(call.error)
             raise
         if call.error is not None:
@@ -154,15 +159,24 @@ class Host:
             # A native cancel, which no shield stops: asyncio.run is ending the loop.
             _uncancel()
             self._torn_down = True
+            await self._start_again()
         if self._torn_down and self.on_teardown is not None:
             try:
                 await self.on_teardown()
             except Exception as error:  # noqa: BLE001  # reported
                 self._report(error)
 
-    async def _guarded(
-        self, fn: Callable[..., Awaitable[object]], args: tuple[Any, ...]
-    ) -> None:
+    async def _start_again(self) -> None:
+        """Start what was cancelled before its first step, of which it knows nothing."""
+        before = list(self._unstarted)
+        await cancel_shielded_checkpoint()
+        for number in before:
+            task = self._unstarted.pop(number, None)
+            if task is not None:
+                self.spawn(task[0], *task[1])
+
+    async def _guarded(self, number: int) -> None:
+        fn, args = self._unstarted.pop(number)
         try:
             await fn(*args)
         except Exception as error:  # noqa: BLE001  # reported

@@ -27,8 +27,33 @@ FOLDER_SYNC = sys.platform != "win32"
 """Whether a folder's entries can be synced by themselves; Windows journals them."""
 
 _NETWORK = frozenset(
-    "9p afs afpfs ceph cifs coda davfs fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs "
-    "glusterfs gpfs lustre ncpfs nfs nfs3 nfs4 smb smb2 smb3 smbfs sshfs virtiofs vboxsf".split()
+    [
+        "9p",
+        "afs",
+        "afpfs",
+        "ceph",
+        "cifs",
+        "coda",
+        "davfs",
+        "fuse.glusterfs",
+        "fuse.rclone",
+        "fuse.s3fs",
+        "fuse.sshfs",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs3",
+        "nfs4",
+        "smb",
+        "smb2",
+        "smb3",
+        "smbfs",
+        "sshfs",
+        "virtiofs",
+        "vboxsf",
+    ]
 )
 _BUSY = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
 
@@ -115,7 +140,7 @@ def drop_cache(fd: int) -> None:
 
 def boot_id() -> str:
     """Return what is the same for all processes since this machine started; "" if unknown."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:  # noqa: PTH123
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return ""
 
@@ -133,7 +158,7 @@ def network_file_system(path: str) -> str | None:
     Also None where it cannot be told, which is everywhere but on Linux.
     """
     try:
-        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
             mounts = [line.split(" ") for line in file]
     except OSError:
         return None
@@ -153,3 +178,13 @@ def network_type_of(path: str, mounts: list[tuple[str, str]]) -> str | None:
         if within and len(point) >= best:  # a later mount covers an earlier one
             best, found = len(point), kind
     return found if found in _NETWORK else None
+
+
+def open_files_limit() -> int:
+    """Return how many files this process may have open."""
+    try:
+        import resource
+    except ImportError:  # pragma: no cover  # Windows has no such limit to ask for
+        return 8192
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 65536 if soft == resource.RLIM_INFINITY else soft

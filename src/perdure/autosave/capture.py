@@ -6,6 +6,7 @@ Decisions only, over values.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from perdure.autosave.tracked import OVERHEAD
 from perdure.model.records import Entry
@@ -34,9 +35,8 @@ def whole_groups(
 
     As many whole groups as ``most_records`` and ``most_bytes`` allow, but at least one.
     """
-    count = size = taken = taken_bytes = 0
-    for entry in pending[:limit]:
-        count += 1
+    size = taken = taken_bytes = 0
+    for count, entry in enumerate(islice(pending, limit), 1):
         size += len(entry.payload) + OVERHEAD
         if taken and (count > most_records or size > most_bytes):
             break

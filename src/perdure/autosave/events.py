@@ -55,6 +55,8 @@ class SaveFailed(_Event, frozen=True, kw_only=True):
     """Whether the records may have been written all the same."""
     error: Exception | None
     retry_in: float
+    first: bool
+    """Whether no other session was failing."""
 
 
 class Recovered(_Event, frozen=True, kw_only=True):

@@ -168,7 +168,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None:
                 _at_least(f"engine: {name}", value, least)
         if not self.hibernate_after > 0:
-            message = f"engine: hibernate_after={self.hibernate_after!r} does not fit: it must be above 0"
+            message = (
+                f"engine: hibernate_after={self.hibernate_after!r} does not fit: it must be above 0"
+            )
             raise ConfigError(message, hibernate_after=self.hibernate_after)
 
 

@@ -34,17 +34,17 @@ def _lost(t: Tracked) -> LeaseLostError:
         f"{_unsaved(t)}. fork_unsaved(new_id) keeps them, or open the session again"
     )
     error = LeaseLostError(message, key=t.key, epoch=t.epoch, version=t.version, durable=t.durable)
-    error.__cause__ = t.error
+    error.__cause__ = t.last_error
     return error
 
 
 def _quarantined(t: Tracked) -> SessionQuarantinedError:
     message = (
-        f"session {t.key}: the store refuses record {t.durable + 1} for good ({t.error}); "
+        f"session {t.key}: the store refuses record {t.durable + 1} for good ({t.last_error}); "
         f"{_unsaved(t)}. Use retry(), fork_unsaved(new_id) or discard_unsaved()"
     )
     error = SessionQuarantinedError(message, key=t.key, seq=t.durable + 1, version=t.version)
-    error.__cause__ = t.error
+    error.__cause__ = t.last_error
     return error
 
 

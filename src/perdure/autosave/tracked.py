@@ -73,12 +73,12 @@ class Tracked:
         "attempt",
         "before_capture",
         "captured_bytes",
+        "contributing",
         "doubt_to",
         "durable",
         "earliness",
         "end",
         "epoch",
-        "error",
         "first_at",
         "granted",
         "group_at",
@@ -93,10 +93,12 @@ class Tracked:
         "inherits",
         "key",
         "last_at",
+        "last_error",
         "narrow",
         "occupied",
         "oldest_at",
         "on_idle",
+        "on_lost",
         "on_saved",
         "options",
         "pending",
@@ -114,7 +116,7 @@ class Tracked:
         "waiters",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  # one line a field
         self,
         key: SessionKey,
         *,
@@ -173,7 +175,7 @@ class Tracked:
         """Capture at most so many records: a refused one is being looked for; 0 for all."""
         self.doubt_to = 0
         """The store may hold records up to this one, beyond ``durable``."""
-        self.error: Exception | None = None
+        self.last_error: Exception | None = None
         """Why the last save did not succeed."""
         self.end: State | None = None
         """QUARANTINED, LOST or CLOSED."""
@@ -192,6 +194,9 @@ class Tracked:
         self.preparing = False
         """Its contributors are at it."""
         self.prepared = False
+        """They have been, since the last capture."""
+        self.contributing = False
+        """What is appended now comes from them, and is accepted behind a seal."""
         self.pins = 0
         """Who uses it; a pinned session is never idle."""
         self.idle_since = 0.0
@@ -203,6 +208,9 @@ class Tracked:
         """Called with the durable version after each successful save."""
         self.on_idle: Callable[[], None] | None = None
         """Called when nobody has used the session for a while."""
+
+        self.on_lost: Callable[[], None] | None = None
+        """Called when another process has taken the session over."""
 
     def __repr__(self) -> str:
         numbers = f"{self.durable}<={self.inflight}<={self.version}"
@@ -220,16 +228,32 @@ class Tracked:
         return State.FAILED if self.attempt else State.DIRTY
 
     @property
+    def clean(self) -> bool:
+        """Whether everything accepted is durable, and nothing is with the store."""
+        return self.version == self.durable and self.inflight is None
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether the store refuses a record for good."""
+        return self.end is State.QUARANTINED
+
+    @property
     def writable(self) -> bool:
         """Whether an append can be accepted, as far as the session itself goes."""
-        return not self.sealed and self.end in (None, State.QUARANTINED)
+        if self.sealed and not self.contributing:
+            return False
+        return self.end is None or self.end is State.QUARANTINED
 
     @property
     def capturable(self) -> int:
         """The version that a save may capture: not what an open group holds."""
         return self.group_from if self.groups else self.version
 
-    def take_waiters(self) -> list[Waiter]:
-        """Return all waiters, and forget them."""
-        waiters, self.waiters = self.waiters, []
-        return waiters
+    def take_waiters(self, reached: int | None = None) -> list[Waiter]:
+        """Return the waiters of versions up to ``reached``, or all, and forget them."""
+        waiters = self.waiters
+        if reached is None:
+            self.waiters = []
+            return waiters
+        self.waiters = [waiter for waiter in waiters if waiter.version > reached]
+        return [waiter for waiter in waiters if waiter.version <= reached]

@@ -25,11 +25,13 @@ from perdure.errors import NotStorableError
 from perdure.model.records import Entry, Record
 
 __all__ = [
+    "Lines",
     "Position",
     "Scanner",
     "encode",
     "first_payload",
     "follows",
+    "lines",
     "open_sealed",
     "seal",
     "verify",
@@ -64,17 +66,15 @@ class Position(msgspec.Struct, frozen=True):
     """That record's checksum, which seeds the next one's."""
 
 
-def encode(
-    records: Iterable[Entry], *, first: int, epoch: int, crc: int
-) -> tuple[bytes, int]:
+def encode(records: Iterable[Entry], *, first: int, epoch: int, crc: int) -> tuple[bytes, int]:
     """Return the lines of *records*, numbered from *first*, and the last one's checksum.
 
     Raises:
         NotStorableError: A kind is no name, or a payload is not one line.
 
     """
-    lines: list[bytes] = []
-    add = lines.append
+    parts: list[bytes] = []
+    add = parts.append
     crc32 = zlib.crc32
     middle = b',"e":%d' % epoch
     seq = first
@@ -82,12 +82,17 @@ def encode(
         if b"\n" in payload:
             message = f"the payload of record {seq} holds a line break: encode it as one line"
             raise NotStorableError(message, seq=seq, kind=kind)
-        line = b'{"n":%d%b%b%b' % (seq, middle, _heads.get((kind, end)) or _head(kind, end), payload)
+        line = b'{"n":%d%b%b%b' % (
+            seq,
+            middle,
+            _heads.get((kind, end)) or _head(kind, end),
+            payload,
+        )
         crc = crc32(line, crc)
         add(line)
         add(b',"c":"%08x"}\n' % crc)
         seq += 1
-    return b"".join(lines), crc
+    return b"".join(parts), crc
 
 
 def _head(kind: str, end: bool) -> bytes:  # noqa: FBT001  # a key, not an option
@@ -103,6 +108,34 @@ def _head(kind: str, end: bool) -> bytes:  # noqa: FBT001  # a key, not an optio
     return head
 
 
+class Lines(msgspec.Struct):
+    """The records of a run of lines."""
+
+    records: list[Record]
+    end: Position
+    """Behind the last sound line."""
+    sound: bool = True
+    """False where the line at ``end`` is whole, and not the next record."""
+
+
+def lines(data: bytes, *, epoch: int, start: Position) -> Lines:
+    """Return the records of the whole lines in *data*, which begins at *start*."""
+    records: list[Record] = []
+    offset, seq, crc = start.offset, start.seq, start.crc
+    begin = 0
+    sound = True
+    while (stop := data.find(b"\n", begin)) >= 0:
+        record = _record(data[begin:stop], seq + 1, epoch, crc)
+        if record is None:
+            sound = False
+            break
+        records.append(record)
+        crc = int(data[stop - 10 : stop - 2], 16)
+        seq += 1
+        begin = stop + 1
+    return Lines(records, Position(offset + begin, seq, crc), sound)
+
+
 class Scanner:
     """Read records from the bytes of one epoch's file, as they come.
 
@@ -111,56 +144,49 @@ class Scanner:
     that line's offset and takes nothing more.
     """
 
-    __slots__ = ("_epoch", "_group", "_next", "_rest", "damage", "end")
+    __slots__ = ("_epoch", "_group", "_rest", "damage", "end", "next")
 
     def __init__(self, epoch: int, start: Position) -> None:
         self._epoch = epoch
         self._group: list[Record] = []
         self._rest = b""
-        self._next = start
+        self.next = start
+        """Where the next line begins: behind `end` while a group is not whole."""
         self.end = start
         """Behind the last record that ends a group."""
         self.damage: int | None = None
         """Where the first line that does not fit begins."""
 
-    @property
-    def next(self) -> Position:
-        """Where the next line begins: behind `end` while a group is not whole."""
-        return self._next
-
     def feed(self, data: bytes) -> list[Record]:
         """Take the next bytes; return the records of the groups that are now whole."""
         if self.damage is not None:
             return []
-        if self._rest:
-            data = self._rest + data
-        records = self._lines(data)
-        if len(self._rest) > MAX_LINE_BYTES:
-            self.damage = self._next.offset
-        return records
+        start = self.next
+        data = self._rest + data if self._rest else data
+        found = lines(data, epoch=self._epoch, start=start)
+        self.next = found.end
+        self._rest = data[found.end.offset - start.offset :]
+        if not found.sound or len(self._rest) > MAX_LINE_BYTES:
+            self.damage = found.end.offset
+        return self._whole(data, start, found.records)
 
-    def _lines(self, data: bytes) -> list[Record]:
-        done: list[Record] = []
-        group = self._group
-        offset, seq, crc = self._next.offset, self._next.seq, self._next.crc
-        begin = 0
-        while (stop := data.find(b"\n", begin)) >= 0:
-            record = _record(data[begin:stop], seq + 1, self._epoch, crc)
-            if record is None:
-                self.damage = offset
-                break
-            crc = int(data[stop - 10 : stop - 2], 16)
-            seq += 1
-            offset += stop + 1 - begin
-            begin = stop + 1
-            group.append(record)
-            if record.end:
-                done += group
-                group.clear()
-                self.end = Position(offset, seq, crc)
-        self._next = Position(offset, seq, crc)
-        self._rest = data[begin:]
-        return done
+    def _whole(self, data: bytes, start: Position, records: list[Record]) -> list[Record]:
+        """Hold back what does not end a group yet."""
+        open_ = 0
+        while open_ < len(records) and not records[-1 - open_].end:
+            open_ += 1
+        done = len(records) - open_
+        if not done:
+            self._group += records
+            return []
+        offset = self.next.offset - start.offset
+        for _ in range(open_):
+            offset = data.rindex(b"\n", 0, offset - 1) + 1
+        crc = int(data[offset - 11 : offset - 3], 16)
+        self.end = Position(start.offset + offset, records[done - 1].seq, crc)
+        whole = [*self._group, *records[:done]]
+        self._group = records[done:]
+        return whole
 
 
 def _record(line: bytes, seq: int, epoch: int, crc: int) -> Record | None:
@@ -202,8 +228,8 @@ def follows(data: bytes, crc: int) -> bool:
     if it is sealed to the line before it, by the checksum that stands there or by the one
     that should.
     """
-    lines = data.split(b"\n")[:-1]
-    for before, line in zip(lines, lines[1:], strict=False):
+    whole = data.split(b"\n")[:-1]
+    for before, line in zip(whole, whole[1:], strict=False):
         check = _CHECK.search(line)
         if check is None or _HEAD.match(line) is None:
             continue

@@ -20,8 +20,8 @@ from itertools import accumulate
 from perdure.errors import CorruptRecordError, NotStorableError, TooLargeError
 
 __all__ = [
+    "MAX_CONTAINERS",
     "MAX_DEPTH",
-    "MAX_ITEMS",
     "MAX_PAYLOAD_DEPTH",
     "MAX_RECORD_BYTES",
     "MAX_VALUE_DEPTH",
@@ -39,8 +39,9 @@ MAX_VALUE_DEPTH = 184
 """The most levels of a value inside a payload."""
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 """The largest payload, where nobody says otherwise."""
-MAX_ITEMS = MAX_RECORD_BYTES // 2
-"""The most items in a value: each takes two bytes at least, so that more cannot fit."""
+MAX_CONTAINERS = 250_000
+"""The most lists and dicts in a value, as often as each is written: what shares its parts can
+be small in memory, and endless when it is encoded."""
 
 # Possessive, and always a match once a quote is seen: linear on any input. A string that never
 # ends, or ends in a lone backslash, swallows the rest, as it does for a decoder.

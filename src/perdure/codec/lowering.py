@@ -10,7 +10,7 @@ Pure.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import Enum
 from math import isfinite
 from pathlib import PurePath
@@ -21,9 +21,9 @@ import msgspec
 from perdure.codec import json
 from perdure.codec.json import LONE_SURROGATE, not_storable, step
 from perdure.codec.lifting import lift
-from perdure.codec.limits import MAX_ITEMS, MAX_VALUE_DEPTH, is_deeper, too_deep
+from perdure.codec.limits import MAX_CONTAINERS, MAX_VALUE_DEPTH, is_deeper, too_deep
 from perdure.codec.tags import NATIVE, UNKNOWN, Native, Opaque, Tags, Types, escape
-from perdure.errors import CorruptRecordError, TooLargeError
+from perdure.errors import CorruptRecordError, NotStorableError, TooLargeError
 
 __all__ = ["Lowering", "OnUnstorable", "is_plain"]
 
@@ -41,7 +41,7 @@ _are_atoms = _ATOMS.issuperset
 def is_plain(value: Any) -> bool:
     """Tell whether a value is of JSON's own types only, finite, and not too deep or large."""
     level: list[Any] = [[value]]
-    room = MAX_ITEMS
+    room = MAX_CONTAINERS
     for _ in range(MAX_VALUE_DEPTH + 1):  # level by level, so that a circle ends too
         below: list[Any] = []
         for node in level:
@@ -52,11 +52,11 @@ def is_plain(value: Any) -> bool:
                 items = node.values()
             if not (_are_atoms(map(type, items)) or _descend(items, below)):
                 return False
-            room -= len(node)
+            if len(below) > room:
+                return False
         if not below:
-            return room >= 0
-        if room < 0:  # what shares its parts can be small in memory, and endless when written
-            return False
+            return True
+        room -= len(below)
         level = below
     return False
 
@@ -85,15 +85,20 @@ class Lowering:
         self._trail: list[str | int] = []
         self._open: set[int] = set()
         self._inside = 0  # registered instances around the place
-        self._room = MAX_ITEMS
+        self._room = MAX_CONTAINERS
+
+    def run(self, value: Any) -> tuple[Any, Tags | None]:
+        """Return what JSON can hold of the whole value, and the table of its tags, if any."""
+        try:
+            return self.lower(value), self.tags or None
+        except RecursionError:
+            # The depth is limited: it is the caller who has no stack left.
+            message = f"the value at {self._at} cannot be stored: the call stack is too deep here"
+            raise NotStorableError(message, path=self._at) from None
 
     def lower(self, value: Any) -> Any:
         """Return what JSON can hold of a value at the current place, and note its tags."""
         kind = type(value)
-        self._room -= 1
-        if self._room < 0:
-            message = f"the value at {self._at} has more than {MAX_ITEMS} items: split it"
-            raise TooLargeError(message, path=self._at, limit=MAX_ITEMS)
         if value is None or kind is bool:
             return value
         if kind in NATIVE:
@@ -146,43 +151,50 @@ class Lowering:
             return float(value)
         return self._unstorable(value, "JSON has no NaN or infinity: use None or text")
 
-    def _list(self, value: Iterable[Any]) -> Any:
-        return self._nested(value, self._items)
+    # Lists and dicts recurse by two frames a level: within any sane stack at the deepest value.
 
-    def _items(self, value: Iterable[Any]) -> list[Any]:
-        return [self._below(at, item) for at, item in enumerate(value)]
+    def _list(self, value: Iterable[Any]) -> Any:
+        refused = self._enter(value)
+        if refused:
+            return self._unstorable(value, refused)
+        lowered = []
+        for at, item in enumerate(value):
+            self._trail.append(at)
+            lowered.append(self.lower(item))
+            self._trail.pop()
+        self._open.discard(id(value))
+        return lowered
 
     def _dict(self, value: dict[Any, Any]) -> Any:
-        for key in value:
-            if not isinstance(key, str) or not _is_text(key):
-                why = f"it has a key of type {type(key).__name__}: use text for keys"
-                return self._unstorable(value, LONE_SURROGATE if isinstance(key, str) else why)
-        return self._nested(value, self._fields)
-
-    def _fields(self, value: dict[str, Any]) -> dict[str, Any]:
-        return {str.__str__(key): self._below(str.__str__(key), value[key]) for key in value}
-
-    def _below(self, at: str | int, value: Any) -> Any:
-        self._trail.append(at)
-        try:
-            return self.lower(value)
-        finally:
+        refused = _key_problem(value) or self._enter(value)
+        if refused:
+            return self._unstorable(value, refused)
+        lowered = {}
+        for key, item in value.items():
+            text = str.__str__(key)
+            self._trail.append(text)
+            lowered[text] = self.lower(item)
             self._trail.pop()
+        self._open.discard(id(value))
+        return lowered
 
-    def _nested(self, value: Any, lower: Callable[[Any], Any]) -> Any:
+    def _enter(self, value: Any) -> str:
+        """Go one level down; or return why not."""
         if id(value) in self._open:
-            return self._unstorable(value, "it refers to itself: leave the circle out")
-        if len(self._open) >= MAX_VALUE_DEPTH:
-            if self._on_unstorable == "repr":
-                return self._unstorable(value, "")
+            return "it refers to itself: leave the circle out"
+        self._room -= 1
+        if self._room < 0:
+            message = (
+                f"the value at {self._at} holds more than {MAX_CONTAINERS} lists and dicts, each "
+                "counted as often as it would be written: split it"
+            )
+            raise TooLargeError(message, path=self._at, limit=MAX_CONTAINERS)
+        if len(self._trail) < MAX_VALUE_DEPTH:
+            self._open.add(id(value))
+            return ""
+        if self._on_unstorable == "raise":
             raise too_deep(self._at, MAX_VALUE_DEPTH)
-        self._open.add(id(value))
-        try:
-            return lower(value)
-        except RecursionError:
-            raise too_deep(self._at, MAX_VALUE_DEPTH) from None
-        finally:
-            self._open.discard(id(value))
+        return "it is too deep"
 
     def _native(self, value: Any, native: Native) -> Any:
         data = native.lower(value)
@@ -199,7 +211,7 @@ class Lowering:
 
     def _opaque(self, value: Opaque) -> Any:
         pointer, data = self._pointer(), bytes(value.data)
-        if is_deeper(data, MAX_VALUE_DEPTH - len(self._open)):
+        if is_deeper(data, MAX_VALUE_DEPTH - len(self._trail)):
             raise too_deep(self._at, MAX_VALUE_DEPTH)
         try:
             decoded = json.decode(data)
@@ -210,13 +222,15 @@ class Lowering:
         return decoded if b"\n" in data or b"\r" in data else value.data  # a record is one line
 
     def _registered(self, value: Any, label: str, data: Any) -> Any:
+        refused = self._enter(value)
+        if refused:
+            return self._unstorable(value, refused)
         around, self.tags = self.tags, {self._pointer(): label}
         self._inside += 1
-        try:
-            lowered = self._nested(value, lambda _: self.lower(data))
-        finally:
-            own, self.tags = self.tags, around
-            self._inside -= 1
+        lowered = self.lower(data)
+        self._inside -= 1
+        own, self.tags = self.tags, around
+        self._open.discard(id(value))
         if not self._inside and not self._comes_back(value, lowered, own):
             return self._unstorable(value, _DIFFERENT)
         self.tags.update(own)
@@ -257,6 +271,15 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _key_problem(value: dict[Any, Any]) -> str:
+    for key in value:
+        if not isinstance(key, str):
+            return f"it has a key of type {type(key).__name__}: use text for keys"
+        if not _is_text(key):
+            return LONE_SURROGATE
+    return ""
 
 
 def _cure(value: Any) -> str:

@@ -1,8 +1,9 @@
 """How instances of a class come apart into data, and together again.
 
 Dataclasses and msgspec Structs field by field, through msgspec's conversion by annotation;
-enums by their value; pydantic models (known by their methods: pydantic is not imported) by
-their own JSON. The data may hold whatever `perdure.codec.values` can store.
+enums by their value, or by their name where the value is neither text nor an integer;
+pydantic models (known by their methods: pydantic is not imported) by their own JSON. The data
+may hold whatever `perdure.codec.values` can store.
 
 Pure.
 """
@@ -38,7 +39,7 @@ def shape_of(cls: type) -> Shape | None:
 
     """
     if issubclass(cls, Enum):
-        return Shape(lambda one: one.value, cls, lambda one, other: one is other)
+        return _enum(cls)
     if issubclass(cls, msgspec.Struct):
         return _by_fields(cls, {one.name: one.encode_name for one in msgspec.structs.fields(cls)})
     if is_dataclass(cls):
@@ -46,6 +47,16 @@ def shape_of(cls: type) -> Shape | None:
     if hasattr(cls, "model_dump") and hasattr(cls, "model_validate"):
         return _pydantic(cls)
     return None
+
+
+def _enum(cls: Any) -> Shape:
+    def dump(one: Any) -> Any:
+        return one.value if type(one.value) in (str, int) else {"name": one.name}
+
+    def load(data: Any) -> Any:
+        return cls[data["name"]] if isinstance(data, dict) else cls(data)
+
+    return Shape(dump, load, lambda one, other: one is other)
 
 
 def _by_fields(cls: type, names: dict[str, str]) -> Shape:

@@ -63,7 +63,7 @@ def encode_value(
     try:
         return json.encode(lowered), tags
     except NotStorableError:
-        Lowering(types, on_unstorable, at).lower(value)  # names the place from the value's own root
+        Lowering(types, on_unstorable, at).run(value)  # names the place from the value's own root
         raise
 
 
@@ -87,5 +87,4 @@ def lower(
     """
     if on_unstorable == "raise" and is_plain(value):
         return value, None
-    work = Lowering(types, on_unstorable, at)
-    return work.lower(value), work.tags or None
+    return Lowering(types, on_unstorable, at).run(value)

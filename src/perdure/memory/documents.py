@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from perdure.model.keys import SessionKey
+from perdure.model.manifest import About
 from perdure.model.records import (
     EPOCH,
     ITEM,
@@ -170,6 +171,17 @@ class SessionDocument(msgspec.Struct, rename="camel", kw_only=True):
     context: ContextState
     metadata: SessionMetadata = msgspec.field(default_factory=SessionMetadata)
 
+    @property
+    def about(self) -> About:
+        """What a listing shows."""
+        return About(
+            title=self.metadata.title,
+            tags=tuple(self.metadata.tags),
+            owner=self.metadata.owner,
+            created_at=_seconds(self.created_at),
+            updated_at=_seconds(self.last_active_at),
+        )
+
 
 class _At(msgspec.Struct):
     at: float | None = None
@@ -231,6 +243,10 @@ def _describe(metadata: SessionMetadata, meta: Meta) -> None:
     if meta.owner is not None:
         metadata.owner = meta.owner
     metadata.extra = {**metadata.extra, **meta.metadata}
+
+
+def _seconds(iso: str) -> float | None:
+    return datetime.datetime.fromisoformat(iso).timestamp() if iso else None
 
 
 def _iso(at: float) -> str:

@@ -21,6 +21,17 @@ class FoldedDocument(msgspec.Struct, frozen=True):
     """Bytes."""
 
 
+class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a listing shows of a session without opening it."""
+
+    title: str | None = None
+    tags: tuple[str, ...] = ()
+    owner: str | None = None
+    created_at: float | None = None
+    """Seconds since 1970."""
+    updated_at: float | None = None
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a fold has made of the log up to a record."""
 
@@ -33,5 +44,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, int] = {}
     """Counters that go on after a restore: turns, messages, compactions."""
     documents: dict[str, FoldedDocument] = {}
+    about: About = About()
     position: msgspec.Raw = msgspec.Raw(b"null")
     """Where the log goes on behind ``as_of_seq``; the store's own, opaque to everybody else."""

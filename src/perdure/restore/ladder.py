@@ -18,6 +18,7 @@ from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.model.records import (
     EPOCH,
+    ITEM,
     MEMORY_DROP,
     MEMORY_SET,
     MESSAGE_KINDS,
@@ -32,7 +33,7 @@ from perdure.store import Documents, Store
 
 __all__ = ["Restored", "restore"]
 
-KEPT_FOR_LATER = frozenset({MEMORY_SET, MEMORY_DROP, STATE, META})
+KEPT_FOR_LATER = frozenset({ITEM, MEMORY_SET, MEMORY_DROP, STATE, META})
 """Kinds whose documents load when they are first awaited: the tail's records wait for that."""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Mapping
+from math import inf
 
 import anyio.to_thread
 import msgspec
@@ -21,6 +22,7 @@ from perdure.memory.documents import (
     MEMORY,
     SEMANTIC,
     SESSION,
+    SessionDocument,
     fold_items,
     fold_memory,
     fold_session,
@@ -64,7 +66,7 @@ def fold_due(
     if tail_bytes >= LEAST_TAIL and tail_bytes >= limits.fold_ratio * rewrite_bytes * phase:
         return True
     by_count = tail_records >= limits.fold_records * phase or tail_bytes >= MUCH_TAIL
-    return rewrite_bytes <= SMALL and by_count
+    return rewrite_bytes <= SMALL and by_count and limits.fold_ratio < inf
 
 
 async def fold(
@@ -194,7 +196,15 @@ def _manifest(
         for name, data in changed.items()
         if data is not None
     }
-    return Manifest(key=key, epoch=epoch, as_of_seq=upto, documents=documents)
+    described = msgspec.json.decode(changed[SESSION] or b"", type=SessionDocument)
+    return Manifest(
+        key=key,
+        epoch=epoch,
+        as_of_seq=upto,
+        counters={"turns": described.turns, "messages": described.messages},
+        documents=documents,
+        about=described.about,
+    )
 
 
 def _sha256(data: bytes) -> str:

@@ -27,7 +27,6 @@ from perdure.session.runtime import Runtime
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from perdure.autosave.core import Tracked
     from perdure.model.keys import SessionKey
     from perdure.session.session import Session
 
@@ -41,14 +40,15 @@ class Keeper:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._by_tracked: dict[int, Session] = {}
 
     # pins
 
     def keep(self, session: Session) -> Session:
         """Wire a session that was just loaded to the engine."""
         tracked = session.tracked
-        tracked.on_saved = lambda durable: self._saved(session, durable)
+        tracked.on_saved = lambda _: self._saved(session)
+        tracked.on_idle = lambda: self._runtime.host.spawn(self.idle, session)
+        tracked.on_lost = lambda: self.lost(session)
         if self._runtime.hooks.has("before_save"):
             tracked.before_capture = lambda: self._runtime.hooks.run("before_save", session)
         return session
@@ -79,7 +79,7 @@ class Keeper:
 
     # folds
 
-    def _saved(self, session: Session, durable: int) -> None:
+    def _saved(self, session: Session) -> None:
         """Decide, after each save, whether to fold."""
         if session.folding or self._runtime.draining or session.closed_by is not None:
             return
@@ -122,13 +122,10 @@ class Keeper:
 
     # leaving memory
 
-    async def idle(self, tracked: Tracked) -> None:
+    async def idle(self, session: Session) -> None:
         """Hibernate a session that nobody holds and nobody has changed for long."""
-        session = self._runtime.sessions.get(tracked.key)
-        if session is None or session.tracked is not tracked or session.pins:
-            return
         async with self._leaving(session.key) as free:
-            if free and not session.pins and tracked.clean:
+            if free and session.closed_by is None and not session.pins and session.tracked.clean:
                 await self._leave(session, "hibernated", _hibernated(session.key))
 
     async def hand_over(self, key: SessionKey) -> None:
@@ -175,16 +172,16 @@ class Keeper:
         await self._runtime.saver.abandon(session.tracked)
         self._forget(session, "deleted")
 
-    def lost(self, tracked: Tracked) -> None:
+    def lost(self, session: Session) -> None:
         """Somebody else has taken a session: nobody can write it here any more."""
-        session = self._runtime.sessions.get(tracked.key)
-        if session is None or session.tracked is not tracked:
+        if session.closed_by is not None:
             return
+        unsaved = session.version - session.durable_version
         message = (
-            f"session {session.key} was taken over by another process; what is unsaved is in "
-            "session.unsaved(): open it again to go on"
+            f"session {session.key} was taken over by another process, with {unsaved} records "
+            "unsaved here: open it again to go on"
         )
-        session.closed_by = LeaseLostError(message, key=str(session.key))
+        session.closed_by = LeaseLostError(message, key=str(session.key), unsaved=unsaved)
         self._forget(session, "lost")
 
     async def _leave(self, session: Session, why: str, closed_by: Exception) -> None:

@@ -7,30 +7,24 @@ closed in another.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
 import anyio
 
-from perdure._lib.clock import loop_clock
-from perdure._lib.host import Host
 from perdure.autosave.core import INHERIT, Inherit
-from perdure.autosave.driver import Autosaver
 from perdure.autosave.shutdown import ShutdownReport
 from perdure.codec.registry import Registry
 from perdure.errors import SessionClosedError, StoreError
 from perdure.lease.lease import obtain
 from perdure.model.keys import DEFAULT_SESSION, SessionKey
 from perdure.restore.ladder import restore
-from perdure.session.closing import Closing
-from perdure.session.hooks import EventName, Hook, Hooks
-from perdure.session.keeping import Keeper
-from perdure.session.loading import Opener, Opening, Wanted
+from perdure.session.connected import Connected, connected
+from perdure.session.hooks import EventName, Hook
+from perdure.session.loading import Opening, Wanted
 from perdure.session.options import Autosave, Engine, Lease, Limits, OnHeld, Shutdown
-from perdure.session.runtime import Runtime, wrong_loop
-from perdure.session.signals import SignalWatch, body_canceller
+from perdure.session.runtime import wrong_loop
 from perdure.session.view import SessionView
 from perdure.store import SessionInfo, Store
 
@@ -38,37 +32,6 @@ if TYPE_CHECKING:
     from perdure.autosave.driver import Health
 
 __all__ = ["SessionManager"]
-
-log = logging.getLogger("perdure")
-
-
-class Connected:
-    """A manager's parts between connect and close."""
-
-    __slots__ = ("closing", "keeper", "opener", "runtime", "signals")
-
-    def __init__(self, runtime: Runtime, shutdown: Shutdown) -> None:
-        self.runtime = runtime
-        self.keeper = Keeper(runtime)
-        self.opener = Opener(runtime, self.keeper)
-        self.closing = Closing(runtime, self.keeper)
-        self.signals = SignalWatch(self.on_term, body_canceller())
-        if shutdown.signals:
-            self.signals.install()
-
-    def on_term(self) -> None:
-        """SIGTERM has come: drain; over the default action, also stop by the deadline."""
-        self.closing.drain()
-        if self.signals.received:
-            self.runtime.host.spawn(self._end)
-
-    async def _end(self) -> None:
-        """End the process even if the body does not: what can be saved is saved by then."""
-        options = self.runtime.shutdown
-        with anyio.move_on_after(options.deadline + options.hard_grace):
-            await self.closing.done.wait()
-            return
-        self.signals.end_process()
 
 
 @final
@@ -126,37 +89,15 @@ class SessionManager:
             message = "this manager was started before: call connect(…) again for a new one"
             raise SessionClosedError(message)
         self._started = True
-        host = Host()
-        await host.start()
-        try:
-            await self._store.open()
-        except BaseException:
-            await host.aclose()
-            raise
-        hooks = Hooks(host)
-        clock = loop_clock()
-        saver = Autosaver(
+        self._connected = await connected(
             self._store,
-            host,
+            registry=self.registry,
             autosave=self._autosave,
             engine=self._engine,
-            clock=clock,
-            on_event=lambda event: self._on_event(hooks, event),
-        )
-        runtime = Runtime(
-            store=self._store,
-            host=host,
-            saver=saver,
-            clock=clock,
-            registry=self.registry,
-            hooks=hooks,
             lease=self._lease,
             shutdown=self._shutdown,
             limits=self._limits,
         )
-        self._connected = Connected(runtime, self._shutdown)
-        host.on_teardown = self._connected.closing.torn_down
-        host.spawn(self._beat)
         return self
 
     def _check(self) -> Connected:
@@ -360,7 +301,7 @@ class SessionManager:
         connected = self._connected
         if connected is None:
             await self._store.aclose()
-            return ShutdownReport()
+            return ShutdownReport(duration=0.0, clean=True)
         stray = connected.runtime.home.stray()
         if stray is not None:
             raise wrong_loop("this manager", stray)
@@ -374,31 +315,6 @@ class SessionManager:
         if closing.report is None:
             raise StoreError("the shutdown itself failed; the log says how")
         return closing.report
-
-    # in the host
-
-    async def _beat(self) -> None:
-        """Renew the leases, and give up the sessions that others ask for."""
-        connected = self._check()
-        runtime = connected.runtime
-        while True:
-            await anyio.sleep(self._lease.heartbeat)
-            try:
-                for key in await self._store.heartbeat():
-                    runtime.host.spawn(connected.keeper.hand_over, key)
-            except StoreError as error:
-                log.warning("heartbeat failed", exc_info=error)
-
-    def _on_event(self, hooks: Hooks, event: object) -> None:
-        connected = self._connected
-        if connected is None:
-            return
-        name = EVENTS.get(type(event).__name__)
-        if name is not None:
-            hooks.emit(name, event)
-
-
-EVENTS: dict[str, EventName] = {}
 
 
 async def _wait_through(done: anyio.Event) -> None:

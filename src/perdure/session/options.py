@@ -21,7 +21,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         context_bytes: The working context of a session without an agent: its newest
             whole messages.
         record_bytes: One appended item, encoded.
-        fold_ratio: Fold when the log's tail is this many times what a fold rewrites.
+        fold_ratio: Fold when the log's tail is this many times what a fold rewrites; infinite:
+            only when the session leaves memory.
         fold_records: Fold small documents after this many records at the latest.
         loads: How many sessions load at once.
 
@@ -42,6 +43,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(value, int) or value < 1:
                 message = f"limits: {name}={value!r} does not fit: it must be a whole number from 1"
                 raise ConfigError(message, option=name, value=value)
-        if not 0 < self.fold_ratio < float("inf"):
+        if not self.fold_ratio > 0:
             message = f"limits: fold_ratio={self.fold_ratio!r} does not fit: it must be above 0"
             raise ConfigError(message, fold_ratio=self.fold_ratio)

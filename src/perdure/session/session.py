@@ -57,6 +57,7 @@ class Session:
         "_report",
         "_runtime",
         "_turns",
+        "_worker",
         "closed_by",
         "folding",
         "pins",
@@ -74,6 +75,7 @@ class Session:
         self._report = restored.report
         self._contents = Contents(runtime.store, runtime.registry, restored, self.accept)
         self._turns = TurnQueue()
+        self._worker: object | None = None  # the agent that works on it, if one does
         self.tracked = tracked
         self.closed_by: Exception | None = None
         self.pins = 0

@@ -73,8 +73,9 @@ def _call_soon() -> Callable[[Callable[[], None]], object]:
     """Return how a signal handler runs something in the running loop."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
-        token = trio.lowlevel.current_trio_token()
-        return token.run_sync_soon
+        soon: Callable[[Callable[[], None]], object]
+        soon = trio.lowlevel.current_trio_token().run_sync_soon
+        return soon
     import asyncio
 
     return asyncio.get_running_loop().call_soon_threadsafe

@@ -28,7 +28,7 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import FORMAT, Manifest
+from perdure.model.manifest import FORMAT, About, Manifest
 from perdure.model.records import EPOCH, Entry
 from perdure.store import (
     Batch,
@@ -327,12 +327,16 @@ def _lost(key: SessionKey, epoch: int, session: Session | None) -> LeaseLostErro
 
 def _info(key: SessionKey, session: Session) -> SessionInfo:
     counters = session.manifest.counters if session.manifest else {}
+    about = session.manifest.about if session.manifest else About()
     return SessionInfo(
         key=key,
         epoch=session.epoch,
         head=len(session.entries),
         created_at=session.created_at,
         updated_at=session.updated_at,
+        owner=about.owner,
+        title=about.title,
+        tags=about.tags,
         turns=counters.get("turns", 0),
     )
 

@@ -104,16 +104,16 @@ def read(
 ) -> Documents:
     """Read documents, beside whoever folds meanwhile."""
     seen = read_manifests(folder, key, since=since)
+    found = _match(folder, seen, names)
     for _ in range(_TRIES):
-        documents = _match(folder, seen, names)
-        if not documents.damaged:
-            return documents
+        if not found.damaged:
+            break
         # A fold announces itself before it touches a document: else this is damage.
         again = read_manifests(folder, key, since=since)
         if again == seen:
-            return documents
-        seen = again
-    return documents
+            break
+        seen, found = again, _match(folder, again, names)
+    return found
 
 
 def _match(folder: Folder, seen: list[Seen], names: Collection[str] | None) -> Documents:
@@ -219,20 +219,21 @@ def keep_evidence(folder: Folder, names: Collection[str]) -> None:
                 quarantine.replace(copy, data)
 
 
-def remove_owned(folder: Folder, key: SessionKey, *, below: int) -> None:
-    """Remove what the epochs below *below* left: documents, manifests, segments, evidence.
+def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool) -> None:
+    """Remove what the epochs below *below* left: documents, manifests and segments.
 
     An explicit list: what else lies in the folder is not ours. Bounded by epoch, so that a
-    deleter who overslept cannot touch the log of a later life.
+    deleter who overslept cannot touch the log of a later life. *evidence* takes what was
+    put into quarantine as well.
     """
-    manifests = [name for name in folder.names() if (manifest_epoch(name) or (below,))[0] < below]
-    if below > 1 and manifests:
-        dead = [one for one in _others(folder, key) if one.manifest.epoch < below]
-        _remove_documents(folder, {name for one in dead for name in one.manifest.documents})
-    for name in manifests:
+    dead = {name for name in folder.names() if (manifest_epoch(name) or (below,))[0] < below}
+    if dead:
+        seen = [one for one in _others(folder, key) if one.manifest.epoch < below]
+        _remove_documents(folder, {name for one in seen for name in one.manifest.documents})
+    for name in dead:
         folder.remove(name)
     _remove_files(folder, LOG, lambda name: (segment_of(name) or (below,))[0] < below)
-    if manifests:
+    if evidence:
         _remove_files(folder, QUARANTINE, lambda _: True)
 
 

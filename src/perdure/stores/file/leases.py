@@ -188,10 +188,13 @@ def take(root: Folder, key: SessionKey, after: int, me: Owner) -> Taken:
         before = read_lease(folder, after)
         if before is not None:
             require_key(folder, key, before)
-        since = 1 if before is None else before.epoch + 1 if before.deleted else before.since
+        reborn = before is not None and before.deleted
+        since = after + 1 if reborn else before.since if before else 1
         fence = publish(folder, key, after + 1, me, since=since)
         if fence is None:
             raise held(key, after, newest_epoch(folder))
+        if since > 1:  # the end of a deletion that was cut short
+            remove_owned(folder, key, below=since, evidence=reborn)
         return _after_publishing(root, folder, key, fence, since, me)
 
 
@@ -199,7 +202,6 @@ def _after_publishing(
     root: Folder, folder: Folder, key: SessionKey, fence: Fence, since: int, me: Owner
 ) -> Taken:
     try:
-        remove_owned(folder, key, below=since)  # the end of a deletion that was cut short
         end, created = _begin(root, folder, key, fence.epoch, since, me)
         newest = newest_epoch(folder)
         if newest != fence.epoch:
@@ -328,6 +330,6 @@ def mark_deleted(folder: Folder, key: SessionKey, epoch: int, me: Owner) -> bool
     end = epoch + 1
     if publish(folder, key, end, me, since=end + 1, deleted=True) is None:
         return False
-    remove_owned(folder, key, below=end)
+    remove_owned(folder, key, below=end, evidence=True)
     _remove_lower(folder, end)
     return True

@@ -1,0 +1,71 @@
+"""``python -m benchmarks save|live|imports``: measure, print a table, write JSON if asked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import imports, live, save
+from benchmarks.figures import Report
+
+__all__ = ["main"]
+
+LOOPS = {"both": ("asyncio", "trio"), "asyncio": ("asyncio",), "trio": ("trio",)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one benchmark; return 1 if a figure misses its target and ``--check`` was given."""
+    given = _parser().parse_args(arguments)
+    report = _run(given)
+    print(report.table())
+    if given.json is not None:
+        report.save(given.json)
+    return 1 if given.check and not report.met else 0
+
+
+def _run(given: argparse.Namespace) -> Report:
+    if given.benchmark == "save":
+        backends = LOOPS[given.backend]
+        growth = max(1, min(save.Options().growth_blocks, given.turns // save.BLOCK))
+        return save.run(save.Options(given.sessions, given.turns, growth, backends, given.folder))
+    if given.benchmark == "live":
+        return live.run(live.Options(given.sessions, given.seconds, given.rate, given.backend))
+    return imports.run(imports.Options(given.rounds, given.folder))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", type=Path, metavar="FILE", help="write figures as JSON")
+    common.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    where = argparse.ArgumentParser(add_help=False)
+    where.add_argument("--folder", type=Path, help="the disk to measure on (default: temporary)")
+    kinds = parser.add_subparsers(dest="benchmark", required=True)
+
+    saving = kinds.add_parser("save", parents=[common, where], help=save.__doc__)
+    saving.add_argument("--sessions", type=_count, default=1)
+    saving.add_argument("--turns", type=_count, default=3000)
+    saving.add_argument("--backend", choices=LOOPS, default="both")
+
+    living = kinds.add_parser("live", parents=[common], help=live.__doc__)
+    living.add_argument("--sessions", type=_count, default=100_000)
+    living.add_argument("--seconds", type=float, default=60.0)
+    living.add_argument("--rate", type=float, default=8_000.0, help="appends in a second")
+    living.add_argument("--backend", choices=("asyncio", "trio"), default="asyncio")
+
+    starting = kinds.add_parser("imports", parents=[common, where], help=imports.__doc__)
+    starting.add_argument("--rounds", type=_count, default=21)
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} does not fit: give a number from 1")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

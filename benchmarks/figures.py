@@ -1,0 +1,103 @@
+"""Figures with their targets, the table that people read, and the file that machines read."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["TARGETS", "Report", "Row"]
+
+TARGETS = {
+    "save.over_limit": 1.5,
+    "save.growth": 1.2,
+    "save.bytes": 1.2,
+    "save.bytes_with_folds": 2.2,
+    "live.mark_us": 3.0,
+    "live.worst_slice_ms": 20.0,
+    "live.tasks": 20,
+    "live.timers": 20,
+    "imports.over_anyio_msgspec": 1.5,
+    "imports.first_open": 3.0,
+}
+"""The most that each figure may be. What is not in here is reported, and not judged."""
+
+PACKAGES = ("perdure", "anyio", "msgspec", "trio")
+
+
+class Row(NamedTuple):
+    """One figure, and what it says in words."""
+
+    name: str
+    value: float
+    meaning: str
+
+    @property
+    def target(self) -> float | None:
+        """The most that it may be; None for what is only reported."""
+        return TARGETS.get(self.name)
+
+    @property
+    def met(self) -> bool:
+        """Whether it keeps its target; true where it has none."""
+        return self.target is None or self.value <= self.target
+
+
+class Report(NamedTuple):
+    """What one benchmark has found."""
+
+    rows: list[Row]
+    details: dict[str, Any]
+    """How it was measured, and what the figures were made of."""
+
+    @property
+    def met(self) -> bool:
+        """Whether every figure keeps its target."""
+        return all(row.met for row in self.rows)
+
+    def table(self) -> str:
+        """Return the figures as a table."""
+        head = ("figure", "value", "target", "", "meaning")
+        lines = [head, *map(_cells, self.rows)]
+        widths = [max(len(line[at]) for line in lines) for at in range(4)]
+        return "\n".join(
+            "  ".join(
+                [line[0].ljust(widths[0])]
+                + [line[at].rjust(widths[at]) for at in (1, 2)]
+                + [line[3].ljust(widths[3]), line[4]]
+            ).rstrip()
+            for line in lines
+        )
+
+    def save(self, path: Path) -> None:
+        """Write figures, environment and details as JSON."""
+        document = {
+            "figures": {row.name: row.value for row in self.rows},
+            "targets": {row.name: row.target for row in self.rows if row.target is not None},
+            "environment": environment(),
+            "details": self.details,
+        }
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _cells(row: Row) -> tuple[str, str, str, str, str]:
+    if row.target is None:
+        return row.name, f"{row.value:,.2f}", "", "", row.meaning
+    judgement = "pass" if row.met else "MISS"
+    return row.name, f"{row.value:,.2f}", f"<= {row.target:g}", judgement, row.meaning
+
+
+def environment() -> dict[str, Any]:
+    """Return what the figures were measured on; the load says who else was at work."""
+    return {
+        "python": sys.version.split()[0],
+        "implementation": platform.python_implementation(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg() if hasattr(os, "getloadavg") else None,
+        "packages": {name: version(name) for name in PACKAGES},
+    }

@@ -1,0 +1,171 @@
+"""One process with very many sessions: what an append costs, and how long others must wait.
+
+The sessions are opened and collected once, then a stream of appends goes to them at random
+for a while, at a rate of which saving does not make a backlog. The store is in memory, so
+that nothing but perdure is measured.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from random import Random
+from statistics import median
+from time import perf_counter, thread_time
+from typing import Any, NamedTuple
+
+import anyio
+import psutil
+
+import perdure
+from benchmarks.figures import Report, Row
+from benchmarks.steps import Steps, living, watch
+from perdure import Autosave, Encoded, Session, SessionManager, Shutdown
+
+__all__ = ["Options", "run"]
+
+TICK = 0.01
+"""Seconds between bursts of the stream."""
+PAYLOAD = 300
+"""Bytes of an appended message."""
+
+
+class Options(NamedTuple):
+    """What to measure."""
+
+    sessions: int = 100_000
+    seconds: float = 60.0
+    rate: float = 8_000.0
+    """Appends in a second, over all sessions."""
+    backend: str = "asyncio"
+
+
+class Stream:
+    """Appends at random, in bursts, with an empty call for each to compare."""
+
+    def __init__(self, sessions: list[Session]) -> None:
+        self._sessions = sessions
+        self._random = Random(7)
+        text = "x" * (PAYLOAD - len('{"role":"user","content":""}'))
+        self._item = Encoded("message", f'{{"role":"user","content":"{text}"}}'.encode())
+        self.appends = 0
+        self.cpu: list[float] = []
+        """CPU seconds of one append less one empty call, by burst."""
+        self.spent = 0.0
+        self.most_tasks = self.most_timers = 0
+
+    def burst(self, count: int) -> None:
+        """Append to ``count`` sessions, and do nothing as often."""
+        chosen = self._random.choices(self._sessions, k=count)
+        item = self._item
+        empty = _spend(_nothing, chosen, item)
+        used = _spend(Session.append, chosen, item)
+        self.appends += count
+        self.spent += used - empty
+        self.cpu.append((used - empty) / count)
+
+    async def flow(self, options: Options) -> None:
+        """Go on for the given time, and keep to the rate even after a delay."""
+        start = perf_counter()
+        while (passed := perf_counter() - start) < options.seconds:
+            missing = int(passed * options.rate) - self.appends
+            if missing > 0:
+                self.burst(missing)
+            await anyio.sleep(TICK)
+            tasks, timers = living(options.backend)
+            self.most_tasks = max(self.most_tasks, tasks)
+            self.most_timers = max(self.most_timers, timers)
+
+
+def _nothing(_session: Session, *_items: Encoded) -> int:
+    """Stand for a call that does nothing."""
+    return 0
+
+
+def _spend(call: Callable[[Session, Encoded], int], chosen: list[Session], item: Encoded) -> float:
+    start = thread_time()
+    for session in chosen:
+        call(session, item)
+    return thread_time() - start
+
+
+class Collections:
+    """How often the garbage collector ran, and the longest that it took."""
+
+    def __init__(self) -> None:
+        self.count = [0, 0, 0]
+        self.longest = [0.0, 0.0, 0.0]
+        self._start = 0.0
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._start = thread_time()
+            return
+        generation = info["generation"]
+        self.count[generation] += 1
+        took = thread_time() - self._start
+        self.longest[generation] = max(self.longest[generation], took)
+
+
+def run(options: Options) -> Report:
+    """Measure on one event loop."""
+    return anyio.run(_measure, options, backend=options.backend)
+
+
+async def _measure(options: Options) -> Report:
+    shutdown = Shutdown(deadline=600)
+    async with perdure.connect(
+        "memory:", autosave=Autosave.server(), shutdown=shutdown
+    ) as sessions:
+        before = _memory()
+        start = perf_counter()
+        opened = [await sessions.open(f"agent-{n}") for n in range(options.sessions)]
+        opening = perf_counter() - start
+        each = (_memory() - before) / options.sessions
+        collections = Collections()
+        gc.callbacks.append(collections)
+        stream = Stream(opened)
+        try:
+            with watch(options.backend) as steps:
+                await stream.flow(options)
+        finally:
+            gc.callbacks.remove(collections)
+        unsaved = await _settle(sessions, opened)
+    details = _details(options, stream, steps, collections)
+    return Report(_rows(stream, steps, each), {**details, "opening_s": opening, "unsaved": unsaved})
+
+
+def _memory() -> int:
+    gc.collect()
+    return psutil.Process().memory_info().rss
+
+
+async def _settle(sessions: SessionManager, opened: list[Session]) -> int:
+    """Save everything, and return how many sessions are not saved all the same."""
+    await sessions.flush()
+    return sum(session.version != session.durable_version for session in opened)
+
+
+def _rows(stream: Stream, steps: Steps, bytes_each: float) -> list[Row]:
+    return [
+        Row("live.mark_us", median(stream.cpu) * 1e6, "CPU of an append less an empty call"),
+        Row("live.worst_slice_ms", steps.longest * 1e3, "longest step of perdure's tasks, CPU"),
+        Row("live.tasks", stream.most_tasks, "tasks of the process, at most"),
+        Row("live.timers", stream.most_timers, "timers of its event loop, at most"),
+        Row("live.bytes_per_session", bytes_each, "resident memory of an idle session"),
+    ]
+
+
+def _details(
+    options: Options, stream: Stream, steps: Steps, collections: Collections
+) -> dict[str, Any]:
+    return {
+        **options._asdict(),
+        "appends": stream.appends,
+        "mark_us_mean": stream.spent / stream.appends * 1e6,
+        "steps": steps.count,
+        "steps_cpu_s": steps.total,
+        "worst_slice_in": steps.where,
+        "collections": collections.count,
+        "longest_collection_ms": [round(one * 1e3, 3) for one in collections.longest],
+    }

@@ -1,0 +1,206 @@
+"""The workers: they take batches from the core, bring them to the store, tell what came back.
+
+Workers run in the host, so that no caller's cancellation ever reaches a save. A worker
+captures when it starts to run, not when it is asked for: whatever was appended or asked
+for until then is in its batch, which is group commit without a timer. It goes on until
+nothing is due, and starts another while there is more and the store can take it.
+
+A save that takes longer than ``save_timeout`` is given up and in doubt: the store may
+still be writing in a thread, and sending the same records again is safe.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import final
+
+import anyio
+from anyio.lowlevel import cancel_shielded_checkpoint
+
+from perdure._lib.host import Host
+from perdure.autosave.core import Core, Save
+from perdure.autosave.outcomes import ANSWERS, all_permanent, complete, in_doubt, outcome_of
+from perdure.autosave.tracked import State, Tracked
+from perdure.store import Batch, Outcome, Status, Store
+
+__all__ = ["Batcher"]
+
+log = logging.getLogger("perdure.autosave")
+
+CHUNK = 32
+"""Sessions between two looks at the clock."""
+
+
+@final
+class Batcher:
+    """Run as many saves at once as the store can take, each session's one by one.
+
+    Args:
+        core: Says what to save.
+        store: Where to.
+        host: Where the workers run.
+        clock: The loop's.
+        prepare: Called with sessions whose contributors have to be asked before.
+        settled: Called after each batch, when everybody who waited has been woken.
+
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        store: Store,
+        host: Host,
+        clock: Callable[[], float],
+        *,
+        prepare: Callable[[list[Tracked]], None],
+        settled: Callable[[list[Save]], None],
+    ) -> None:
+        self._busy = 0.0
+        self._core = core
+        self._store = store
+        self._host = host
+        self._clock = clock
+        self._prepare = prepare
+        self._settled = settled
+        self._linger = core.engine.batch_linger
+        if self._linger is None:
+            self._linger = store.capabilities.batch_linger
+        self._workers = 0
+        self._starting = False
+        self._idle = anyio.Event()
+        self._scopes: set[anyio.CancelScope] = set()
+
+    def launch(self, now: float) -> None:
+        """Start a worker if something is due and the store can take it."""
+        # One that is about to start will find this too, and start the next one itself.
+        if self._starting or self._workers >= self._core.parallel:
+            return
+        if self._core.may_capture(now):
+            self._starting = True
+            self._workers += 1
+            self._host.spawn(self._work)
+
+    def utilization(self, period: float) -> float:
+        """Return which share of ``period`` seconds the store was busy, and begin anew."""
+        busy, self._busy = self._busy, 0.0
+        return busy / (period * self._core.parallel)
+
+    async def idle(self) -> None:
+        """Wait until no worker runs."""
+        if self._workers:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    def cut(self) -> None:
+        """Give up the saves that are under way: they are in doubt."""
+        for scope in list(self._scopes):
+            scope.cancel()
+
+    async def _work(self) -> None:
+        try:
+            try:
+                await self._wait_for_company()
+            finally:
+                self._starting = False
+            begun = self._clock()
+            while saves := self._take():
+                await self._commit(saves)
+                if self._clock() - begun >= self._core.engine.loop_slice:
+                    # A store in memory never lets anybody else run.
+                    await cancel_shielded_checkpoint()
+                    begun = self._clock()
+        finally:
+            self._workers -= 1
+            if not self._workers:
+                self._idle.set()
+            self._settled([])
+
+    async def _wait_for_company(self) -> None:
+        """Linger when several sessions are due but not a full batch: more may follow."""
+        waiting = len(self._core.schedule.ready)
+        if self._linger and 1 < waiting < self._core.batch_max and not self._core.schedule.draining:
+            await anyio.sleep(self._linger)
+
+    def _take(self) -> list[Save]:
+        now = self._clock()
+        while True:
+            saves, unprepared = self._core.capture(now)
+            if unprepared:
+                self._prepare(unprepared)
+            if saves or not unprepared:
+                break
+        self.launch(now)
+        return saves
+
+    async def _commit(self, saves: list[Save]) -> None:
+        began = self._clock()
+        outcomes = [in_doubt("the save was cut off when its event loop ended")] * len(saves)
+        try:
+            outcomes = await self._send([save.batch for save in saves])
+        finally:
+            now = self._clock()
+            self._busy += now - began
+            rest = iter(zip(saves, outcomes, strict=True))
+            try:
+                while not self._settle(rest, now, now - began):
+                    await cancel_shielded_checkpoint()
+            finally:
+                # A native cancel just now must not leave a session with the store for ever.
+                while not self._settle(rest, now, now - began):
+                    pass
+                self._tell_breaker(outcomes, now)
+                self._settled(saves)
+
+    # with the store
+
+    async def _send(self, batches: list[Batch]) -> list[Outcome]:
+        outcomes = await self._attempt(batches)
+        if len(batches) > 1 and all_permanent(outcomes):
+            # One session may have spoiled it for the others: find out which.
+            half = len(batches) // 2
+            return [*await self._send(batches[:half]), *await self._send(batches[half:])]
+        return outcomes
+
+    async def _attempt(self, batches: list[Batch]) -> list[Outcome]:
+        timeout = self._core.engine.save_timeout
+        with anyio.move_on_after(timeout) as scope:
+            self._scopes.add(scope)
+            try:
+                return complete(await self._store.append_many(batches), len(batches))
+            except Exception as error:  # noqa: BLE001  # becomes the outcome
+                return [outcome_of(error)] * len(batches)
+            finally:
+                self._scopes.discard(scope)
+        why = f"the store did not answer within {timeout} s; the records will be sent again"
+        return [in_doubt(why)] * len(batches)
+
+    # and back
+
+    def _settle(self, rest: Iterator[tuple[Save, Outcome]], now: float, took: float) -> bool:
+        """Apply outcomes until the time slice is over; return whether all are applied."""
+        begun = self._clock()
+        for n, (save, outcome) in enumerate(rest, 1):
+            t = save.t
+            had_ended = t.end
+            for waiter in self._core.completed(t, outcome, now, took):
+                waiter.wake()
+            if outcome.status is Status.OK:
+                if t.on_saved is not None and t.end is None:
+                    self._call(t, t.on_saved, t.durable)
+            elif t.end is State.LOST and had_ended is None and t.on_lost is not None:
+                self._call(t, t.on_lost)
+            if n % CHUNK == 0 and self._clock() - begun >= self._core.engine.loop_slice:
+                return False
+        return True
+
+    def _call(self, t: Tracked, hook: Callable[..., None], *args: int) -> None:
+        try:
+            hook(*args)
+        except Exception:
+            log.exception("a hook failed", extra={"session": str(t.key)})
+
+    def _tell_breaker(self, outcomes: list[Outcome], now: float) -> None:
+        well = any(outcome.status in ANSWERS for outcome in outcomes)
+        error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+        self._core.answered(well=well, error=None if well else error, now=now)

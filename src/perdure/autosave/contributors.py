@@ -1,0 +1,106 @@
+"""Asking contributors for the state that they own, before a due save.
+
+Runs in the host. One session's contributors are asked by one task at a time, and at most
+`RUNNERS` sessions' at once. One that fails or takes too long is reported, and the save
+goes on: records that were accepted are no hostages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import final
+
+import anyio
+
+from perdure._lib.host import Host
+from perdure.autosave.core import Core
+from perdure.autosave.events import CaptureFailed
+from perdure.autosave.tracked import Tracked
+
+__all__ = ["Contributors"]
+
+RUNNERS = 16
+
+
+@final
+class Contributors:
+    """Ask, with a timeout, and tell the core.
+
+    Args:
+        core: Told when a session's contributors have been asked.
+        host: Where they run.
+        clock: The loop's.
+        attend: Called when a session may have become ready.
+
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        host: Host,
+        clock: Callable[[], float],
+        *,
+        attend: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._host = host
+        self._clock = clock
+        self._attend = attend
+        self._queue: deque[Tracked] = deque()
+        self._running = 0
+        self._locks: dict[Tracked, anyio.Lock] = {}
+        self._idle = anyio.Event()
+        self._idle.set()
+
+    def ask(self, sessions: Iterable[Tracked]) -> None:
+        """Ask the contributors of sessions that the core holds back for it."""
+        self._queue.extend(sessions)
+        while self._running < min(RUNNERS, len(self._queue)):
+            if not self._running:
+                self._idle = anyio.Event()
+            self._running += 1
+            self._host.spawn(self._run)
+
+    async def idle(self) -> None:
+        """Wait until nobody is being asked."""
+        await self._idle.wait()
+
+    async def capture(self, t: Tracked) -> None:
+        """Ask a session's contributors now; what they append is behind what was before."""
+        if t.before_capture is None:
+            return
+        lock = self._locks.setdefault(t, anyio.Lock())
+        try:
+            async with lock:
+                await self._capture(t)
+        finally:
+            if not lock.statistics().tasks_waiting and not lock.locked():
+                self._locks.pop(t, None)
+        t.prepared = True
+
+    async def _capture(self, t: Tracked) -> None:
+        if t.before_capture is None or t.end is not None:
+            return
+        t.contributing = True
+        try:
+            with anyio.fail_after(self._core.engine.capture_timeout):
+                await t.before_capture()
+        except Exception as error:  # noqa: BLE001  # reported
+            self._core.books.events.append(CaptureFailed(key=t.key, error=error))
+        finally:
+            t.contributing = False
+
+    async def _run(self) -> None:
+        try:
+            while self._queue:
+                t = self._queue.popleft()
+                try:
+                    await self.capture(t)
+                finally:
+                    self._core.prepared(t, self._clock())
+                    self._attend()
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()

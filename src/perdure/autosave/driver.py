@@ -1,0 +1,330 @@
+"""The doing of autosave: the core's decisions carried out on a running event loop.
+
+`append` and what else is synchronous may be called from any task of the loop that the
+host runs on. Whatever takes time runs in the host's tasks: cancelling a caller, in
+whatever way, ends its wait and changes nothing else.
+
+There is one timer for all sessions, which sleeps until the first of them is due and is
+woken only when something becomes due earlier. Workers (`batcher`) bring batches to the
+store; a save that somebody waits for starts one at once, without a round through the timer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, final
+
+import anyio
+
+from perdure._lib.host import Host, HostClosedError
+from perdure.autosave.batcher import Batcher
+from perdure.autosave.contributors import Contributors
+from perdure.autosave.core import Core, Save
+from perdure.autosave.events import Event
+from perdure.autosave.health import Health, health_of
+from perdure.autosave.idle import IdleWheel
+from perdure.autosave.lane import Lane
+from perdure.autosave.options import INHERIT, Autosave, Engine, Inherit
+from perdure.autosave.reporting import Reporter
+from perdure.autosave.shutdown import ShutdownReport
+from perdure.autosave.stopping import Stopping
+from perdure.autosave.timer import Timer
+from perdure.autosave.tracked import State, Tracked
+from perdure.autosave.waiting import Waiting
+from perdure.errors import SessionClosedError, SessionError, UnsavedChangesError
+from perdure.model.keys import SessionKey
+from perdure.model.records import Entry
+from perdure.store import Store
+
+__all__ = ["Autosaver", "Health"]
+
+T = TypeVar("T")
+
+
+@final
+class Autosaver:
+    """Save sessions by themselves, and at once when asked.
+
+    Args:
+        store: Where to.
+        host: Where it works; running for as long as anything is appended.
+        autosave: When sessions save that have no setting of their own; None for no timers.
+        engine: The finer knobs.
+        clock: The loop's, from ``loop_clock()``.
+        seed: Makes jitter and backoff repeatable.
+        on_event: Called with everything that happens, synchronously.
+
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        host: Host,
+        *,
+        autosave: Autosave | None,
+        engine: Engine,
+        clock: Callable[[], float],
+        seed: int | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._host = host
+        self._core = core = Core(
+            autosave=autosave,
+            engine=engine,
+            capabilities=store.capabilities,
+            chance=random.Random(seed).random,
+        )
+        self._books = core.books
+        self._schedule = core.schedule
+        self._append = core.intake.append
+        self._idle = IdleWheel(engine.hibernate_after)
+        self._reporter = Reporter(core.books.events, on_event)
+        self._contributors = Contributors(core, host, clock, attend=self._attend)
+        self._lane = Lane(core, host, clock, attend=self._attend)
+        self._batcher = Batcher(
+            core, store, host, clock, prepare=self._contributors.ask, settled=self._settled
+        )
+        self._timer = Timer(core, self._idle, self._batcher, host, clock, self._reporter)
+        self._waiting = Waiting(core, clock)
+        self._stopping = Stopping(
+            core,
+            clock,
+            timer=self._timer,
+            batcher=self._batcher,
+            lane=self._lane,
+            contributors=self._contributors,
+            waiting=self._waiting,
+        )
+
+    # sessions come and go
+
+    def track(
+        self,
+        key: SessionKey,
+        *,
+        epoch: int,
+        head: int,
+        autosave: Autosave | Inherit | None = INHERIT,
+    ) -> Tracked:
+        """Begin to look after a session whose log ends with ``head``, which is durable."""
+        now = self._clock()
+        t = self._core.track(key, epoch=epoch, head=head, autosave=autosave, now=now)
+        self._idle.add(t, now)
+        return t
+
+    def untrack(self, t: Tracked) -> None:
+        """Look after a session no more. It has to be clean, or not ours any more.
+
+        Raises:
+            UnsavedChangesError: It has records that are not durable, and may still be saved.
+
+        """
+        ended = t.end in (State.LOST, State.CLOSED) or self._core.stopped
+        if not (t.clean or ended):
+            message = (
+                f"session {t.key} has {t.version - t.durable} records that are not durable: "
+                "save it first, or discard them"
+            )
+            raise UnsavedChangesError(message, key=t.key, version=t.version, durable=t.durable)
+        self._drop(t)
+
+    async def abandon(self, t: Tracked) -> None:
+        """Look after a session no more, unsaved records and all, once no save of it runs."""
+        await self._host.call(self._abandon, t)
+
+    async def _abandon(self, t: Tracked) -> None:
+        await self._lane.alone(t)
+        self._drop(t)
+
+    def _drop(self, t: Tracked) -> None:
+        self._idle.forget(t)
+        self._waiting.wake(self._core.drop(t))
+
+    def tune(self, autosave: Autosave | None, t: Tracked | None = None) -> None:
+        """Change when one session saves, or all those without a setting of their own."""
+        self._core.tune(autosave, t)
+        self._attend()
+
+    def touch(self, t: Tracked) -> None:
+        """Take note that a session was used: it is not idle."""
+        t.idle_since = self._clock()
+
+    # records
+
+    def append(self, t: Tracked, entries: tuple[Entry, ...]) -> int:
+        """Accept entries as one group, all or none; return the version with them.
+
+        Raises:
+            LeaseLostError: Another process has the session.
+            SessionClosedError: It is closed.
+            SessionQuarantinedError: It is quarantined, and holds much already.
+            StoreUnavailableError: Too much is unsaved.
+            TooLargeError: A record is larger than the store takes.
+
+        """
+        version = self._append(t, entries, self._clock())
+        if self._schedule.nudged:
+            self._attend()
+        return version
+
+    def open_group(self, t: Tracked) -> None:
+        """Make one group of what is appended until ``close_group``; none of it is saved before."""
+        self._core.intake.open_group(t)
+
+    def close_group(self, t: Tracked) -> None:
+        """End the group that ``open_group`` began."""
+        self._core.intake.close_group(t, self._clock())
+        self._attend()
+
+    def turn_ended(self, t: Tracked) -> None:
+        """Save now, if the session saves at the end of a turn."""
+        if t.options is None or t.options.on_turn_end:
+            self._schedule.hasten(t, self._clock())
+            self._attend()
+
+    async def room(self, t: Tracked) -> None:
+        """Wait while too much is unsaved; one append is let through then.
+
+        Raises:
+            StoreUnavailableError: It took too long, or the policy is to reject.
+
+        """
+        await self._waiting.room(t)
+
+    # durability
+
+    async def save(self, t: Tracked) -> int:
+        """Make durable now what was appended until now; return the durable version.
+
+        Raises:
+            LeaseLostError: Another process has the session.
+            SessionClosedError: The engine stopped before.
+            SessionQuarantinedError: The store refuses a record for good.
+
+        """
+        if t.before_capture is not None and t.end is None and not self._core.stopped:
+            await self._host.call(self._contributors.capture, t)
+        version = t.version
+        if t.durable < version:
+            self._waiting.check(t)
+            self._schedule.urge(t, version, self._clock())
+            self._attend()
+            await self._waiting.durable(t, version)
+        return t.durable
+
+    async def wait_durable(self, t: Tracked, version: int | None = None) -> int:
+        """Wait until a version, or what was appended until now, is durable; do not hurry it.
+
+        Raises: as ``save``.
+        """
+        await self._waiting.durable(t, t.version if version is None else version)
+        return t.durable
+
+    async def flush(self, deadline: float | None = None) -> None:
+        """Save everything now; return when it is durable, or after ``deadline`` seconds."""
+        targets = [(t, t.version) for t in self._books.unsaved]
+        self._schedule.flush(self._books.unsaved, self._clock())
+        self._attend()
+        with anyio.move_on_after(deadline):
+            for t, version in targets:
+                await self._waiting.settled(t, version)
+
+    # jobs and ways out
+
+    async def exclusive(
+        self, t: Tracked, job: Callable[[], Awaitable[T]], *, urgent: bool = False
+    ) -> T | None:
+        """Run a job while no save of the session is with the store, and none begins.
+
+        It runs in the background, with all others in a lane of low priority. Returns None
+        if it was refused: the lane is full, the store is not well, the engine drains.
+
+        Args:
+            t: The session.
+            job: What to run; it must not wait for a save of the session.
+            urgent: Do not wait for the lane, and go on while the engine drains.
+
+        """
+        return await self._lane.run(t, job, urgent=urgent)
+
+    def retry(self, t: Tracked) -> None:
+        """Send a session's records again now: out of quarantine, or before its backoff ends."""
+        self._core.retry(t, self._clock())
+        self._attend()
+
+    def discard(self, t: Tracked) -> int:
+        """Forget the unsaved records of a quarantined or lost session; return how many.
+
+        Raises:
+            SessionError: It is neither.
+
+        """
+        if t.end not in (State.QUARANTINED, State.LOST):
+            message = f"session {t.key} is {t.state.value}: only stuck sessions discard records"
+            raise SessionError(message, key=t.key)
+        return self._core.discard(t)
+
+    def lose(self, t: Tracked) -> None:
+        """Take note that another process has the session: nothing of it is sent any more."""
+        if t.end in (State.LOST, State.CLOSED):
+            return
+        self._waiting.wake(self._core.lose(t))
+        if t.on_lost is not None:
+            t.on_lost()
+        self._reporter.deliver()
+
+    # how it stands
+
+    def unsaved_age(self, t: Tracked) -> float:
+        """Return for how long the session's oldest change has not been durable, in seconds."""
+        return 0.0 if t.oldest_at is None else self._clock() - t.oldest_at
+
+    def health(self) -> Health:
+        """Say how it stands."""
+        return health_of(self._core, self._clock())
+
+    # the end
+
+    def begin_drain(self) -> None:
+        """Save everything as it comes from now on, probe more often, fold no more."""
+        self._stopping.drain()
+
+    def seal(self, t: Tracked | None = None) -> None:
+        """Accept no record any more, for one session or for all; contributors still may add."""
+        self._core.intake.seal(t)
+
+    def cut(self) -> None:
+        """Stop waiting for the store: ``aclose`` goes on to its last step."""
+        self._stopping.cut()
+
+    async def aclose(self, *, deadline: float, hard_grace: float) -> ShutdownReport:
+        """Save everything, stop, and say what became of it, within ``deadline + hard_grace``."""
+        if not self._host.running:
+            return self._stopping.finish(self._clock(), saved=0)
+        return await self._host.call(self._stopping.stop, deadline, hard_grace)
+
+    # what keeps it going
+
+    def _attend(self) -> None:
+        """See to what has become due: start a worker, or let the timer know."""
+        if self._core.stopped:
+            return
+        try:
+            self._timer.attend()
+        except HostClosedError as error:
+            # The loop has ended under the engine: nothing will be saved any more.
+            self._stopping.finish(self._clock(), saved=0)
+            message = "autosave has ended with its event loop: connect again"
+            raise SessionClosedError(message) from error
+
+    def _settled(self, saves: list[Save]) -> None:
+        """Go on after a batch: with jobs that waited for it, with those who wait for room."""
+        for save in saves:
+            if save.t.holds:
+                self._lane.freed(save.t)
+        self._reporter.deliver()
+        self._waiting.make_room()
+        if self._host.running and not self._core.stopped:
+            self._timer.attend()

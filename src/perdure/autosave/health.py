@@ -1,0 +1,51 @@
+"""How autosave stands, for people and for readiness checks; not for liveness checks.
+
+A restart would destroy the only copy of what is unsaved.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+from perdure.autosave.breaker import BreakerState
+from perdure.autosave.core import Core
+
+__all__ = ["Health", "health_of"]
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How autosave stands."""
+
+    status: Literal["ok", "degraded", "failing"]
+    """Degraded: saves fail, or much is unsaved. Failing: new records wait or are rejected."""
+    oldest_unsaved_age: float
+    """For how long the oldest change has not been durable, in seconds."""
+    sessions: int
+    unsaved: dict[str, int]
+    """Sessions with changes that are not durable, by state."""
+    unsaved_bytes: int
+    breaker: BreakerState
+
+
+def health_of(core: Core, now: float) -> Health:
+    """Return how it stands now; the cost goes with the unsaved sessions."""
+    books = core.books
+    states = Counter(t.state.value for t in books.unsaved)
+    states.update(t.state.value for t in books.stuck if t.version > t.durable)
+    troubled = books.failed or books.stuck or books.pressure.rising
+    status: Literal["ok", "degraded", "failing"] = "ok"
+    if books.pressure.blocking or core.stopped:
+        status = "failing"
+    elif troubled or core.breaker.state != "closed":
+        status = "degraded"
+    return Health(
+        status=status,
+        oldest_unsaved_age=books.oldest_age(now),
+        sessions=len(books.sessions),
+        unsaved=dict(states),
+        unsaved_bytes=books.pressure.dirty_bytes,
+        breaker=core.breaker.state,
+    )

@@ -1,0 +1,154 @@
+"""The end of autosave, in one honest account.
+
+Every record that was ever accepted is durable, or spilled, or in one of the report's
+lists: nothing is dropped without a word. Decisions only; `driver` does the stopping.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from perdure.autosave.core import Core
+from perdure.autosave.tracked import State, Tracked
+from perdure.errors import UnsavedChangesError
+from perdure.model.keys import SessionKey
+
+__all__ = ["ShutdownReport", "Unsaved", "report_of"]
+
+log = logging.getLogger("perdure.autosave")
+
+SHOWN = 5
+"""Sessions that a message names; the report holds all."""
+
+
+class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
+    """A session with records that are not known to be durable."""
+
+    key: SessionKey
+    version: int
+    """The last record that was accepted."""
+    durable: int
+    """The last one that is durable."""
+    in_doubt_to: int
+    """Records up to this one may be in the log as well."""
+    oldest_age: float
+    """For how long the oldest of them has been waiting, in seconds."""
+    bytes: int
+    state: str
+    error: str | None
+    """Why the last save did not succeed."""
+
+    @property
+    def records(self) -> int:
+        """How many there are."""
+        return self.version - self.durable
+
+
+class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of everything; each session is in one list at most."""
+
+    duration: float
+    """Seconds that stopping took."""
+    clean: bool
+    """Whether everything that was accepted is durable or spilled."""
+    saved: int = 0
+    """Sessions that were saved while stopping."""
+    unsaved: tuple[Unsaved, ...] = ()
+    """The store did not take it in time."""
+    in_doubt: tuple[Unsaved, ...] = ()
+    """A save was cut off: some of it may be in the log."""
+    spilled: tuple[Unsaved, ...] = ()
+    """Kept in a local file, to be replayed."""
+    quarantined: tuple[Unsaved, ...] = ()
+    """The store refuses a record for good."""
+    lost: tuple[Unsaved, ...] = ()
+    """Another process has the session."""
+
+    @property
+    def not_durable(self) -> tuple[Unsaved, ...]:
+        """Every session with records that are neither durable nor spilled."""
+        return self.unsaved + self.in_doubt + self.quarantined + self.lost
+
+    def raise_if_unsaved(self) -> None:
+        """Raise unless everything is durable or spilled.
+
+        Raises:
+            UnsavedChangesError: Something is not; ``facts["report"]`` is this report.
+
+        """
+        if self.clean:
+            return
+        keys = tuple(one.key for one in self.not_durable)
+        records = sum([one.records for one in self.not_durable])
+        message = (
+            f"{self}. Their leases expire by themselves; look at error.facts['report'] and at the "
+            "store, and give Shutdown(deadline=…) more time if the store is only slow"
+        )
+        raise UnsavedChangesError(message, report=self, sessions=keys, records=records)
+
+    def __str__(self) -> str:
+        parts = [f"{len(ones)} {name}: {_names(ones)}" for name, ones in self._classes() if ones]
+        said = "; ".join(parts) if parts else "nothing unsaved"
+        return f"stopped in {self.duration:.2f} s, saved {self.saved} sessions, {said}"
+
+    def _classes(self) -> list[tuple[str, tuple[Unsaved, ...]]]:
+        return [
+            ("unsaved", self.unsaved),
+            ("in doubt", self.in_doubt),
+            ("spilled", self.spilled),
+            ("quarantined", self.quarantined),
+            ("lost", self.lost),
+        ]
+
+    def log(self) -> None:
+        """Log one line for each class that is not empty."""
+        for name, ones in self._classes():
+            if ones:
+                records = sum([one.records for one in ones])
+                extra = {"sessions": len(ones), "records": records, "some": _names(ones)}
+                level = logging.WARNING if name == "spilled" else logging.ERROR
+                log.log(level, "stopped with sessions %s", name, extra=extra)
+
+
+def report_of(core: Core, *, began: float, saved: int, now: float) -> ShutdownReport:
+    """Return the account of a core that will begin no save any more."""
+    lists: dict[str, list[Unsaved]] = {}
+    for t in (*core.books.unsaved, *core.books.stuck):
+        if t.version > t.durable:
+            lists.setdefault(_class_of(t), []).append(_unsaved(t, now))
+    sorted_lists = {name: tuple(sorted(ones, key=_key)) for name, ones in lists.items()}
+    return ShutdownReport(duration=now - began, clean=not sorted_lists, saved=saved, **sorted_lists)
+
+
+def _class_of(t: Tracked) -> str:
+    if t.end is State.QUARANTINED:
+        return "quarantined"
+    if t.end is State.LOST:
+        return "lost"
+    in_doubt = t.inflight is not None or t.doubt_to > t.durable
+    return "in_doubt" if in_doubt else "unsaved"
+
+
+def _unsaved(t: Tracked, now: float) -> Unsaved:
+    return Unsaved(
+        key=t.key,
+        version=t.version,
+        durable=t.durable,
+        in_doubt_to=max(t.durable, t.doubt_to, t.inflight or 0),
+        oldest_age=0.0 if t.oldest_at is None else now - t.oldest_at,
+        bytes=t.pending_bytes,
+        state=t.state.value,
+        error=None if t.last_error is None else str(t.last_error),
+    )
+
+
+def _key(one: Unsaved) -> SessionKey:
+    return one.key
+
+
+def _names(ones: tuple[Unsaved, ...]) -> str:
+    shown = [f"{one.key} ({one.records} records)" for one in ones[:SHOWN]]
+    more = len(ones) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -1,0 +1,146 @@
+"""The one timer of autosave: it sleeps until a session may be due.
+
+Runs in the host, begun when it is first needed. It is woken only when something becomes
+due before it would look anyway; a session that is due right now needs no timer but a
+worker. If it is ended from outside, whoever needs it next begins it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, final
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from perdure._lib.host import Host
+from perdure.autosave.batcher import Batcher
+from perdure.autosave.core import Core
+from perdure.autosave.events import Idle, LoopBlocked
+from perdure.autosave.idle import IdleWheel
+from perdure.autosave.reporting import Reporter
+
+__all__ = ["Timer"]
+
+CHUNK: Final = 128
+"""Sessions between two looks at the clock."""
+CONTROL_PERIOD: Final = 5.0
+"""How often the debounce is fitted to what the store has to do."""
+BLOCKED_AFTER: Final = 1.0
+"""A wake-up that comes so late was kept from coming."""
+
+
+@final
+class Timer:
+    """Look at what is due, when it is due.
+
+    Args:
+        core: Knows what is due when.
+        idle: Knows which sessions may be idle.
+        batcher: Gets what is due.
+        host: Where the timer runs.
+        clock: The loop's.
+        reporter: Gets what has happened.
+
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        idle: IdleWheel,
+        batcher: Batcher,
+        host: Host,
+        clock: Callable[[], float],
+        reporter: Reporter,
+    ) -> None:
+        self._core = core
+        self._schedule = core.schedule
+        self._idle = idle
+        self._batcher = batcher
+        self._host = host
+        self._clock = clock
+        self._reporter = reporter
+        self._running = False
+        self._alarm = float("inf")
+        """When it will look next; minus infinity while it is awake."""
+        self._woken = anyio.Event()
+        self._blocked = False
+        self._controlled_at = clock()
+
+    def attend(self) -> None:
+        """Start a worker for what is due, and wake up for what is due before the alarm."""
+        self._schedule.nudged = False
+        now = self._clock()
+        if len(self._schedule.ready):
+            self._batcher.launch(now)
+        if self._next_at(now) < self._alarm:
+            self._wake()
+
+    def stop(self) -> None:
+        """Sleep no more."""
+        self._woken.set()
+
+    def _wake(self) -> None:
+        if not self._running:
+            self._running = True
+            self._alarm = float("-inf")
+            self._host.spawn(self._run)
+        else:
+            self._woken.set()
+
+    def _next_at(self, now: float) -> float:
+        at = self._schedule.next_at(now)
+        if len(self._schedule.ready) and not self._core.in_flight:
+            at = min(at, self._core.breaker.probe_at)
+        if not self._schedule.draining:
+            at = min(at, self._idle.next_at)
+        return at
+
+    async def _run(self) -> None:
+        try:
+            while not self._core.stopped:
+                self._alarm = float("-inf")
+                more = self._look()
+                await (checkpoint() if more else self._sleep())
+        finally:
+            self._running = False
+            self._alarm = float("inf")
+
+    async def _sleep(self) -> None:
+        self._schedule.nudged = False
+        at = self._next_at(self._clock())
+        self._alarm = at
+        self._woken = anyio.Event()
+        with anyio.CancelScope(deadline=at):
+            await self._woken.wait()
+        late = self._clock() - at
+        if late > BLOCKED_AFTER and not self._woken.is_set() and not self._blocked:
+            self._blocked = True
+            self._core.books.events.append(LoopBlocked(delay=late))
+
+    def _look(self) -> bool:
+        """See to what is due, for one time slice; return whether there is more."""
+        begun = now = self._clock()
+        more = self._schedule.advance(now, CHUNK)
+        while more and now - begun < self._core.engine.loop_slice:
+            now = self._clock()
+            more = self._schedule.advance(now, CHUNK)
+        self._batcher.launch(now)
+        self._look_for_idle(now)
+        self._control(now)
+        self._reporter.deliver()
+        return more
+
+    def _look_for_idle(self, now: float) -> None:
+        if self._schedule.draining or self._idle.next_at > now:
+            return
+        for t in self._idle.advance(now, CHUNK):
+            if t.on_idle is not None:
+                t.on_idle()
+            self._core.books.events.append(Idle(key=t.key))
+
+    def _control(self, now: float) -> None:
+        period = now - self._controlled_at
+        if self._core.engine.eager and period >= CONTROL_PERIOD:
+            self._schedule.control(self._batcher.utilization(period))
+            self._controlled_at = now

@@ -1,0 +1,196 @@
+"""Whether a session is sound: its log, and what was folded from it.
+
+Reads only, without a lease, also beside a writer: the documents are read first and compared with
+a fold of the log up to the record that they are as of. The log is the truth: damage in it
+is reported and never mended. Everything else can be made again from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import anyio.to_thread
+import msgspec
+
+from perdure.codec.messages import decode_message
+from perdure.codec.registry import Registry
+from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
+from perdure.memory.context import SNAPSHOT
+from perdure.model.keys import SessionKey
+from perdure.model.records import EPOCH, MESSAGE_KINDS, Record
+from perdure.session.options import Limits
+from perdure.session.rebuilding import context_bytes_of, fold_afresh
+from perdure.store import Documents, Holder, Store
+
+__all__ = ["Audit", "Finding", "audit", "log_problems"]
+
+REBUILD = "a rebuild from the log makes it anew"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong with a session, or worth knowing."""
+
+    what: str
+    """log, document, lease, or leftover."""
+    detail: str
+    cure: str = ""
+    problem: bool = True
+    """False for what is worth knowing and in order."""
+    repairable: bool = False
+    """Whether rebuilding the documents mends it."""
+
+
+class Audit(msgspec.Struct, kw_only=True):
+    """What the look at one session has shown."""
+
+    key: SessionKey
+    records: int = 0
+    documents: int = 0
+    findings: list[Finding] = []
+
+    @property
+    def problems(self) -> list[Finding]:
+        """What is wrong."""
+        return [finding for finding in self.findings if finding.problem]
+
+    @property
+    def repairable(self) -> bool:
+        """Whether there are problems, and a rebuild mends all of them."""
+        return bool(self.problems) and all(one.repairable for one in self.problems)
+
+
+async def audit(store: Store, key: SessionKey) -> Audit:
+    """Look at a session in whole: every record, every document, and who holds it."""
+    seen = Audit(key=key)
+    documents = await _documents(store, seen)
+    records = await _records(store, seen)
+    seen.findings += log_problems(records)
+    if documents is not None and not any(one.what == "log" for one in seen.problems):
+        found = await anyio.to_thread.run_sync(
+            lambda: list(_document_problems(key, documents, records))
+        )
+        seen.findings += found
+    seen.findings += _lease_notes(await store.holder(key))
+    return seen
+
+
+async def _documents(store: Store, seen: Audit) -> Documents | None:
+    try:
+        documents = await store.read_documents(seen.key, None)
+    except UnsupportedVersionError as error:
+        seen.findings.append(Finding(what="document", detail=str(error)))
+        return None
+    except CorruptRecordError as error:
+        seen.findings.append(Finding(what="document", detail=str(error)))
+        return None
+    seen.documents = len(documents.found) + len(documents.damaged)
+    return documents
+
+
+async def _records(store: Store, seen: Audit) -> list[Record]:
+    records: list[Record] = []
+    settled = True
+    try:
+        async with contextlib.aclosing(store.read_log(seen.key)) as log:
+            async for chunk in log:
+                records += chunk.records
+                settled = settled and chunk.settled
+    except (CorruptRecordError, UnsupportedVersionError) as error:
+        upto = records[-1].seq if records else 0
+        readable = f"; records 1 to {upto} are readable" if upto else "; no record is readable"
+        seen.findings.append(Finding(what="log", detail=f"{error}{readable}"))
+    if not settled:
+        detail = "somebody is taking the session over: the newest records may be missing here"
+        seen.findings.append(Finding(what="lease", detail=detail, problem=False))
+    seen.records = len(records)
+    return records
+
+
+def log_problems(records: list[Record]) -> list[Finding]:
+    """Return what is wrong with the records as a log: their numbers, epochs and payloads."""
+    return [
+        Finding(what="log", detail=detail, cure="restore the log's files from a copy")
+        for detail in (*_order_problems(records), *_payload_problems(records))
+    ]
+
+
+def _order_problems(records: list[Record]) -> Iterator[str]:
+    epoch = 0
+    for seq, record in enumerate(records, 1):
+        if record.seq != seq:
+            yield f"record {record.seq} stands where record {seq} belongs"
+            return
+        if record.epoch < epoch:
+            yield f"record {seq} is of epoch {record.epoch}, behind one of epoch {epoch}"
+        elif record.epoch > epoch and record.kind != EPOCH:
+            yield f"epoch {record.epoch} begins at record {seq} without an epoch record"
+        epoch = record.epoch
+    if records and not records[-1].end:
+        yield f"the last group, at record {len(records)}, has no end"
+
+
+def _payload_problems(records: list[Record]) -> Iterator[str]:
+    registry = Registry(())
+    for record in records:
+        try:
+            msgspec.json.decode(record.payload)
+            if record.kind in MESSAGE_KINDS:
+                decode_message(record.payload, registry)
+        except (PerdureError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            what = type(error).__name__
+            yield f"record {record.seq}, of kind {record.kind}, cannot be decoded ({what})"
+
+
+def _document_problems(
+    key: SessionKey, documents: Documents, records: list[Record]
+) -> Iterator[Finding]:
+    """Compare what is stored with a fresh fold of the log."""
+    for name in documents.damaged:
+        detail = f"{name} is lost, or not what its manifest says"
+        yield Finding(what="document", detail=detail, cure=REBUILD, repairable=True)
+    manifest = documents.manifest
+    if manifest is None:
+        return
+    if manifest.as_of_seq > len(records):
+        detail = f"the documents are as of record {manifest.as_of_seq}, the log ends at "
+        yield Finding(
+            what="log",
+            detail=f"{detail}{len(records)}: records are missing",
+            cure="restore the log's files from a copy",
+        )
+        return
+    snapshot = documents.found.get(SNAPSHOT)
+    limits = Limits(context_bytes=context_bytes_of(snapshot and snapshot.data) or 1)
+    for detail in _differences(key, documents, records, limits):
+        yield Finding(what="document", detail=detail, cure=REBUILD, repairable=True)
+
+
+def _differences(
+    key: SessionKey, documents: Documents, records: list[Record], limits: Limits
+) -> Iterator[str]:
+    manifest = documents.manifest
+    assert manifest is not None
+    folds: dict[int, dict[str, bytes]] = {}
+    for name, document in sorted(documents.found.items()):
+        upto = document.as_of_seq
+        if upto not in folds:
+            folds[upto] = fold_afresh(key, records[:upto], limits=limits)
+        if folds[upto].get(name) != document.data:
+            yield f"{name} differs from a fresh fold of the log up to record {upto}"
+    upto = manifest.as_of_seq
+    fresh = folds.get(upto) or fold_afresh(key, records[:upto], limits=limits)
+    for name in sorted(fresh.keys() - documents.found.keys() - set(documents.damaged)):
+        yield f"{name} is missing from the manifest"
+
+
+def _lease_notes(holder: Holder | None) -> Iterator[Finding]:
+    if holder is None or holder.released or holder.deleted:
+        return
+    if holder.alive is False:
+        detail = f"process {holder.pid} on {holder.host} ended without releasing epoch"
+        cure = "nothing to do: whoever opens it next takes it over"
+        yield Finding(what="lease", detail=f"{detail} {holder.epoch}", cure=cure, problem=False)
+    else:
+        detail = f"process {holder.pid} on {holder.host} holds it, epoch {holder.epoch}"
+        yield Finding(what="lease", detail=detail, problem=False)

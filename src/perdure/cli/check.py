@@ -1,0 +1,171 @@
+"""``perdure check``: look at every session in whole, and say what is wrong and what mends it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from perdure.cli.audit import Audit, Finding, audit
+from perdure.cli.leftovers import leftovers
+from perdure.cli.options import Named
+from perdure.cli.output import print_json, say, stderr
+from perdure.cli.reach import existing, managed, no_session, opened
+from perdure.cli.rebuild import rebuild_session
+from perdure.errors import PerdureError
+from perdure.model.keys import SessionKey
+from perdure.store import SessionInfo, Store
+
+__all__ = ["check"]
+
+PAGE = 500
+
+
+def check(
+    id: Annotated[str | None, Parameter(name="ID")] = None,
+    /,
+    *,
+    repair: bool = False,
+    where: Named = Named(),  # noqa: B008  # frozen
+) -> int:
+    """Check sessions: the log, the documents against a fresh fold of it, leases, leftovers.
+
+    Changes nothing, unless told to repair; exits with 1 if a problem is left. The log is never
+    mended: it is the truth, and what is damaged in it comes back from a copy only.
+
+    Args:
+        id: The agent's id. Default: every session of the store.
+        repair: Rebuild the documents of sessions whose log is sound and whose documents are not.
+
+    """
+    return anyio.run(_check, id, repair, where)
+
+
+async def _check(id: str | None, repair: bool, where: Named) -> int:
+    async with opened(where.store) as store:
+        if id is None:
+            keys = await _keys(store, where.tenant)
+        else:
+            keys = [where.key(id)]
+            if not await store.head(keys[0]):
+                raise no_session(keys[0], store)
+        audits = await _audit_all(store, keys)
+        location = store.location
+    repaired: list[Repair] = []
+    if repair:
+        repaired = [await _repair(where, seen) for seen in audits if seen.repairable]
+    report = _report(location, audits, repaired)
+    if where.json:
+        print_json(report)
+    else:
+        _print(report, audits, repaired, repair=repair)
+    return 1 if report["problems"] else 0
+
+
+async def _keys(store: Store, tenant: str) -> list[SessionKey]:
+    keys: list[SessionKey] = []
+    last: SessionInfo | None = None
+    while True:
+        after = None if last is None else last.key
+        page = await store.sessions(tenant=tenant, after=after, limit=PAGE)
+        keys += [info.key for info in page]
+        if len(page) < PAGE:
+            return keys
+        last = page[-1]
+
+
+async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
+    audits: list[Audit] = []
+    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        task = progress.add_task("checking", total=len(keys))
+        for key in keys:
+            seen = await audit(store, key)
+            seen.findings += leftovers(store, key)
+            audits.append(seen)
+            progress.advance(task)
+    return audits
+
+
+class Repair(msgspec.Struct, frozen=True):
+    """What became of a repair."""
+
+    key: SessionKey
+    left: tuple[Finding, ...] = ()
+    """Problems that are still there."""
+    error: str | None = None
+    """Why it was not repaired."""
+
+
+async def _repair(where: Named, seen: Audit) -> Repair:
+    """Rebuild one session's documents, and look at it again."""
+    try:
+        store = existing(where.store)
+        async with managed(store) as sessions:
+            await rebuild_session(store, sessions, seen.key)
+        async with opened(where.store) as store:
+            again = await audit(store, seen.key)
+    except PerdureError as error:
+        return Repair(seen.key, tuple(seen.problems), str(error))
+    return Repair(seen.key, tuple(again.problems))
+
+
+def _report(location: str, audits: list[Audit], repaired: list[Repair]) -> dict[str, Any]:
+    after = {one.key: one for one in repaired}
+    left = sum(
+        len(after[seen.key].left if seen.key in after else seen.problems) for seen in audits
+    )
+    sessions = [
+        {
+            "agent": seen.key.agent,
+            "session": seen.key.session,
+            "tenant": seen.key.tenant,
+            "records": seen.records,
+            "documents": seen.documents,
+            "findings": seen.findings,
+            "repaired": seen.key in after and not after[seen.key].left,
+            "repair_error": after[seen.key].error if seen.key in after else None,
+        }
+        for seen in audits
+    ]
+    return {
+        "location": location,
+        "checked": len(audits),
+        "records": sum(seen.records for seen in audits),
+        "problems": left,
+        "repairable": sum(seen.repairable and seen.key not in after for seen in audits),
+        "repaired": sum(not one.left for one in repaired),
+        "sessions": sessions,
+    }
+
+
+def _print(
+    report: dict[str, Any], audits: list[Audit], repaired: list[Repair], *, repair: bool
+) -> None:
+    after = {one.key: one for one in repaired}
+    for seen in audits:
+        for finding in seen.findings:
+            say(_line(seen.key, finding))
+        if seen.key in after:
+            say(f"{seen.key}: {_became_of(after[seen.key])}")
+    say(
+        f"{report['checked']} sessions with {report['records']} records in {report['location']}: "
+        f"{report['problems'] or 'no'} problem{'s' if report['problems'] != 1 else ''}"
+    )
+    if report["repairable"] and not repair:
+        say(f"`perdure check --repair` would mend {report['repairable']} sessions")
+
+
+def _line(key: SessionKey, finding: Finding) -> str:
+    level = "PROBLEM" if finding.problem else "note"
+    cure = f": {finding.cure}" if finding.cure else ""
+    return f"{key}: {level}: {finding.what}: {finding.detail}{cure}"
+
+
+def _became_of(repair: Repair) -> str:
+    if repair.error is not None:
+        return f"not repaired: {repair.error}"
+    return f"repaired, {len(repair.left)} problems left" if repair.left else "repaired"

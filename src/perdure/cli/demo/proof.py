@@ -1,0 +1,93 @@
+"""The proof: is every acknowledged turn in the log, once, with the very messages acknowledged?
+
+`turns_in` cuts a log's messages into turns; `lost` compares. Neither asks the server anything:
+the log is read from the store by the parent, which was promised the turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import anyio
+import msgspec
+
+import perdure
+from perdure.cli.demo.wire import Ack, digest
+from perdure.model.messages import Message
+from perdure.model.records import MESSAGE_KINDS
+from perdure.session.options import Shutdown
+
+__all__ = ["Logged", "Lost", "lost", "read_logs", "turns_in"]
+
+ALL = 1_000_000
+
+
+class Logged(msgspec.Struct, frozen=True):
+    """What one agent's log holds."""
+
+    turns: dict[str, list[str]]
+    """The digests of the turns that asked a text."""
+    count: int = 0
+    payload: int = 0
+    """Bytes of all its messages."""
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """An acknowledged turn that is not in the log as it was acknowledged."""
+
+    agent: str
+    turn: int
+    why: str
+
+
+def turns_in(messages: Iterable[Message]) -> dict[str, list[str]]:
+    """Return the digests of a log's turns by what the user asked, in order."""
+    turns: list[list[Message]] = []
+    for message in messages:
+        if message.role == "user":
+            turns.append([])
+        if turns:
+            turns[-1].append(message)
+    found: dict[str, list[str]] = {}
+    for turn in turns:
+        found.setdefault(turn[0].text, []).append(digest(turn))
+    return found
+
+
+def lost(acks: Sequence[Ack], logs: dict[str, Logged]) -> list[Lost]:
+    """Return the acknowledged turns that are not there exactly once, as acknowledged."""
+    missing: list[Lost] = []
+    for ack in acks:
+        log = logs.get(ack.agent)
+        found = [] if log is None else log.turns.get(ack.text, [])
+        if not found:
+            missing.append(Lost(ack.agent, ack.turn, "it is not in the log"))
+        elif found.count(ack.sha256) != 1:
+            missing.append(Lost(ack.agent, ack.turn, "the log holds other messages for it"))
+    return missing
+
+
+async def read_logs(folder: str, agents: Iterable[str]) -> dict[str, Logged]:
+    """Read the agents' logs from the store, without a lease."""
+    logs: dict[str, Logged] = {}
+    silent = Shutdown(signals=False)
+    async with perdure.connect(folder, autosave=None, shutdown=silent) as sessions:
+        for agent in agents:
+            view = await sessions.load(agent)
+            if view is None:
+                continue
+            items = await view.history(limit=ALL)
+            messages = [item.value for item in items if item.kind in MESSAGE_KINDS]
+            payload = sum(map(size_of, messages))
+            turns = turns_in(messages)
+            count = sum(map(len, turns.values()))
+            logs[agent] = Logged(turns, count, payload)
+            await anyio.lowlevel.checkpoint()
+    return logs
+
+
+def size_of(message: Message) -> int:
+    """Return a message's bytes as they are stored."""
+    from perdure.codec.messages import encode_message
+
+    return len(encode_message(message).payload)

@@ -1,0 +1,237 @@
+"""The demo's course: serve, kill, restore, go on, stop; and the proof after each of the two ends.
+
+Everything waits for counts, nothing for times, so a slow machine only takes longer; one
+generous deadline over all of it turns a hang into an error with the server's own words.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.abc
+import msgspec
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from perdure.cli.demo.clients import Crowd
+from perdure.cli.demo.proof import Logged, Lost, lost, read_logs
+from perdure.cli.demo.wire import Ready, Stopped
+from perdure.errors import StoreError
+
+__all__ = ["Course", "Plan", "Report"]
+
+T = TypeVar("T")
+
+LINE = 4 * 1024 * 1024
+STORE = "store"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How large the demo is."""
+
+    folder: Path
+    agents: int
+    before: int
+    """Acknowledged turns an agent, on average, before the kill."""
+    after: int
+    """And from there to SIGTERM."""
+    deadline: float = 300.0
+    """Seconds until a demo that hangs is given up."""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What the demo has shown: ``perdure demo --json`` prints it."""
+
+    agents: int
+    turns: int = 0
+    """Turns that the logs hold at the end, also those that were never acknowledged."""
+    asked: int = 0
+    acknowledged: int = 0
+    lost: int = 0
+    """Acknowledged, and not in the log as acknowledged."""
+    lost_turns: list[Lost] = []
+    acknowledged_before_kill: int = 0
+    cut_off_by_kill: int = 0
+    """Turns that were under way, and not acknowledged, when the server was killed."""
+    kill_status: int = 0
+    restored: int = 0
+    restore_ms_p50: float = 0.0
+    restore_ms_max: float = 0.0
+    write_amplification: float = 0.0
+    """Bytes handed to the store for each byte of the turns' messages."""
+    written_bytes: int = 0
+    turn_bytes: int = 0
+    term_status: int = 0
+    """-15: it ended by the signal, as the default action does."""
+    shutdown: dict[str, object] = {}
+    """The ShutdownReport after SIGTERM."""
+    seconds: float = 0.0
+    folder: str = ""
+    ok: bool = False
+
+
+class Server:
+    """One server process, started for the demo."""
+
+    def __init__(self, process: anyio.abc.Process, log: Path) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self._log = log
+        self._lines = BufferedByteReceiveStream(process.stdout)
+
+    @classmethod
+    async def start(cls, folder: Path, number: int) -> Server:
+        """Start a server on a store; its stderr goes to a file in the folder."""
+        log = folder / f"server-{number}.log"
+        command = [sys.executable, "-P", "-m", "perdure.cli.demo.server", str(folder / STORE)]
+        with log.open("wb") as errors:
+            process = await anyio.open_process(command, stderr=errors)
+        return cls(process, log)
+
+    async def says(self, type: type[T]) -> T:
+        """Return the next line of its stdout.
+
+        Raises:
+            StoreError: It said nothing, and has ended.
+
+        """
+        try:
+            line = await self._lines.receive_until(b"\n", LINE)
+        except (anyio.IncompleteRead, anyio.EndOfStream) as error:
+            status = await self.process.wait()
+            words = self._log.read_text(errors="replace").strip().splitlines() or ["nothing"]
+            message = (
+                f"the demo's server ended with status {status} and said {words[-1]!r}: "
+                f"all of it is in {self._log}"
+            )
+            raise StoreError(message, status=status) from error
+        return msgspec.json.decode(line, type=type)
+
+    async def aclose(self) -> None:
+        """End it, if it has not ended."""
+        with anyio.CancelScope(shield=True):
+            if self.process.returncode is None:
+                self.process.kill()
+            await self.process.wait()
+            await self.process.aclose()
+
+
+class Course:
+    """One run of the demo."""
+
+    def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
+        self.plan = plan
+        self.crowd = Crowd([f"agent-{number:02d}" for number in range(1, plan.agents + 1)])
+        self.report = Report(agents=plan.agents, folder=str(plan.folder))
+        self._tell = tell
+        self._store = str(plan.folder / STORE)
+        self._written = 0
+
+    @property
+    def target(self) -> int:
+        """How many acknowledged turns it takes in all."""
+        return self.plan.agents * (self.plan.before + self.plan.after)
+
+    async def run(self) -> Report:
+        """Run it, and return what it has shown.
+
+        Raises:
+            StoreError: It could not be brought to its end.
+
+        """
+        start = time.monotonic()
+        with anyio.move_on_after(self.plan.deadline) as scope:
+            async with anyio.create_task_group() as clients:
+                for agent in self.crowd.agents:
+                    clients.start_soon(self.crowd.converse, agent)
+                try:
+                    await self._killed()
+                    await self._restored_and_stopped()
+                finally:
+                    self.crowd.finish()
+        if scope.cancelled_caught:
+            message = f"the demo did not end within {self.plan.deadline:.0f} s: look into "
+            raise StoreError(f"{message}{self.plan.folder}")
+        self.report.seconds = round(time.monotonic() - start, 2)
+        self.report.ok = self._is_ok()
+        return self.report
+
+    def _is_ok(self) -> bool:
+        report = self.report
+        clean = report.shutdown.get("clean") is True
+        return not report.lost and clean and report.restored == report.agents
+
+    async def _killed(self) -> None:
+        self._tell("a server starts, the agents talk")
+        server = await Server.start(self.plan.folder, 1)
+        try:
+            ready = await server.says(Ready)
+            self.crowd.connect_to(ready.port)
+            await self.crowd.acknowledged(self.plan.agents * self.plan.before)
+            server.process.kill()
+            status = await server.process.wait()
+        finally:
+            await server.aclose()
+        self.crowd.connect_to(None)
+        await self.crowd.parted()
+        self._tell("killed with SIGKILL; every acknowledged turn is looked up in the logs")
+        self.report.kill_status = status
+        self.report.cut_off_by_kill = len(self.crowd.talking)
+        self.report.acknowledged_before_kill = len(self.crowd.acks)
+        self._written = max((ack.written for ack in self.crowd.acks), default=0)
+        await self._prove()
+
+    async def _restored_and_stopped(self) -> None:
+        self._tell("a second server restores every session")
+        server = await Server.start(self.plan.folder, 2)
+        try:
+            ready = await server.says(Ready)
+            self._note_restore(ready.restore_ms)
+            self._tell("the agents go on talking")
+            self.crowd.connect_to(ready.port)
+            await self.crowd.acknowledged(self.target)
+            self._tell("SIGTERM amid the talk")
+            server.process.send_signal(signal.SIGTERM)
+            stopped = await server.says(Stopped)
+            self.report.term_status = await server.process.wait()
+        finally:
+            await server.aclose()
+        self.crowd.connect_to(None)
+        await self.crowd.parted()
+        self.report.shutdown = stopped.report
+        self._written += stopped.written
+        self._tell("stopped; every acknowledged turn is looked up again")
+        await self._prove()
+
+    def _note_restore(self, times: list[float]) -> None:
+        ordered = sorted(times)
+        self.report.restored = len(ordered)
+        if ordered:
+            self.report.restore_ms_p50 = round(ordered[len(ordered) // 2], 2)
+            self.report.restore_ms_max = round(ordered[-1], 2)
+
+    async def _prove(self) -> None:
+        """Compare everything that was acknowledged so far with the logs as they lie there."""
+        logs = await read_logs(self._store, self.crowd.agents)
+        missing = lost(self.crowd.acks, logs)
+        missing += [Lost(agent, turn, "the answer that was streamed is not the one acknowledged")
+                    for agent, turn in self.crowd.refused]
+        self._sum_up(missing, list(logs.values()))
+
+    def _sum_up(self, missing: list[Lost], logs: list[Logged]) -> None:
+        report = self.report
+        known = {(one.agent, one.turn) for one in report.lost_turns}
+        report.lost_turns += [one for one in missing if (one.agent, one.turn) not in known]
+        report.lost = len(report.lost_turns)
+        report.asked = self.crowd.asked
+        report.acknowledged = len(self.crowd.acks)
+        report.turns = sum(log.count for log in logs)
+        report.turn_bytes = sum(log.payload for log in logs)
+        report.written_bytes = self._written
+        if report.turn_bytes:
+            report.write_amplification = round(self._written / report.turn_bytes, 3)

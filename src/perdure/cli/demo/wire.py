@@ -1,0 +1,76 @@
+"""What the demo's processes say to each other: one JSON value a line.
+
+Clients ask over loopback TCP; the server answers in pieces, and acknowledges a turn only
+after it is durable. To the parent, the server's stdout says when it is ready and how it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from perdure.codec.messages import encode_message
+from perdure.model.messages import Message
+
+__all__ = ["Ack", "Ask", "Piece", "Ready", "Stopped", "digest", "encode_line"]
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """A client's turn."""
+
+    agent: str
+    turn: int
+    text: str
+    """Different for every turn, so that the log can be searched for it."""
+
+
+class Piece(msgspec.Struct, frozen=True, tag="piece"):
+    """A piece of the answer, as it is streamed."""
+
+    text: str
+
+
+class Ack(msgspec.Struct, frozen=True, tag="ack"):
+    """The turn is durable: sent after the save, never before."""
+
+    agent: str
+    turn: int
+    text: str
+    """What was asked."""
+    sha256: str
+    """Of the turn's messages: question, tool calls, results, answer."""
+    answer: str
+    written: int = 0
+    """Bytes that the server has handed to its store so far."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The server takes connections."""
+
+    port: int
+    restore_ms: list[float] = []
+    """How long each session took to come back."""
+
+
+class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
+    """The server's last words after SIGTERM."""
+
+    report: dict[str, Any]
+    """The ShutdownReport."""
+    written: int = 0
+
+
+def encode_line(value: msgspec.Struct) -> bytes:
+    """Return a value's line."""
+    return msgspec.json.encode(value) + b"\n"
+
+
+def digest(messages: Iterable[Message]) -> str:
+    """Return what stands for a turn's messages, as they are stored."""
+    total = hashlib.sha256()
+    for message in messages:
+        total.update(encode_message(message).payload + b"\n")
+    return total.hexdigest()

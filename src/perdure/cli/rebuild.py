@@ -1,0 +1,96 @@
+"""``perdure rebuild``: a session's documents made anew from its log."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import anyio
+from cyclopts import Parameter
+
+from perdure.cli.audit import audit
+from perdure.cli.options import Named
+from perdure.cli.output import print_json, say
+from perdure.cli.reach import existing, managed, no_session, opened
+from perdure.errors import CorruptRecordError
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import Manifest
+from perdure.session.manager import SessionManager
+from perdure.session.options import Limits
+from perdure.session.rebuilding import rebuild as rebuild_documents
+from perdure.store import Store
+
+__all__ = ["rebuild", "rebuild_session"]
+
+
+def rebuild(
+    id: Annotated[str, Parameter(name="ID")],
+    /,
+    *,
+    dry_run: bool = False,
+    where: Named = Named(),  # noqa: B008  # frozen
+) -> int:
+    """Rebuild a session's documents from its log.
+
+    The documents are caches: this loses nothing, and mends whatever became of them. It takes the
+    session's lease, so it waits for nobody and fails while the session is in use.
+
+    Args:
+        id: The agent's id.
+        dry_run: Only say what is wrong with the documents.
+
+    """
+    return anyio.run(_rebuild, id, dry_run, where)
+
+
+async def _rebuild(id: str, dry_run: bool, where: Named) -> int:
+    key = where.key(id)
+    async with opened(where.store) as store:
+        if not await store.head(key):
+            raise no_session(key, store)
+        seen = await audit(store, key)
+    for finding in seen.problems:
+        if not finding.repairable:
+            raise CorruptRecordError(f"session {key}: {finding.detail}", key=str(key))
+    answer: dict[str, Any] = {
+        "agent": key.agent,
+        "session": key.session,
+        "tenant": key.tenant,
+        "records": seen.records,
+        "wrong": [finding.detail for finding in seen.problems],
+        "rebuilt": [],
+    }
+    if not dry_run:
+        store = existing(where.store)
+        async with managed(store) as sessions:
+            manifest = await rebuild_session(store, sessions, key)
+        answer["rebuilt"] = sorted(manifest.documents)
+    if where.json:
+        print_json(answer)
+    else:
+        _print(key, answer, dry_run=dry_run)
+    return 0
+
+
+async def rebuild_session(store: Store, sessions: SessionManager, key: SessionKey) -> Manifest:
+    """Rebuild a session's documents under its lease, through the library.
+
+    Raises:
+        LeaseHeldError: The session is in use.
+
+    """
+    session = await sessions.open(
+        key.agent, session=key.session, tenant=key.tenant, create=False, on_held="raise"
+    )
+    manifest = await rebuild_documents(store, key, epoch=session.epoch, limits=Limits())
+    await session.aclose()
+    return manifest
+
+
+def _print(key: SessionKey, answer: dict[str, Any], *, dry_run: bool) -> None:
+    for detail in answer["wrong"]:
+        say(f"{key}: {detail}")
+    if dry_run:
+        say(f"{key}: {len(answer['wrong'])} of its documents would be mended; nothing was changed")
+    else:
+        names = ", ".join(answer["rebuilt"])
+        say(f"{key}: rebuilt {names} from {answer['records']} records")

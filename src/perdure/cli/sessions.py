@@ -1,0 +1,268 @@
+"""``perdure ls`` and ``perdure show``: what is in a store. Both only read."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Annotated, Any
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+
+from perdure.cli.options import Named, Stored
+from perdure.cli.output import ago, clip, print_json, print_table, say, size
+from perdure.cli.reach import existing, holder_of, managed, no_session, opened
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import Manifest
+from perdure.model.messages import Message
+from perdure.model.records import Record
+from perdure.session.contents import HistoryItem
+from perdure.session.view import SessionView
+from perdure.store import Holder, SessionInfo, Store
+
+__all__ = ["ls", "show"]
+
+PAGE = 500
+PREVIEW = 96
+MESSAGES = 20
+
+
+def ls(
+    prefix: Annotated[str, Parameter(name="PREFIX")] = "",
+    /,
+    *,
+    tenant: str = "",
+    limit: int = 1000,
+    where: Stored = Stored(),  # noqa: B008  # frozen
+) -> int:
+    """List the sessions of a store.
+
+    The counts are those of a session's last fold; `show` reads the log as well.
+
+    Args:
+        prefix: Only agents whose id begins with this.
+        tenant: Whose sessions, where customers share a store.
+        limit: How many to list at most.
+
+    """
+    anyio.run(_ls, prefix, tenant, limit, where)
+    return 0
+
+
+async def _ls(prefix: str, tenant: str, limit: int, where: Stored) -> None:
+    async with opened(where.store) as store:
+        found = await _list(store, tenant, prefix, limit)
+        location = store.location
+    if where.json:
+        print_json({"location": location, "sessions": [_listed(info) for info in found]})
+    elif not found:
+        say(f"no sessions in {location}")
+    else:
+        now = time.time()
+        columns = ("agent", "session", "turns", "records", "active", "title")
+        print_table(columns, (_row(info, now) for info in found), right="turns records")
+
+
+async def _list(store: Store, tenant: str, prefix: str, limit: int) -> list[SessionInfo]:
+    found: list[SessionInfo] = []
+    while len(found) < limit:
+        after = found[-1].key if found else None
+        count = min(PAGE, limit - len(found))
+        page = await store.sessions(tenant=tenant, prefix=prefix, after=after, limit=count)
+        found += page
+        if len(page) < count:
+            break
+    return found
+
+
+def _row(info: SessionInfo, now: float) -> tuple[str, ...]:
+    key = info.key
+    active = ago(info.updated_at, now)
+    return (key.agent, key.session, str(info.turns), str(info.head), active, info.title or "")
+
+
+def _listed(info: SessionInfo) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(info)
+    key: SessionKey = fields.pop("key")
+    return {"agent": key.agent, "session": key.session, "tenant": key.tenant, **fields}
+
+
+def show(
+    id: Annotated[str, Parameter(name="ID")],
+    /,
+    *,
+    log: bool = False,
+    limit: int | None = None,
+    where: Named = Named(),  # noqa: B008  # frozen
+) -> int:
+    """Show a session: what it is, and its newest messages or its log.
+
+    Reads without a lease, so it is in nobody's way and works while the session is in use.
+
+    Args:
+        id: The agent's id.
+        log: Show the log's records instead of the messages.
+        limit: How many of the newest messages or records. Default: 20 messages, all records.
+
+    """
+    anyio.run(_show, id, log, limit, where)
+    return 0
+
+
+async def _show(id: str, log: bool, limit: int | None, where: Named) -> None:
+    store, key = existing(where.store), where.key(id)
+    async with managed(store) as sessions:
+        view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
+        if view is None:
+            raise no_session(key, store)
+        described = await _describe(store, view)
+        if log:
+            await _show_log(store, view, described, limit, json=where.json)
+        else:
+            items = await view.history(limit=MESSAGES if limit is None else limit)
+            _show_messages(view, described, items, json=where.json)
+
+
+class Described(msgspec.Struct, kw_only=True):
+    """What `show` says about a session, whatever follows."""
+
+    location: str
+    agent: str
+    session: str
+    tenant: str
+    title: str | None
+    owner: str | None
+    tags: list[str]
+    created_at: str
+    last_active_at: str
+    turns: int
+    messages: int
+    records: int
+    settled: bool
+    held_by: str
+    epoch: int
+    restored: str
+    documents: dict[str, int]
+    """Sizes by name."""
+    memory: list[str]
+    """Its keys."""
+    state: list[str]
+    """Its keys."""
+
+
+async def _describe(store: Store, view: SessionView) -> Described:
+    key, info = view.key, view.info
+    holder: Holder | None = await store.holder(key)
+    manifest: Manifest | None = (await store.read_documents(key, ())).manifest
+    folded = {} if manifest is None else manifest.documents
+    return Described(
+        location=store.location,
+        agent=key.agent,
+        session=key.session,
+        tenant=key.tenant,
+        title=info.metadata.title,
+        owner=info.metadata.owner,
+        tags=info.metadata.tags,
+        created_at=info.created_at,
+        last_active_at=info.last_active_at,
+        turns=info.turns,
+        messages=info.messages,
+        records=view.seq,
+        settled=view.settled,
+        held_by=holder_of(holder),
+        epoch=0 if holder is None else holder.epoch,
+        restored=str(view.restore_report),
+        documents={name: one.size for name, one in sorted(folded.items())},
+        memory=await view.memory.keys(),
+        state=await view.state.keys(),
+    )
+
+
+def _print_described(shown: Described) -> None:
+    tenant = f"{shown.tenant}: " if shown.tenant else ""
+    title = f"  {shown.title}" if shown.title else ""
+    say(f"{tenant}{shown.agent}, session {shown.session}{title}")
+    say(f"  in        {shown.location}")
+    say(f"  active    {shown.last_active_at} (since {shown.created_at})")
+    say(f"  holds     {shown.turns} turns, {shown.messages} messages, {shown.records} records")
+    say(f"  held by   {shown.held_by}, epoch {shown.epoch}")
+    say(f"  reading   {shown.restored}")
+    documents = (f"{name} ({size(count)})" for name, count in shown.documents.items())
+    say(f"  documents {', '.join(documents) or 'none folded yet'}")
+    for name, keys in (("owner", [shown.owner] if shown.owner else []), ("tags", shown.tags)):
+        if keys:
+            say(f"  {name:9} {', '.join(keys)}")
+    for name, keys in (("memory", shown.memory), ("state", shown.state)):
+        if keys:
+            say(f"  {name:9} {', '.join(keys)}")
+
+
+def _show_messages(
+    view: SessionView, described: Described, items: list[HistoryItem], *, json: bool
+) -> None:
+    if json:
+        context = view.context("openai")
+        print_json({**msgspec.structs.asdict(described), "context": context})
+        return
+    _print_described(described)
+    say("")
+    for item in items:
+        for who, text in _said(item):
+            say(f"{item.seq:>6}  {who:9} {text}")
+
+
+def _said(item: HistoryItem) -> list[tuple[str, str]]:
+    message = item.value
+    if not isinstance(message, Message):
+        return [(item.kind, clip(str(message), PREVIEW))]
+    lines = [(message.role, clip(message.text, PREVIEW))] if message.text else []
+    lines += [
+        ("call", clip(f"{call.name}({_json(call.arguments)})", PREVIEW))
+        for call in message.tool_calls
+    ]
+    if message.tool_result is not None:
+        result = message.tool_result
+        body = _json(result.result) if result.error is None else f"error: {result.error}"
+        lines.append(("tool", clip(f"{result.name or result.call_id}: {body}", PREVIEW)))
+    return lines or [(message.role, "(empty)")]
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+async def _show_log(
+    store: Store, view: SessionView, described: Described, limit: int | None, *, json: bool
+) -> None:
+    after = 0 if limit is None else max(view.seq - limit, 0)
+    if not json:
+        _print_described(described)
+        say("")
+    shown: list[dict[str, Any]] = []
+    reader = store.read_log(view.key, after=after, before=view.seq + 1)
+    async with contextlib.aclosing(reader) as chunks:
+        async for chunk in chunks:
+            for record in chunk.records:
+                if json:
+                    shown.append(_logged(record))
+                else:
+                    say(_log_line(record))
+    if json:
+        print_json({**msgspec.structs.asdict(described), "log": shown})
+
+
+def _logged(record: Record) -> dict[str, Any]:
+    return {
+        "seq": record.seq,
+        "epoch": record.epoch,
+        "kind": record.kind,
+        "end": record.end,
+        "payload": msgspec.Raw(record.payload),
+    }
+
+
+def _log_line(record: Record) -> str:
+    mark = " " if record.end else "┐"
+    payload = clip(record.payload.decode(errors="backslashreplace"), PREVIEW)
+    return f"{record.seq:>6} {mark} e{record.epoch} {record.kind:12} {payload}"

@@ -1,0 +1,261 @@
+"""The strategy of a restore: the cache if it is valid, else a rebuild; then what must be mended.
+
+The session brought its working context back when it was opened: the snapshot, and the log
+behind it. Here that is checked against the agent: whose snapshot it is, which system
+prompt it was made with, and whether a provider would take it. A valid cache is read,
+nothing is retrieved. Without one the context is built again from long-term memory and
+the raw tail, and is the same unless the options ask for another. Only what differs from
+what the log amounts to is appended, and no counter moves for a restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, final
+
+import msgspec
+
+from perdure.errors import ConfigError
+from perdure.memory.items import MemoryBundle
+from perdure.model.messages import Message
+from perdure.restore.rebuild import (
+    CompactionSnapshotBuilder,
+    prompt_sha256,
+    system_prompt_of,
+)
+from perdure.restore.repair import Dangling, Repair, repair
+from perdure.restore.report import RestoreStep, Source
+from perdure.restore.serializer import WorkingContextSnapshotSerializer
+
+__all__ = [
+    "Bootstrapped",
+    "PromptPolicy",
+    "RestorableMemory",
+    "WorkingContextSnapshotBootstrapOptions",
+    "WorkingContextSnapshotBootstrapper",
+]
+
+PromptPolicy = Literal["replace", "rebuild", "keep", "error"]
+"""What to do when the agent's system prompt is not the one that the context was made with:
+put the new one in its place, build the context again, keep the old one, or refuse."""
+
+
+class WorkingContextSnapshotBootstrapOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a working context is brought back.
+
+    Args:
+        max_episodic: How many episodes a rebuild takes in.
+        max_semantic: How many facts a rebuild takes in.
+        raw_tail_turns: How many turns a rebuild keeps raw; None for all that are not in
+            long-term memory yet and fit the context.
+        system_prompt_policy: What to do about a system prompt that has changed.
+        dangling_calls: What becomes of tool calls whose results never came.
+        rebuild: Build the context again even if the cache is valid.
+
+    Raises:
+        ConfigError: A value does not fit.
+
+    """
+
+    max_episodic: int = 3
+    max_semantic: int = 20
+    raw_tail_turns: int | None = None
+    system_prompt_policy: PromptPolicy = "replace"
+    dangling_calls: Dangling = "interrupted"
+    rebuild: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_episodic", "max_semantic", "raw_tail_turns"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                message = f"restore: {name}={value!r} does not fit: it must be from 0 up"
+                raise ConfigError(message, option=name, value=value)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                message = f"restore: {name}={getattr(self, name)!r}: choose {', '.join(choices)}"
+                raise ConfigError(message, option=name)
+
+
+_CHOICES = {
+    "system_prompt_policy": ("replace", "rebuild", "keep", "error"),
+    "dangling_calls": ("interrupted", "drop", "keep"),
+}
+
+
+class Bootstrapped(msgspec.Struct, frozen=True):
+    """What a bootstrap did."""
+
+    source: Source
+    steps: tuple[RestoreStep, ...] = ()
+
+
+class SnapshotStore(Protocol):
+    """Where the snapshot is kept."""
+
+    async def exists(self, agent_id: str) -> bool: ...
+    async def read(self, agent_id: str) -> dict[str, Any] | None: ...
+
+
+class Retrieving(Protocol):
+    """What finds memories."""
+
+    async def retrieve(self, max_episodic: int, max_semantic: int) -> MemoryBundle: ...
+
+
+class RestorableMemory(Protocol):
+    """What the bootstrapper needs of a memory manager."""
+
+    @property
+    def agent_id(self) -> str: ...
+    @property
+    def restored_from(self) -> Source: ...
+    @property
+    def system_prompt_sha256(self) -> str | None: ...
+    @property
+    def working_context_snapshot_store(self) -> SnapshotStore: ...
+    @property
+    def retriever(self) -> Retrieving: ...
+
+    def get_working_context_messages(self) -> list[Message]: ...
+    async def get_raw_tail(
+        self, tail_turns: int | None, exclude_turn_id: str | None = None
+    ) -> Sequence[Message]: ...
+    async def reset_working_context_snapshot(
+        self, messages: Sequence[Message], *, system_prompt: str | None, reason: str
+    ) -> None: ...
+    async def append_repairs(self, messages: Sequence[Message]) -> None: ...
+
+
+@final
+class WorkingContextSnapshotBootstrapper:
+    """Bring an agent's working context back.
+
+    Args:
+        serializer: What judges the cache.
+        builder: What builds a context anew.
+
+    """
+
+    def __init__(
+        self,
+        serializer: WorkingContextSnapshotSerializer | None = None,
+        builder: CompactionSnapshotBuilder | None = None,
+    ) -> None:
+        self._serializer = serializer or WorkingContextSnapshotSerializer()
+        self._builder = builder or CompactionSnapshotBuilder()
+
+    async def bootstrap(
+        self,
+        memory_manager: RestorableMemory,
+        system_prompt: str,
+        options: WorkingContextSnapshotBootstrapOptions,
+    ) -> Bootstrapped:
+        """Make the working context ready for the next call of the model.
+
+        Raises:
+            ConfigError: The system prompt has changed, and the policy is "error".
+            StoreUnavailableError: The store cannot be reached.
+
+        """
+        memory = memory_manager
+        current = tuple(memory.get_working_context_messages())
+        prompt, changed = _prompt(memory, current, system_prompt, options)
+        steps: list[RestoreStep] = []
+        rebuild = options.rebuild or (changed and options.system_prompt_policy == "rebuild")
+        if not rebuild and await self._is_valid(memory, steps):
+            source: Source = "catch_up" if memory.restored_from == "catch_up" else "snapshot"
+            target = _with_prompt(current, prompt)
+        else:
+            bundle = await memory.retriever.retrieve(options.max_episodic, options.max_semantic)
+            tail = await memory.get_raw_tail(options.raw_tail_turns)
+            target = self._builder.build(prompt or "", bundle, tail)
+            source = "rebuild" if target[1:] or current[1:] else "fresh"
+            what = f"{len(bundle.episodic)} episodes, {len(bundle.semantic)} facts, {len(tail)} raw"
+            steps.append(RestoreStep("rebuilt", f"from {what} messages"))
+        if changed:
+            steps.append(RestoreStep("system prompt", options.system_prompt_policy))
+        mended = repair(target, options.dangling_calls)
+        steps.extend(_mending(mended))
+        # A hash that was never noted is noted with the first context that is written.
+        await self._apply(memory, current, target, mended, prompt)
+        return Bootstrapped(source, tuple(steps))
+
+    async def _is_valid(self, memory: RestorableMemory, steps: list[RestoreStep]) -> bool:
+        store, agent_id = memory.working_context_snapshot_store, memory.agent_id
+        if not await store.exists(agent_id):
+            steps.append(RestoreStep("missing", "the snapshot"))
+            return False
+        payload = await store.read(agent_id)
+        if not self._serializer.validate(payload, agent_id):
+            steps.append(RestoreStep("invalid", "the snapshot"))
+            return False
+        if memory.restored_from in {"rebuild", "fresh"}:
+            # Folded since: the session's own context was made from the log, and is as good.
+            steps.append(RestoreStep("read", "the context, as the session has it"))
+            return True
+        steps.append(RestoreStep("read", "the snapshot, caught up with the log"))
+        return True
+
+    async def _apply(
+        self,
+        memory: RestorableMemory,
+        current: tuple[Message, ...],
+        target: tuple[Message, ...],
+        mended: Repair,
+        prompt: str | None,
+    ) -> None:
+        if mended.messages == current:
+            return
+        if target == current and mended.appended:
+            await memory.append_repairs(mended.appended)
+            return
+        reason = "restore" if current else "begin"
+        await memory.reset_working_context_snapshot(
+            mended.messages, system_prompt=prompt, reason=reason
+        )
+
+
+def _prompt(
+    memory: RestorableMemory,
+    current: Sequence[Message],
+    system_prompt: str,
+    options: WorkingContextSnapshotBootstrapOptions,
+) -> tuple[str | None, bool]:
+    """Return the prompt to use, and whether it is another than before."""
+    had = system_prompt_of(current)
+    known = memory.system_prompt_sha256
+    if known is None and had is not None:
+        known = prompt_sha256(had)
+    changed = bool(current) and known != (prompt_sha256(system_prompt) if system_prompt else None)
+    if not changed:
+        return system_prompt or None, False
+    policy = options.system_prompt_policy
+    if policy == "error" and known is not None:
+        message = (
+            f"the system prompt of {memory.agent_id!r} is not the one that its context was made "
+            "with: give that one, or choose system_prompt_policy replace, rebuild or keep"
+        )
+        raise ConfigError(message, agent=memory.agent_id)
+    if policy == "keep":
+        return had, True
+    return system_prompt or None, True
+
+
+def _with_prompt(messages: Sequence[Message], prompt: str | None) -> tuple[Message, ...]:
+    """Return the messages behind another system prompt; the same object if it has not changed."""
+    if system_prompt_of(messages) == prompt:
+        return tuple(messages)
+    rest = messages[1:] if messages and messages[0].role == "system" else messages
+    return (*((Message.system(prompt),) if prompt else ()), *rest)
+
+
+def _mending(mended: Repair) -> list[RestoreStep]:
+    counts = {
+        "closed": (mended.closed, "tool calls as interrupted"),
+        "dropped": (mended.dropped, "tool calls without a result"),
+        "left out": (mended.orphans, "results without a call"),
+        "moved": (mended.moved, "late results to their calls"),
+        "emptied": (mended.empty, "answers with nothing in them"),
+    }
+    return [RestoreStep(what, f"{count} {of}") for what, (count, of) in counts.items() if count]
+

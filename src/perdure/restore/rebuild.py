@@ -1,0 +1,121 @@
+"""Building a working context: system prompt, memory, and the newest turns as they were.
+
+Used when a compaction replaces the context, and when a restore has no cache to read.
+The same parts always give the same messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final, final
+
+import msgspec
+
+from perdure.codec.json import encode
+from perdure.codec.messages import encode_message
+from perdure.codec.values import NO_TYPES, Types
+from perdure.memory.items import MemoryBundle
+from perdure.model.messages import Message
+from perdure.model.records import CONTEXT, Entry
+from perdure.restore.repair import Dangling, repair
+
+__all__ = [
+    "CompactionSnapshotBuilder",
+    "context_entry",
+    "is_memory",
+    "prompt_sha256",
+    "raw_part",
+    "system_prompt_of",
+]
+
+MARK: Final = "perdure_memory"
+"""The field of the message that holds what was remembered."""
+
+
+@final
+class CompactionSnapshotBuilder:
+    """Put a working context together."""
+
+    def build(
+        self,
+        system_prompt: str,
+        bundle: MemoryBundle,
+        raw_tail: Sequence[Message],
+        *,
+        dangling: Dangling = "keep",
+    ) -> tuple[Message, ...]:
+        """Return the messages: the prompt, what is remembered, and the raw tail, mended."""
+        head: list[Message] = [Message.system(system_prompt)] if system_prompt else []
+        if bundle.episodic or bundle.semantic:
+            head.append(_remembered(bundle))
+        return repair((*head, *raw_tail), dangling).messages
+
+
+def _remembered(bundle: MemoryBundle) -> Message:
+    """Return the memories as a message of the user's: a second system prompt would
+    push the first one out of a context that has to be cut."""
+    lines = ["[Memory of earlier turns, kept for you. It is not a new request.]"]
+    if bundle.semantic:
+        lines += ["", "Known facts:", *(f"- {item.fact}" for item in bundle.semantic)]
+    for item in bundle.episodic:
+        lines += ["", f"Earlier{_span(item.turn_ids)}:", item.summary]
+    message = Message.user("\n".join(lines))
+    return msgspec.structs.replace(message, extra={MARK: msgspec.Raw(b"true")})
+
+
+def _span(turn_ids: Sequence[str]) -> str:
+    if not turn_ids:
+        return ""
+    first, last = turn_ids[0], turn_ids[-1]
+    return f" ({first})" if first == last else f" ({first} to {last})"
+
+
+def is_memory(message: Message) -> bool:
+    """Say whether a message holds what was remembered, and nobody said it."""
+    return MARK in message.extra
+
+
+def raw_part(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return what was said: without the leading system prompt, and without the memories.
+
+    >>> [m.text for m in raw_part([Message.system("Be kind."), Message.user("Hello")])]
+    ['Hello']
+    """
+    start = 1 if messages and messages[0].role == "system" else 0
+    return tuple(message for message in messages[start:] if not is_memory(message))
+
+
+def system_prompt_of(messages: Sequence[Message]) -> str | None:
+    """Return the leading system prompt, None if there is none."""
+    return messages[0].text if messages and messages[0].role == "system" else None
+
+
+def prompt_sha256(prompt: str) -> str:
+    """Return the hash by which a changed system prompt is noticed."""
+    return hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def context_entry(
+    messages: Sequence[Message],
+    *,
+    epoch_id: int,
+    last_compaction_ts: float | None,
+    system_prompt_sha256: str | None,
+    reason: str,
+    types: Types = NO_TYPES,
+) -> Entry:
+    """Return the record that replaces the working context.
+
+    Raises:
+        NotStorableError: A message cannot be stored.
+
+    """
+    payload = {
+        "messages": [msgspec.Raw(encode_message(one, types).payload) for one in messages],
+        "epoch_id": epoch_id,
+        "last_compaction_ts": last_compaction_ts,
+        "system_prompt_sha256": system_prompt_sha256,
+        "reason": reason,
+    }
+    return Entry(CONTEXT, encode(payload))

@@ -1,0 +1,111 @@
+"""The working context's snapshot as plain JSON values, and back.
+
+The format is that of ``working_context_snapshot.json``, which a session's fold writes
+(`perdure.memory.context.Snapshot`); there is one format, and this is its reading for
+people and tools. Data in, data out: nothing here reads a file or knows where one is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import msgspec
+
+from perdure.codec.json import decode, encode
+from perdure.codec.messages import decode_message, encode_message
+from perdure.codec.values import NO_TYPES, Types
+from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
+from perdure.memory.context import SCHEMA_VERSION, Snapshot
+from perdure.model.messages import Message
+
+__all__ = ["WorkingContextSnapshot", "WorkingContextSnapshotSerializer"]
+
+JSON = dict[str, Any]
+
+
+class WorkingContextSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A working context at a moment."""
+
+    messages: tuple[Message, ...] = ()
+    epoch_id: int = 0
+    """How often it was rebuilt by a compaction."""
+    last_compaction_ts: float | None = None
+
+
+@final
+class WorkingContextSnapshotSerializer:
+    """Map a snapshot to its stored form and back.
+
+    Args:
+        types: The application's registered types, for tool arguments and results.
+
+    """
+
+    def __init__(self, types: Types = NO_TYPES) -> None:
+        self._types = types
+
+    def serialize(self, working_context_snapshot: WorkingContextSnapshot, metadata: JSON) -> JSON:
+        """Return the stored form; ``metadata`` must name the ``agent_id``.
+
+        Raises:
+            NotStorableError: A message cannot be stored.
+
+        """
+        snapshot = working_context_snapshot
+        return {
+            **metadata,
+            "schema_version": SCHEMA_VERSION,
+            "agent_id": metadata["agent_id"],
+            "epoch_id": snapshot.epoch_id,
+            "last_compaction_ts": snapshot.last_compaction_ts,
+            "messages": [
+                decode(encode_message(message, self._types).payload)
+                for message in snapshot.messages
+            ],
+        }
+
+    def deserialize(self, payload: JSON) -> tuple[WorkingContextSnapshot, JSON]:
+        """Return the snapshot, and what the payload says beside it.
+
+        Raises:
+            UnsupportedVersionError: It has another schema version.
+            CorruptRecordError: It is not well-formed.
+
+        """
+        version = _field(payload, "schema_version")
+        if isinstance(version, int) and version != SCHEMA_VERSION:
+            message = f"the snapshot has schema version {version}, not {SCHEMA_VERSION}: rebuild it"
+            raise UnsupportedVersionError(message, found=version)
+        try:
+            stored = msgspec.convert(payload, Snapshot)
+        except msgspec.ValidationError:
+            message = "the snapshot lacks a field, or has one of another type: rebuild it"
+            raise CorruptRecordError(message) from None
+        messages = tuple(
+            decode_message(encode(one), self._types) for one in payload["messages"]
+        )
+        beside = {name: value for name, value in payload.items() if name not in _OWN}
+        snapshot = WorkingContextSnapshot(
+            messages=messages,
+            epoch_id=stored.epoch_id,
+            last_compaction_ts=stored.last_compaction_ts,
+        )
+        return snapshot, beside
+
+    def validate(self, payload: Any, agent_id: str | None = None) -> bool:
+        """Say whether a payload may be used: version, fields, messages, and whose it is.
+
+        Raises nothing, whatever the payload is.
+        """
+        try:
+            _, beside = self.deserialize(payload)
+        except (PerdureError, TypeError, ValueError, KeyError, RecursionError):
+            return False
+        return agent_id is None or beside["agent_id"] == agent_id
+
+
+_OWN = frozenset({"messages", "epoch_id", "last_compaction_ts"})
+
+
+def _field(payload: Any, name: str) -> Any:
+    return payload.get(name) if isinstance(payload, dict) else None

@@ -1,0 +1,121 @@
+"""A manager's parts between connect and close, and how they hang together."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+
+from perdure._lib.clock import loop_clock
+from perdure._lib.host import Host
+from perdure.autosave import events
+from perdure.autosave.driver import Autosaver
+from perdure.autosave.events import Event
+from perdure.codec.registry import Registry
+from perdure.errors import StoreError
+from perdure.session.closing import Closing
+from perdure.session.hooks import EventName, Hooks
+from perdure.session.keeping import Keeper
+from perdure.session.loading import Opener
+from perdure.session.options import Autosave, Engine, Lease, Limits, Shutdown
+from perdure.session.runtime import Runtime
+from perdure.session.signals import SignalWatch, body_canceller
+from perdure.store import Store
+
+__all__ = ["Connected", "connected"]
+
+log = logging.getLogger("perdure")
+
+_NAMES: dict[type, EventName] = {
+    events.Saved: "saved",
+    events.SaveFailed: "save_failed",
+    events.Recovered: "recovered",
+    events.Quarantined: "quarantined",
+    events.Lost: "lost",
+    events.Degraded: "degraded",
+    events.LoopBlocked: "loop_blocked",
+}
+
+
+class Connected:
+    """What a connected manager consists of."""
+
+    __slots__ = ("closing", "keeper", "opener", "runtime", "signals")
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.keeper = Keeper(runtime)
+        self.opener = Opener(runtime, self.keeper)
+        self.closing = Closing(runtime, self.keeper)
+        self.signals = SignalWatch(self._on_term, body_canceller())
+        runtime.host.on_teardown = self.closing.torn_down
+        runtime.host.spawn(self._beat)
+        if runtime.shutdown.signals:
+            self.signals.install()
+
+    async def _beat(self) -> None:
+        """Renew the leases, and give up the sessions that others ask for."""
+        store, host = self.runtime.store, self.runtime.host
+        while True:
+            await anyio.sleep(self.runtime.lease.heartbeat)
+            try:
+                for key in await store.heartbeat():
+                    host.spawn(self.keeper.hand_over, key)
+            except StoreError as error:
+                log.warning("heartbeat failed", exc_info=error)
+
+    def _on_term(self) -> None:
+        """SIGTERM has come: drain; over the default action, also end by the deadline."""
+        self.closing.drain()
+        if self.signals.received:
+            self.runtime.host.spawn(self._end)
+
+    async def _end(self) -> None:
+        """End the process even if its body does not: what can be saved is saved by then."""
+        options = self.runtime.shutdown
+        with anyio.move_on_after(options.deadline + options.hard_grace):
+            await self.closing.done.wait()
+            return
+        self.signals.end_process()
+
+
+async def connected(
+    store: Store,
+    *,
+    registry: Registry,
+    autosave: Autosave | None,
+    engine: Engine,
+    lease: Lease,
+    shutdown: Shutdown,
+    limits: Limits,
+) -> Connected:
+    """Open the store, and start everything."""
+    host = Host()
+    await host.start()
+    try:
+        await store.open()
+    except BaseException:
+        await host.aclose()
+        raise
+    hooks = Hooks(host)
+
+    def tell(event: Event) -> None:
+        name = _NAMES.get(type(event))
+        if name is not None:
+            hooks.emit(name, event)
+
+    clock = loop_clock()
+    saver = Autosaver(store, host, autosave=autosave, engine=engine, clock=clock, on_event=tell)
+    return Connected(
+        Runtime(
+            store=store,
+            host=host,
+            saver=saver,
+            clock=clock,
+            registry=registry,
+            hooks=hooks,
+            lease=lease,
+            shutdown=shutdown,
+            limits=limits,
+        )
+    )

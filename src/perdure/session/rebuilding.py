@@ -1,0 +1,77 @@
+"""Rebuilding: all documents of a session made anew, from nothing but its log.
+
+What a fold writes is a function of the log's records alone. So whatever became of the
+documents, folding the whole log gives them back, and comparing them with such a fold
+tells whether they are true. Never changes the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import anyio.to_thread
+import msgspec
+
+from perdure.errors import CorruptRecordError
+from perdure.memory.context import SNAPSHOT, Snapshot
+from perdure.memory.documents import names_of
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import Manifest
+from perdure.model.records import Record
+from perdure.session.folding import _manifest, _Work
+from perdure.session.options import Limits
+from perdure.store import Store
+
+__all__ = ["context_bytes_of", "fold_afresh", "rebuild"]
+
+
+def fold_afresh(key: SessionKey, records: Sequence[Record], *, limits: Limits) -> dict[str, bytes]:
+    """Return the documents that a log, from its first record on, amounts to."""
+    touched = {name for record in records for name in names_of(record)}
+    work = _Work(key, {}, list(records), records[-1].seq, limits)
+    documents = work.documents(touched)
+    return {name: data for name, data in documents.items() if data is not None}
+
+
+def context_bytes_of(snapshot: bytes | None) -> int:
+    """Return how much of the working context a stored snapshot holds, 0 if that is unknown.
+
+    With this as the limit, a fresh fold cuts where the stored one was cut.
+    """
+    try:
+        stored = msgspec.json.decode(snapshot or b"", type=Snapshot)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return 0
+    return sum(len(bytes(raw)) for raw in stored.messages[int(stored.pinned) :])
+
+
+async def rebuild(store: Store, key: SessionKey, *, epoch: int, limits: Limits) -> Manifest:
+    """Write all documents anew, as the holder of an epoch; return the new manifest.
+
+    The snapshot keeps at least as much of the context as the stored one holds.
+
+    Raises:
+        CorruptRecordError: The log itself is damaged before its tail, or empty.
+        LeaseLostError: The epoch is not the newest any more.
+
+    """
+    stored = (await store.read_documents(key, {SNAPSHOT})).found.get(SNAPSHOT)
+    held = context_bytes_of(None if stored is None else stored.data)
+    limits = msgspec.structs.replace(limits, context_bytes=max(limits.context_bytes, held))
+    records = await _read_all(store, key)
+    if not records:
+        message = f"session {key} has no records to rebuild from: check its id"
+        raise CorruptRecordError(message, key=str(key))
+    documents = await anyio.to_thread.run_sync(lambda: fold_afresh(key, records, limits=limits))
+    manifest = _manifest(key, epoch, records[-1].seq, None, documents)
+    await store.write_documents(key, documents, manifest)
+    return manifest
+
+
+async def _read_all(store: Store, key: SessionKey) -> list[Record]:
+    records: list[Record] = []
+    async with contextlib.aclosing(store.read_log(key)) as log:
+        async for chunk in log:
+            records.extend(chunk.records)
+    return records

@@ -1,0 +1,171 @@
+"""The directory of sessions: what lies in the folders, by key, a page at a time.
+
+Ids come back out of the folders' names, and of the files inside where a name was too long.
+What is said about a session is from its last fold, so it may lag behind the log.
+Blocking: one hop into a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator
+
+import msgspec
+
+from perdure._lib.files import Folder
+from perdure.errors import CorruptRecordError, UnsupportedVersionError
+from perdure.model.keys import DEFAULT_SESSION, SessionKey
+from perdure.model.manifest import Manifest
+from perdure.store import SessionInfo
+from perdure.stores.file import chain, documents
+from perdure.stores.file.layout import (
+    LOG,
+    SESSIONS,
+    agents_of,
+    decode_name,
+    lease_epoch,
+    segment_name,
+    segment_of,
+)
+from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease
+
+__all__ = ["list_sessions"]
+
+_SESSION = "session.json"
+_MAX_SESSION_BYTES = 1024 * 1024
+
+
+class _Metadata(msgspec.Struct):
+    title: str | None = None
+    tags: list[str] = []
+    owner: str | None = None
+
+
+class _About(msgspec.Struct, rename="camel"):
+    """What a listing takes from session.json."""
+
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    created_at: str | None = None
+
+
+def list_sessions(
+    root: Folder, tenant: str, prefix: str, after: SessionKey | None, limit: int
+) -> list[SessionInfo]:
+    """List a tenant's sessions whose agent id begins with *prefix*, by key, after *after*."""
+    found: list[SessionInfo] = []
+    try:
+        agents = root.enter(*agents_of(tenant))
+    except FileNotFoundError:
+        return []
+    with agents:
+        for agent, name in sorted(_agents(agents)):
+            if not agent.startswith(prefix) or (after is not None and agent < after.agent):
+                continue
+            with contextlib.suppress(OSError), agents.enter(name) as folder:
+                for info in _sessions(folder, SessionKey(agent, tenant=tenant)):
+                    if after is None or info.key > after:
+                        found.append(info)
+            if len(found) >= limit:
+                break
+    return found[: max(limit, 0)]
+
+
+def _agents(agents: Folder) -> Iterator[tuple[str, str]]:
+    """Give the agents' ids and folders; what is no agent's folder is passed over."""
+    for name in agents.names():
+        agent = decode_name(name)
+        if agent is None and "~" in name:
+            agent = _agent_inside(agents, name)
+        if agent:
+            yield agent, name
+
+
+def _agent_inside(agents: Folder, name: str) -> str | None:
+    """Return the id of an agent whose folder's name has only its hash."""
+    with contextlib.suppress(OSError), agents.enter(name) as folder:
+        lease = _newest_lease(folder)
+        if lease is not None:
+            return lease.key.agent
+        with folder.enter(SESSIONS) as sessions:
+            for session in sessions.names():
+                with sessions.enter(session) as inner:
+                    lease = _newest_lease(inner)
+                if lease is not None:
+                    return lease.key.agent
+    return None
+
+
+def _newest_lease(folder: Folder) -> LeaseFile | None:
+    epoch = max(map(lease_epoch, folder.names()), default=0)
+    return read_lease(folder, epoch) if epoch else None
+
+
+def _sessions(folder: Folder, default: SessionKey) -> list[SessionInfo]:
+    found = [_info(folder, default)]
+    with contextlib.suppress(FileNotFoundError), folder.enter(SESSIONS) as sessions:
+        for name in sessions.names():
+            with contextlib.suppress(OSError), sessions.enter(name) as inner:
+                session = decode_name(name)
+                if session is None:
+                    lease = _newest_lease(inner)
+                    session = lease.key.session if lease else None
+                if session and session != DEFAULT_SESSION:
+                    found.append(_info(inner, SessionKey(default.agent, session, default.tenant)))
+    return sorted(filter(None, found), key=lambda info: info.key)
+
+
+def _info(folder: Folder, key: SessionKey) -> SessionInfo | None:
+    epoch = newest_epoch(folder)
+    lease = read_lease(folder, epoch) if epoch else None
+    if not epoch or (lease is not None and lease.deleted):
+        return None
+    manifest = _manifest(folder, key, 1 if lease is None else lease.since)
+    about = _about(folder)
+    began, updated = _times(folder, key)
+    return SessionInfo(
+        key=key,
+        epoch=epoch,
+        head=manifest.as_of_seq if manifest else 0,
+        created_at=_seconds(about.created_at) or began,
+        updated_at=updated,
+        owner=about.metadata.owner,
+        title=about.metadata.title,
+        tags=tuple(about.metadata.tags),
+        turns=manifest.counters.get("turns", 0) if manifest else 0,
+    )
+
+
+def _manifest(folder: Folder, key: SessionKey, since: int) -> Manifest | None:
+    # One bad session must not hide the others: opening it says what is wrong.
+    with contextlib.suppress(CorruptRecordError, UnsupportedVersionError):
+        seen = documents.read_manifests(folder, key, since=since)
+        if seen and not seen[0].coming:
+            return seen[0].manifest
+    return None
+
+
+def _about(folder: Folder) -> _About:
+    """Read session.json as a hint: it may be of any shape, or half of another fold."""
+    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = folder.stat(_SESSION)
+        if found is not None and found.st_size <= _MAX_SESSION_BYTES:
+            return msgspec.json.decode(folder.read(_SESSION) or b"{}", type=_About)
+    return _About()
+
+
+def _seconds(iso: str | None) -> float | None:
+    with contextlib.suppress(ValueError):
+        return datetime.datetime.fromisoformat(iso).timestamp() if iso else None
+    return None
+
+
+def _times(folder: Folder, key: SessionKey) -> tuple[float | None, float | None]:
+    """Return when the log begins, and when its newest file was last written to."""
+    with contextlib.suppress(OSError, CorruptRecordError), folder.enter(LOG) as log:
+        segments = sorted(filter(None, map(segment_of, log.names())))
+        if segments:
+            first = chain.read_first(log, *segments[0], key)
+            last = log.stat(segment_name(*segments[-1]))
+            return (first.first.at if first else None), (last.st_mtime if last else None)
+    return None, None

@@ -1,0 +1,422 @@
+"""The file store: the port of `perdure.store` on a folder of readable files.
+
+Use it from the event loop that opened it. Each call does its blocking work in one hop into
+a thread of its own limiter; a session's writes also wait for an abandoned one of theirs,
+without holding a thread. Cancelling a call abandons its thread, which goes on to its end
+and leaves the session's state whole.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from typing import TypeVar, TypeVarTuple, Unpack, final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from perdure._lib.files import Folder
+from perdure._lib.ids import random_id
+from perdure._lib.platform import open_files_limit
+from perdure.errors import StoreUnavailableError
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import Manifest
+from perdure.store import (
+    Batch,
+    Capabilities,
+    Documents,
+    Grant,
+    Holder,
+    LogChunk,
+    Outcome,
+    SessionInfo,
+    Status,
+    Swept,
+)
+from perdure.stores.file import directory, documents, leases, reading
+from perdure.stores.file.blobs import get, put, sweep
+from perdure.stores.file.chain import Known
+from perdure.stores.file.layout import released_name, session_path
+from perdure.stores.file.owners import Owners
+from perdure.stores.file.place import is_local, open_root, resolve_root
+from perdure.stores.file.streaming import Stream
+from perdure.stores.file.trouble import troubles
+from perdure.stores.file.writing import MAX_RECORD_BYTES, OpenFiles, Writer, lost
+
+__all__ = ["FileStore"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+PARALLELISM = 16
+"""Appends at a time. A sync waits for the disk, not for the processor, and those that wait
+together share the disk's own commits."""
+
+_CAPABILITIES = Capabilities(
+    durability="fsync",
+    batch_max=1,
+    parallelism=PARALLELISM,
+    max_record_bytes=MAX_RECORD_BYTES,
+)
+
+_SETTLE = 1.0
+"""Seconds that a reader waits for a takeover to end."""
+_POLL = 0.01
+_MOST_OPEN = 128
+"""Sessions whose log and folder are kept open: two files each."""
+_BEHIND = 2**62
+"""A seq behind every log."""
+
+
+class _Claim:
+    """Whether somebody still waits for an acquire; guarded by the store's lock."""
+
+    abandoned = False
+
+
+@final
+class FileStore:
+    """Keep sessions in a folder: readable, private, durable to the disk.
+
+    Args:
+        root: The folder; by default ``PERDURE_HOME``, else the per-user data folder. Looked
+            up when the store is opened. Its parent must be there, and nobody else may be
+            able to write to it.
+        owner: This store's id as a holder of leases; by default one that nobody can guess.
+
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str] | None = None, *, owner: str | None = None
+    ) -> None:
+        self._wanted = root
+        self._owner = owner or random_id()
+        self._path: str | None = None
+        self._pid = 0
+        self._writers: dict[SessionKey, Writer] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store is."""
+        return _CAPABILITIES
+
+    @property
+    def owner(self) -> str:
+        """The id of this store object as a holder of leases."""
+        return self._owner
+
+    @property
+    def location(self) -> str:
+        """The folder."""
+        return self._path or resolve_root(self._wanted)[0]
+
+    async def open(self) -> None:
+        """Open the folder, make it if only it is missing, and become known as an owner.
+
+        Raises:
+            ConfigError: It is no folder, or others can write to it.
+            StoreUnavailableError: It cannot be made, read or written.
+
+        """
+        if self._pid:
+            return
+        self._appends = anyio.CapacityLimiter(PARALLELISM)
+        self._others = anyio.CapacityLimiter(PARALLELISM)
+        path, parents = resolve_root(self._wanted)
+        with troubles("open", path):
+            self._root, self._owners = await anyio.to_thread.run_sync(self._enter, path, parents)
+        self._files = OpenFiles(min(_MOST_OPEN, open_files_limit() // 8))
+        self._path = path
+        self._pid = os.getpid()
+
+    def _enter(self, path: str, parents: bool) -> tuple[Folder, Owners]:  # noqa: FBT001
+        root = open_root(path, parents=parents)
+        try:
+            return root, Owners(root, self._owner, local=is_local(path))
+        except BaseException:
+            root.close()
+            raise
+
+    async def aclose(self) -> None:
+        """Close every file; leases that were not released look like a dead owner's."""
+        if self._pid == os.getpid():
+            self._pid = 0
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._leave)
+
+    def _leave(self) -> None:
+        self._writers.clear()
+        self._files.close_all()
+        self._owners.close()
+        self._root.close()
+
+    async def _hop(self, doing: str, function: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]) -> T:
+        self._require_open()
+        with troubles(doing, self.location):
+            return await anyio.to_thread.run_sync(
+                function, *args, abandon_on_cancel=True, limiter=self._others
+            )
+
+    def _require_open(self) -> None:
+        if self._pid == os.getpid():
+            return
+        message = (
+            f"the file store at {self.location} was opened in another process: open a store of "
+            "its own in this one"
+            if self._pid
+            else f"the file store at {self.location} is not open: await its open() first"
+        )
+        raise StoreUnavailableError(message, path=self.location)
+
+    # the log
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """Append each batch in a thread of its own; see the port."""
+        if len(batches) == 1:
+            return [await self._append(batches[0])]
+        outcomes: dict[int, Outcome] = {}
+
+        async def append(place: int, batch: Batch) -> None:
+            outcomes[place] = await self._append(batch)
+
+        async with anyio.create_task_group() as tasks:
+            for place, batch in enumerate(batches):
+                tasks.start_soon(append, place, batch)
+        return [outcomes[place] for place in range(len(batches))]
+
+    async def _append(self, batch: Batch) -> Outcome:
+        writer = self._writers.get(batch.key)
+        if writer is None or writer.epoch != batch.epoch or self._pid != os.getpid():
+            return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch))
+        if writer.lock.locked():
+            await idle(writer)
+        try:
+            return await anyio.to_thread.run_sync(
+                writer.append, batch, abandon_on_cancel=True, limiter=self._appends
+            )
+        except Exception as error:  # noqa: BLE001  # one session's trouble must not be another's
+            return Outcome(Status.IN_DOUBT, error)
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read records from the files, a part at a time; see the port."""
+        found = await self._plan(key, after, before)
+        stream = Stream(self._root, key, found, reverse=reverse)
+        last = before if before is not None else found.head + 1
+        left = found.head if limit is None else limit
+        told = found.settled
+        while left > 0:
+            with troubles("read", self.location):
+                part = await stream.part()
+            if part is None:
+                break
+            records = [record for record in part if after < record.seq < last][:left]
+            if records:
+                left -= len(records)
+                told = True
+                yield LogChunk(tuple(records), found.settled)
+        if not told:
+            yield LogChunk((), settled=False)
+
+    async def head(self, key: SessionKey) -> int:
+        """Return the seq of the log's last record, 0 for an unknown session."""
+        return (await self._plan(key, _BEHIND, None)).head
+
+    async def _plan(self, key: SessionKey, after: int, before: int | None) -> reading.Plan:
+        deadline = anyio.current_time() + _SETTLE
+        while True:
+            writer = self._writers.get(key)
+            found = await self._hop(
+                "read", reading.plan, self._root, key, after, before, writer and writer.durable
+            )
+            if found.settled or anyio.current_time() >= deadline:
+                return found
+            await anyio.sleep(_POLL)
+
+    # documents
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        """Read documents, verified against their manifests; see the port."""
+        return await self._hop("read", self._read_documents, key, names)
+
+    def _read_documents(self, key: SessionKey, names: Collection[str] | None) -> Documents:
+        try:
+            folder = self._root.enter(*session_path(key))
+        except FileNotFoundError:
+            return Documents()
+        with folder:
+            lease = leases.read_lease(folder, leases.newest_epoch(folder))
+            if lease is not None:
+                leases.require_key(folder, key, lease)
+                if lease.deleted:
+                    return Documents()
+            since = lease.since if lease else 0
+            found = documents.read(folder, key, names, since=since)
+            if found.damaged and key in self._writers:
+                documents.keep_evidence(folder, found.damaged)
+            return found
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        """Fold: documents first, the manifest last; see the port."""
+        writer = self._held(key, manifest.epoch)
+        await idle(writer)
+        await self._hop("write", _write_documents, writer, dict(documents), manifest)
+
+    # blobs
+
+    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
+        """Make blobs durable; see the port."""
+        await self._hop("write", put, self._root, tenant, dict(blobs), time.time())
+
+    async def get_blob(self, tenant: str, name: str) -> bytes | None:
+        """Return a blob, verified; None when there is none."""
+        return await self._hop("read", get, self._root, tenant, name)
+
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+        """Move away what nobody reaches, and remove what was moved long ago; see the port."""
+        return await self._hop(
+            "sweep", sweep, self._root, tenant, frozenset(reachable), older_than, time.time()
+        )
+
+    # leases
+
+    async def holder(self, key: SessionKey) -> Holder | None:
+        """Say who has the session; None when nobody ever had."""
+        return await self._hop("read", leases.look, self._root, key, self._owners)
+
+    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+        """Take the session with epoch ``after + 1``; see the port."""
+        claim = _Claim()
+        try:
+            return await self._hop("write", self._acquire, key, after, claim)
+        except BaseException:
+            with self._lock:
+                claim.abandoned = True
+            raise
+
+    def _acquire(self, key: SessionKey, after: int, claim: _Claim) -> Grant:
+        taken = leases.take(self._root, key, after, self._owners.me)
+        writer = Writer(self._root, key, taken, self._files)
+        with self._lock:
+            before = self._writers.get(key)
+            if not claim.abandoned and (before is None or before.epoch < writer.epoch):
+                self._writers[key] = writer
+        if claim.abandoned:
+            _release(writer)  # nobody waits for it: let the next one have it at once
+        elif before is not None:
+            self._files.close(before)
+        return Grant(key, writer.epoch, taken.end.seq, taken.created)
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        """Say that the epoch's holder writes no more; see the port."""
+        self._require_open()
+        writer = self._writers.get(key)
+        if writer is not None and writer.epoch == epoch:
+            await idle(writer)
+            self._writers.pop(key, None)
+            await self._hop("write", _release, writer)
+
+    async def heartbeat(self) -> list[SessionKey]:
+        """Renew this owner's heartbeat, and return the sessions that others ask for."""
+        return await self._hop("write", self._owners.heartbeat)
+
+    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+        """Ask the holder for the session."""
+        await self._hop("write", self._owners.ask, holder.owner, key)
+
+    # directory
+
+    async def sessions(
+        self,
+        *,
+        tenant: str = "",
+        prefix: str = "",
+        after: SessionKey | None = None,
+        limit: int = 100,
+    ) -> list[SessionInfo]:
+        """List sessions by key; see the port."""
+        return await self._hop(
+            "read", directory.list_sessions, self._root, tenant, prefix, after, limit
+        )
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        """Remove what the session owns, as its holder; see the port."""
+        writer = self._held(key, epoch)
+        await idle(writer)
+        self._writers.pop(key, None)
+        await self._hop("delete", _delete, writer, self._owners)
+
+    def _held(self, key: SessionKey, epoch: int) -> Writer:
+        self._require_open()
+        writer = self._writers.get(key)
+        if writer is None or writer.epoch != epoch:
+            raise lost(key, epoch)
+        return writer
+
+
+async def idle(writer: Writer) -> None:
+    """Wait, without a thread, until an abandoned write of a session has ended."""
+    while writer.lock.locked():
+        await anyio.sleep(_POLL)
+
+
+def _release(writer: Writer) -> None:
+    with writer.lock:
+        folder = writer.folder()
+        if writer.fence.holds(folder):
+            folder.replace(released_name(writer.epoch), b"", durable=False)
+        writer.close_files()
+
+
+def _delete(writer: Writer, owners: Owners) -> None:
+    with writer.lock:
+        folder = writer.folder()
+        try:
+            writer.require_mine()
+            if not leases.mark_deleted(folder, writer.key, writer.epoch, owners.me):
+                raise lost(writer.key, writer.epoch)
+        finally:
+            writer.close_files()
+
+
+def _write_documents(writer: Writer, new: dict[str, bytes], manifest: Manifest) -> None:
+    with writer.lock:
+        folder = writer.folder()
+        at = _vouched(writer, folder, manifest)
+        position = msgspec.Raw(msgspec.json.encode(at))
+        try:
+            documents.write(
+                folder,
+                new,
+                msgspec.structs.replace(manifest, position=position),
+                writer.require_mine,
+            )
+        finally:
+            writer.rest()
+
+
+def _vouched(writer: Writer, folder: Folder, manifest: Manifest) -> Known | None:
+    """Return the last known position that all documents are at or behind."""
+    lowest = min([manifest.as_of_seq, *(one.as_of_seq for one in manifest.documents.values())])
+    for known in (writer.durable, writer.before):
+        if known.at.seq <= lowest:
+            return known
+    before = documents.read_manifests(folder, writer.key)
+    positions = filter(None, (reading.position_of(one.manifest.position) for one in before))
+    near = [known for known in positions if known.at.seq <= lowest]
+    return max(near, key=lambda known: known.at.seq, default=None)

@@ -1,0 +1,432 @@
+"""Appending to a session's log: one write, one sync, one look at the lease.
+
+A `Writer` is what a store remembers of a session that it holds. ``append`` is one blocking
+call, made in one hop into a thread, and the thread holds the session's lock to its end: a
+caller who was cancelled leaves a thread behind that goes on alone, and whoever sends the
+same again waits for what became of it.
+
+OK means: written, synced, and the epoch was still ours afterwards. After an error in a
+sync the same file is never synced again, since the next sync would succeed with the bytes
+lost: the file is closed for good, and the epoch goes on in a new segment, which seals the
+old one at the length that is known to be durable. A full disk is milder: what was written
+stays, and the next attempt writes the rest behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections import OrderedDict
+from typing import final
+
+import msgspec
+
+from perdure._lib.files import Folder
+from perdure._lib.platform import sync_data
+from perdure.codec import frames
+from perdure.codec.frames import Position, Scanner
+from perdure.errors import (
+    CorruptRecordError,
+    LeaseLostError,
+    NotStorableError,
+    TooLargeError,
+)
+from perdure.model.keys import SessionKey
+from perdure.model.records import EPOCH, Entry, Record
+from perdure.store import Batch, Outcome, Status
+from perdure.stores.file import chain
+from perdure.stores.file.chain import SEGMENT, First, KeyOnDisk, Known, Previous
+from perdure.stores.file.layout import LOG, segment_name, session_path
+from perdure.stores.file.leases import Taken
+from perdure.stores.file.trouble import FULL, trouble
+
+__all__ = ["OpenFiles", "Writer"]
+
+SEGMENT_BYTES = 8 * 1024 * 1024
+MAX_RECORD_BYTES = 16 * 1024 * 1024
+
+_OURS = frozenset({EPOCH, SEGMENT})
+"""Kinds that the store alone writes."""
+
+
+class _Tail:
+    """The segment that is written to. Its file may be closed and opened again."""
+
+    __slots__ = ("at", "fd", "head", "number", "torn")
+
+    def __init__(self, number: int, at: Position, head: bytes = b"") -> None:
+        self.number = number
+        self.at = at
+        """Where the next record goes."""
+        self.head = head
+        """The first line, as long as it is not durable."""
+        self.torn = b""
+        """What a write left behind that the disk was too full for."""
+        self.fd: int | None = None
+
+    @property
+    def size(self) -> int:
+        """The length that the file must have."""
+        return (0 if self.head else self.at.offset) + len(self.torn)
+
+
+@final
+class Writer:
+    """A session that this store holds: where its log ends, and the right to go on there."""
+
+    __slots__ = (
+        "_files",
+        "_folder",
+        "_in_doubt",
+        "_last_number",
+        "_root",
+        "_tail",
+        "before",
+        "durable",
+        "fence",
+        "first_seq",
+        "key",
+        "lock",
+    )
+
+    def __init__(self, root: Folder, key: SessionKey, taken: Taken, files: OpenFiles) -> None:
+        self.key = key
+        self.fence = taken.fence
+        self.first_seq = taken.end.seq + 1
+        """The first record behind the epoch's own."""
+        self.durable = Known(taken.fence.epoch, 0, taken.end)
+        """How far the log is known to last."""
+        self.before = self.durable
+        """The same, one append ago."""
+        self.lock = threading.Lock()
+        self._root = root
+        self._files = files
+        self._folder: Folder | None = None
+        self._tail: _Tail | None = _Tail(0, taken.end)
+        self._last_number = 0
+        self._in_doubt = 0
+
+    @property
+    def epoch(self) -> int:
+        """The fencing token."""
+        return self.fence.epoch
+
+    def append(self, batch: Batch) -> Outcome:
+        """Make a batch durable. Blocks; takes the lock; raises nothing that is foreseen."""
+        with self.lock:
+            try:
+                return self._append(batch)
+            except OSError as error:
+                status = Status.IN_DOUBT if self._in_doubt else Status.TRANSIENT
+                return Outcome(status, _caused(error, f"the log of {self.key}", self._root.path))
+            except (CorruptRecordError, NotStorableError) as error:
+                return Outcome(Status.PERMANENT, error)
+            finally:
+                self._files.used(self)
+
+    def _append(self, batch: Batch) -> Outcome:
+        try:
+            folder = self._opened()
+        except FileNotFoundError:
+            return self._conflict(0)
+        if not self.fence.holds(folder):
+            return self._overtaken(folder, batch)
+        self._require_fit(batch)
+        fresh = self._fresh(folder, batch)
+        if not fresh:
+            return Outcome(Status.OK)
+        written = self._write(folder, fresh)
+        if not self.fence.holds(folder):
+            self._in_doubt = batch.first + len(batch.records) - 1
+            return self._overtaken(folder, batch)
+        self._settle()
+        return Outcome(Status.OK, None, written)
+
+    def _require_fit(self, batch: Batch) -> None:
+        """Raise what makes a batch one that will never be accepted."""
+        records = batch.records
+        for kind, payload, _ in records:
+            if len(payload) > MAX_RECORD_BYTES:
+                message = (
+                    f"a record of {self.key} has {len(payload)} bytes, the limit is "
+                    f"{MAX_RECORD_BYTES}: keep large values as blobs"
+                )
+                raise TooLargeError(message, key=str(self.key), size=len(payload))
+            if kind in _OURS:
+                message = f"records of kind {kind!r} are the store's own: choose another kind"
+                raise NotStorableError(message, key=str(self.key), kind=kind)
+        head = self.durable.at.seq
+        if not self.first_seq <= batch.first <= head + 1 or (records and not records[-1].end):
+            message = (
+                f"a batch of {self.key} begins at {batch.first}, where {self.first_seq} to "
+                f"{head + 1} fit, or ends within a group: send whole groups from the head on"
+            )
+            raise NotStorableError(message, key=str(self.key), first=batch.first, head=head)
+
+    def _fresh(self, folder: Folder, batch: Batch) -> tuple[Entry, ...]:
+        """Return what of a batch the log does not hold yet; the rest must be the same."""
+        held = self.durable.at.seq + 1 - batch.first
+        if not held:
+            return batch.records
+        if self._has(folder, batch.first, batch.records[:held]):
+            return batch.records[held:]
+        message = (
+            f"the log of {self.key} holds other records from {batch.first} on: read the head "
+            "again and append behind it"
+        )
+        raise NotStorableError(message, key=str(self.key), first=batch.first)
+
+    # writing
+
+    def _write(self, folder: Folder, records: tuple[Entry, ...]) -> int:
+        """Write and sync, in a new segment if this one fails us."""
+        tail = self._tail_for(folder, sum([len(entry.payload) for entry in records]))
+        try:
+            return self._write_to(folder, tail, records)
+        except OSError:
+            if self._tail is not None or not self.fence.holds(folder):
+                raise  # the disk is full, or the session is somebody else's
+        return self._write_to(folder, self._tail_for(folder, 0), records)
+
+    def _write_to(self, folder: Folder, tail: _Tail, records: tuple[Entry, ...]) -> int:
+        at = tail.at
+        lines, crc = frames.encode(records, first=at.seq + 1, epoch=self.epoch, crc=at.crc)
+        data = tail.head + lines if tail.head else lines
+        if tail.torn and not data.startswith(tail.torn):
+            self._give_up(tail)  # other records than last time: what is there stays behind a seal
+            return self._write_to(folder, self._tail_for(folder, 0), records)
+        fd = tail.fd if tail.fd is not None else self._open_tail(folder, tail)
+        done = len(tail.torn)
+        try:
+            while done < len(data):
+                done += os.write(fd, data[done:] if done else data)
+        except OSError as error:
+            self._failed(tail, data[:done], error)
+            raise
+        try:
+            sync_data(fd)
+            if tail.head:
+                with folder.enter(LOG) as log:
+                    log.sync()
+        except OSError:
+            self._in_doubt = at.seq + len(records)
+            self._give_up(tail)
+            raise
+        tail.at = Position(at.offset + len(lines), at.seq + len(records), crc)
+        tail.head = tail.torn = b""
+        return len(data)
+
+    def _failed(self, tail: _Tail, torn: bytes, error: OSError) -> None:
+        """Remember what a write left behind, which may hold whole groups."""
+        tail.torn = torn
+        start = Position(0, tail.at.seq, tail.at.crc)
+        if Scanner(self.epoch, start).feed(torn[len(tail.head) :]):
+            self._in_doubt = max(self._in_doubt, tail.at.seq + 1)
+        if error.errno not in FULL:
+            self._give_up(tail)
+
+    def _settle(self) -> None:
+        """What was written counts: it is durable, and it was ours."""
+        tail = self._tail
+        assert tail is not None  # it was written to just now
+        self.before = self.durable
+        self.durable = Known(self.epoch, tail.number, tail.at)
+        self._in_doubt = 0
+
+    def _give_up(self, tail: _Tail) -> None:
+        """Close a segment for good; the next one seals it where it is known to last."""
+        self._tail = None
+        fd, tail.fd = tail.fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _tail_for(self, folder: Folder, size: int) -> _Tail:
+        tail = self._tail
+        # Roll over only from a settled end: the new segment's first line seals the old one.
+        if (
+            tail is not None
+            and tail.at.offset + size > SEGMENT_BYTES
+            and tail.at == self.durable.at
+            and not tail.torn
+            and self.durable.at.seq >= self.first_seq
+        ):
+            self._give_up(tail)
+            tail = None
+        return tail or self._new_segment(folder)
+
+    def _new_segment(self, folder: Folder) -> _Tail:
+        number = self._last_number + 1
+        known = self.durable
+        prev = Previous(known.epoch, known.number, known.at.offset, known.at.seq, known.at.crc)
+        entry = Entry(SEGMENT, msgspec.json.encode(First(KeyOnDisk.of(self.key), prev)))
+        line, crc = frames.encode((entry,), first=prev.seq, epoch=self.epoch, crc=prev.crc)
+        with folder.enter(LOG) as log:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+            self._last_number = number
+            fd = log.open(segment_name(self.epoch, number), flags)
+        tail = self._tail = _Tail(number, Position(len(line), prev.seq, crc), line)
+        tail.fd = fd
+        return tail
+
+    # files
+
+    def _opened(self) -> Folder:
+        if self._folder is None:
+            self._folder = self._root.enter(*session_path(self.key))
+        return self._folder
+
+    def _open_tail(self, folder: Folder, tail: _Tail) -> int:
+        name = segment_name(self.epoch, tail.number)
+        try:
+            with folder.enter(LOG) as log:
+                fd = log.open(name, os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError:
+            fd = -1
+        size = os.fstat(fd).st_size if fd >= 0 else 0
+        if size != tail.size:
+            if fd >= 0:
+                os.close(fd)
+            message = (
+                f"{folder.path}/{LOG}/{name} has {size} bytes where {tail.size} were written: "
+                "somebody else changed it; close the session and see what `perdure check` says"
+            )
+            raise CorruptRecordError(message, path=f"{folder.path}/{LOG}/{name}", offset=size)
+        tail.fd = fd
+        return fd
+
+    def close_files(self) -> None:
+        """Close what is open; the next append opens it again. The caller has the lock."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
+        tail = self._tail
+        if tail is not None and tail.fd is not None:
+            fd, tail.fd = tail.fd, None
+            os.close(fd)
+
+    # others
+
+    def rest(self) -> None:
+        """Leave the files that are open to be closed in time. The caller has the lock."""
+        self._files.used(self)
+
+    def require_mine(self) -> None:
+        """Raise LeaseLostError unless the session is ours. The caller has the lock."""
+        if not self.fence.holds(self._opened()):
+            raise lost(self.key, self.epoch)
+
+    def folder(self) -> Folder:
+        """Return the session's open folder. The caller has the lock."""
+        return self._opened()
+
+    def _conflict(self, sealed: int) -> Outcome:
+        return Outcome(Status.CONFLICT, lost(self.key, self.epoch, sealed))
+
+    def _overtaken(self, folder: Folder, batch: Batch) -> Outcome:
+        """Answer a batch that met a newer epoch: its seal tells what got into the log."""
+        last = batch.first + len(batch.records) - 1
+        if last <= self.durable.at.seq:
+            here = self._has(folder, batch.first, batch.records)
+            return Outcome(Status.OK) if here else self._conflict(self.durable.at.seq)
+        sealed = self._sealed_by_successor(folder)
+        if sealed is None:
+            doubt = self._in_doubt >= batch.first
+            status = Status.IN_DOUBT if doubt else Status.CONFLICT
+            return Outcome(status, lost(self.key, self.epoch))
+        if last <= sealed.seq and self._has(folder, batch.first, batch.records, sealed):
+            return Outcome(Status.OK)
+        return self._conflict(sealed.seq)
+
+    def _sealed_by_successor(self, folder: Folder) -> Previous | None:
+        with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
+            tip = chain.find_tip(log, self.key)
+            while tip is not None and tip.epoch > self.epoch and tip.first.prev is not None:
+                prev = tip.first.prev
+                if prev.epoch == self.epoch:
+                    return prev
+                tip = chain.read_first(log, prev.epoch, prev.number, self.key)
+        return None
+
+    def _has(
+        self, folder: Folder, first: int, records: tuple[Entry, ...], end: Previous | None = None
+    ) -> bool:
+        """Say whether the epoch's own log holds exactly these records from *first* on."""
+        known = self.durable
+        number, length = (end.number, end.length) if end else (known.number, known.at.offset)
+        found: list[Record] = []
+        with folder.enter(LOG) as log:
+            segment = chain.read_first(log, self.epoch, number, self.key)
+            while segment is not None:
+                scanned = chain.scan(log, segment, segment.start, upto=length, keep=length)
+                found[:0] = scanned.records or ()
+                prev = segment.first.prev
+                if segment.start.seq < first or segment.number == 0 or prev is None:
+                    break
+                length = prev.length
+                segment = chain.read_first(log, prev.epoch, prev.number, self.key)
+        there = [record for record in found if record.seq >= first][: len(records)]
+        return [Entry(one.kind, one.payload, one.end) for one in there] == list(records)
+
+
+def lost(key: SessionKey, epoch: int, sealed: int = 0) -> LeaseLostError:
+    """Return the error for a write under an epoch that is over."""
+    message = (
+        f"epoch {epoch} of {key} may not write: somebody else has the session by now, or it "
+        "was released; open it again"
+    )
+    return LeaseLostError(message, key=str(key), epoch=epoch, sealed_seq=sealed)
+
+
+def _caused(error: OSError, what: str, where: str) -> Exception:
+    problem = trouble(error, "append to", f"{what} in {where}")
+    problem.__cause__ = error
+    return problem
+
+
+@final
+class OpenFiles:
+    """Keep the files of the sessions that were written to last open, and no others.
+
+    Thread-safe. A writer that is busy is left alone: it comes up again when it is done.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._closed = False
+        self._writers: OrderedDict[Writer, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def used(self, writer: Writer) -> None:
+        """Note that a writer, whose lock the caller has, may have files open."""
+        if self._closed:
+            writer.close_files()
+            return
+        with self._lock:
+            writers = self._writers
+            writers[writer] = None
+            writers.move_to_end(writer)
+            spare = len(writers) - self._limit
+            oldest = list(itertools.islice(writers, spare)) if spare > 0 else ()
+        for other in oldest:
+            self.close(other)
+
+    def close(self, writer: Writer) -> bool:
+        """Close a writer's files unless it is busy; say whether they are closed."""
+        if not writer.lock.acquire(blocking=False):
+            return False
+        try:
+            writer.close_files()
+            with self._lock:
+                self._writers.pop(writer, None)
+        finally:
+            writer.lock.release()
+        return True
+
+    def close_all(self) -> None:
+        """Close every file; a writer that is busy closes its own when it is done."""
+        self._closed = True
+        for writer in list(self._writers):
+            self.close(writer)

@@ -1,0 +1,119 @@
+"""The benchmarks run, name their figures as agreed, and give finite numbers.
+
+How fast anything is, is not judged here: a shared machine would decide it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.chat import Chat
+from benchmarks.disk import Mirror, filesystem
+from benchmarks.figures import TARGETS, Report, Row
+from benchmarks.timing import count_writes, kernel_count, quartile, ratio
+from perdure import SessionKey
+
+
+def figures_of(tmp_path: Path, *arguments: str) -> dict[str, float]:
+    file = tmp_path / "figures.json"
+    assert main([*arguments, "--json", str(file)]) == 0
+    document = json.loads(file.read_text())
+    assert document["environment"]["cpus"] > 0
+    figures = document["figures"]
+    assert all(math.isfinite(figure) and figure >= 0 for figure in figures.values())
+    return figures
+
+
+def names_of(benchmark: str) -> set[str]:
+    return {name for name in TARGETS if name.startswith(f"{benchmark}.")}
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_save_gives_its_figures(tmp_path: Path, backend: str) -> None:
+    figures = figures_of(
+        tmp_path, "save", "--turns", "30", "--backend", backend, "--folder", str(tmp_path)
+    )
+    assert set(figures) == names_of("save")
+    # Not a matter of time: every turn's own bytes are written, and little else.
+    assert 1 <= figures["save.bytes"] <= TARGETS["save.bytes"]
+    assert figures["save.bytes"] <= figures["save.bytes_with_folds"]
+
+
+def test_save_takes_several_sessions_at_once(tmp_path: Path) -> None:
+    figures = figures_of(
+        tmp_path, "save", "--sessions", "3", "--turns", "5", "--backend", "asyncio"
+    )
+    assert set(figures) == names_of("save")
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_live_gives_its_figures_and_has_no_task_or_timer_per_session(
+    tmp_path: Path, backend: str
+) -> None:
+    figures = figures_of(
+        tmp_path, "live", "--sessions", "200", "--seconds", "0.3", "--backend", backend
+    )
+    assert set(figures) == names_of("live") | {"live.bytes_per_session"}
+    assert figures["live.tasks"] <= TARGETS["live.tasks"]
+    assert figures["live.timers"] <= TARGETS["live.timers"]
+
+
+def test_imports_gives_its_figures(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "imports", "--rounds", "1")
+    assert names_of("imports") <= set(figures)
+
+
+def test_a_turn_is_about_7_kb_and_no_two_are_alike() -> None:
+    chat = Chat(1)
+    turns = [chat.turn() for _ in range(20)]
+    assert all(6_900 <= turn.size <= 7_200 for turn in turns)
+    assert len({turn.messages for turn in turns if turn.messages[0].content}) == 20
+
+
+def test_a_mirror_holds_the_same_bytes(tmp_path: Path) -> None:
+    log = tmp_path / "agents" / "one" / "log"
+    log.mkdir(parents=True)
+    mirror = Mirror(tmp_path, SessionKey("one"), tmp_path)
+    for name, parts in (("2-9.jsonl", [b"a\n", b"b\n"]), ("2-10.jsonl", [b"c\n"])):
+        for part in parts:
+            with (log / name).open("ab") as file:
+                file.write(part)
+            mirror.catch_up()
+    mirror.close()
+    assert (tmp_path / "one-2-9.jsonl").read_bytes() == b"a\nb\n"
+    assert (tmp_path / "one-2-10.jsonl").read_bytes() == b"c\n"
+
+
+def test_writes_are_counted_as_the_kernel_counts_them(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb", buffering=0) as file, count_writes() as written:
+        before = kernel_count()
+        import os
+
+        os.write(file.fileno(), b"x" * 5000)
+        after = kernel_count()
+    assert (written.bytes, written.calls) == (5000, 1)
+    assert before is None or after is None or after - before >= 5000
+
+
+def test_the_file_system_is_the_one_that_holds_the_folder() -> None:
+    assert filesystem(Path("/proc/self")) in {"proc", "unknown"}
+
+
+def test_a_missed_target_fails_only_a_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missed = Report([Row("save.bytes", 9.0, "much"), Row("save.other", 9.0, "not judged")], {})
+    monkeypatch.setattr("benchmarks.save.run", lambda options: missed)
+    assert main(["save"]) == 0
+    assert main(["save", "--check"]) == 1
+    assert "MISS" in capsys.readouterr().out
+
+
+def test_a_figure_is_the_median_of_ratios_of_lower_quartiles() -> None:
+    assert quartile([4.0, 1.0, 3.0, 2.0]) == 2.0
+    assert ratio([([2.0], [1.0]), ([9.0], [1.0]), ([3.0], [1.0])]) == 3.0

@@ -1,0 +1,63 @@
+"""Crash tests from the command line, with a summary in JSON.
+
+    python -m tests.crash steps --scenario fold     # kill at every call
+    python -m tests.crash kill --cycles 300         # kill at random, under load
+    python -m tests.crash stop --cycles 50          # stop, take over, go on; without: every call
+    python -m tests.crash readers --seconds 10      # readers beside a folding writer
+    python -m tests.crash cuts --limit 1000         # states that a cut of power may leave
+
+Exits with 1 if anything was lost, or nothing was put to the test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from tests.crash.cuts import cuts
+from tests.crash.kill import kill
+from tests.crash.readers import readers
+from tests.crash.steps import steps
+from tests.crash.stop import stop
+from tests.crash.work import SCENARIOS
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
+    commands = whole.add_subparsers(dest="command", required=True)
+    for name in ("steps", "cuts"):
+        command = commands.add_parser(name)
+        command.add_argument("--scenario", choices=sorted(SCENARIOS), default="everything")
+    commands.choices["steps"].add_argument("--stride", type=int, default=1)
+    commands.choices["cuts"].add_argument("--limit", type=int)
+    commands.choices["cuts"].add_argument(
+        "--lie", choices=["fsync", "fdatasync"], help="break this sync: must be seen"
+    )
+    command = commands.add_parser("kill")
+    command.add_argument("--cycles", type=int, default=30)
+    command.add_argument("--sessions", type=int, default=4)
+    command = commands.add_parser("stop")
+    command.add_argument("--cycles", type=int, help="at random; else once at every call")
+    command.add_argument("--unfenced", action="store_true", help="break the store: must be seen")
+    command = commands.add_parser("readers")
+    command.add_argument("--seconds", type=float, default=3.0)
+    for name in ("kill", "stop", "cuts"):
+        commands.choices[name].add_argument("--seed", type=int, default=0)
+    return whole
+
+
+def main() -> int:
+    options = vars(parser().parse_args())
+    command = options.pop("command")
+    if command in ("steps", "cuts"):
+        options["name"] = options.pop("scenario")
+    run = {"steps": steps, "kill": kill, "stop": stop, "readers": readers, "cuts": cuts}[command]
+    summary = run(**options)
+    print(json.dumps(summary, indent=2))
+    tested = summary.get("acknowledged", summary.get("with_promises"))
+    return 1 if summary["problems"] or not tested else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
