@@ -7,6 +7,7 @@ import datetime as dt
 import enum
 import json
 import math
+import threading
 import uuid
 from decimal import Decimal
 from pathlib import Path, PureWindowsPath
@@ -274,6 +275,27 @@ def test_a_value_as_deep_as_the_limit_comes_back(inner: Any) -> None:
 def test_a_deeper_value_is_refused(levels: int, inner: Any) -> None:
     with pytest.raises(TooLargeError, match="nests deeper than 184 levels"):
         encode_value(nested(levels, inner))
+
+
+def test_deep_values_are_answered_on_a_thread_with_a_small_stack() -> None:
+    found: list[object] = []
+
+    def work() -> None:
+        for levels in (MAX_VALUE_DEPTH, 100_000):
+            for inner in (0, b"x"):
+                try:
+                    found.append(again(nested(levels, inner)) == nested(levels, inner))
+                except TooLargeError as error:
+                    found.append(type(error))
+
+    before = threading.stack_size(256 * 1024)
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    assert found == [True, True, TooLargeError, TooLargeError]
 
 
 @pytest.mark.parametrize(("levels", "width"), [(60, 2), (4, 100_000)])

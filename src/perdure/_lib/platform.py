@@ -17,44 +17,20 @@ __all__ = [
     "drop_cache",
     "host_name",
     "network_file_system",
+    "open_files_limit",
     "sync_data",
     "sync_file",
     "sync_folder",
     "try_lock",
 ]
 
-FOLDER_SYNC = sys.platform != "win32"
-"""Whether a folder's entries can be synced by themselves; Windows journals them."""
-
 _NETWORK = frozenset(
-    [
-        "9p",
-        "afs",
-        "afpfs",
-        "ceph",
-        "cifs",
-        "coda",
-        "davfs",
-        "fuse.glusterfs",
-        "fuse.rclone",
-        "fuse.s3fs",
-        "fuse.sshfs",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs3",
-        "nfs4",
-        "smb",
-        "smb2",
-        "smb3",
-        "smbfs",
-        "sshfs",
-        "virtiofs",
-        "vboxsf",
-    ]
+    (
+        "9p afs afpfs ceph cifs coda davfs fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs "
+        "glusterfs gpfs lustre ncpfs nfs nfs3 nfs4 smb smb2 smb3 smbfs sshfs vboxsf virtiofs"
+    ).split()
 )
+"""Types of file systems whose locks and syncs may not reach other machines, or the disk."""
 _BUSY = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
 
 
@@ -174,7 +150,7 @@ def network_type_of(path: str, mounts: list[tuple[str, str]]) -> str | None:
     best, found = -1, ""
     for escaped, kind in mounts:
         point = escaped.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-        within = point == "/" or path == point or path.startswith(point + "/")
+        within = point in {"/", path} or path.startswith(point + "/")
         if within and len(point) >= best:  # a later mount covers an earlier one
             best, found = len(point), kind
     return found if found in _NETWORK else None

@@ -41,7 +41,7 @@ def run(tokens: Sequence[str]) -> int:
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        fail(f"{error}; see perdure {_command(tokens)}--help")
+        fail(f"{str(error).rstrip(chr(46))}; see perdure {_command(tokens)}--help")
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -17,7 +17,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["ago", "clip", "fail", "print_json", "print_table", "printable", "say", "size", "stderr"]
+__all__ = [
+    "ago",
+    "clip",
+    "fail",
+    "print_json",
+    "print_line",
+    "print_table",
+    "printable",
+    "say",
+    "size",
+    "stderr",
+    "write",
+]
 
 KIB = 1024
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -38,6 +50,12 @@ def say(text: str) -> None:
     stdout().print(Text(printable(text)))
 
 
+def write(text: str) -> None:
+    """Print a piece of a line at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def fail(message: str) -> None:
     """Print why a command failed, in one line."""
     line = " ".join(printable(message).split())
@@ -47,8 +65,12 @@ def fail(message: str) -> None:
 def print_json(value: Any) -> None:
     """Print one JSON value."""
     data = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
-    sys.stdout.write(data.decode() + "\n")
-    sys.stdout.flush()
+    write(data.decode() + "\n")
+
+
+def print_line(value: Any) -> None:
+    """Print one JSON value in one line, for a command that answers in several."""
+    write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> None:

@@ -15,6 +15,7 @@ Pure: bytes and numbers in, bytes and numbers out.
 
 from __future__ import annotations
 
+import itertools
 import re
 import zlib
 from collections.abc import Iterable
@@ -229,7 +230,7 @@ def follows(data: bytes, crc: int) -> bool:
     that should.
     """
     whole = data.split(b"\n")[:-1]
-    for before, line in zip(whole, whole[1:], strict=False):
+    for before, line in itertools.pairwise(whole):
         check = _CHECK.search(line)
         if check is None or _HEAD.match(line) is None:
             continue

@@ -150,7 +150,9 @@ class ExtractiveSummarizer:
         asked = [message.text for message in turn.messages if message.role == "user"]
         tools = [call.name for message in turn.messages for call in message.tool_calls]
         answers = [
-            message.text for message in turn.messages if message.role == "assistant" and message.text
+            message.text
+            for message in turn.messages
+            if message.role == "assistant" and message.text
         ]
         lines = [f"User: {self._quote(text)}" for text in asked if text]
         if tools:

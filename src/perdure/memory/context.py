@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from perdure.codec.json import decode
 from perdure.errors import CorruptRecordError
 from perdure.model.records import CONTEXT, MESSAGE, MESSAGE_KINDS, TOOL_RESULT
 
@@ -141,7 +142,7 @@ class WorkingContext:
                     self.system = kept
 
     def _replace(self, seq: int, payload: bytes) -> None:
-        rebuilt = msgspec.json.decode(payload, type=_Rebuilt)
+        rebuilt = decode(payload, _Rebuilt)
         self._atoms.clear()
         self.size = 0
         self.system = None

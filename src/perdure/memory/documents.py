@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from perdure.codec.json import decode
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import About
 from perdure.model.records import (
@@ -194,10 +195,10 @@ def names_of(record: Record) -> tuple[str, ...]:
     if kind in {MEMORY_SET, MEMORY_DROP}:
         return (MEMORY,)
     if kind == STATE:
-        name = msgspec.json.decode(record.payload, type=StateSet).name
+        name = decode(record.payload, StateSet).name
         return (name, typed(name))
     if kind == ITEM:
-        memory = msgspec.json.decode(record.payload, type=_Item).memory
+        memory = decode(record.payload, _Item).memory
         return (SEMANTIC,) if memory == "semantic" else (EPISODIC,)
     return ()
 
@@ -212,7 +213,7 @@ def fold_session(old: bytes | None, key: SessionKey, records: Iterable[Record]) 
             context=ContextState(core=Core(history_source=HistorySource(as_of_seq=0))),
         )
         if old is None
-        else msgspec.json.decode(old, type=SessionDocument)
+        else decode(old, SessionDocument)
     )
     for record in records:
         _count(document, record)
@@ -224,12 +225,12 @@ def _count(document: SessionDocument, record: Record) -> None:
     if record.kind in MESSAGE_KINDS:
         document.messages += 1
     elif record.kind == TURN:
-        turned = msgspec.json.decode(record.payload, type=Turned)
+        turned = decode(record.payload, Turned)
         document.turns = max(document.turns, turned.number)
     elif record.kind == META:
-        _describe(document.metadata, msgspec.json.decode(record.payload, type=Meta))
+        _describe(document.metadata, decode(record.payload, Meta))
     if record.kind in {TURN, META, EPOCH}:
-        at = msgspec.json.decode(record.payload, type=_At).at
+        at = decode(record.payload, _At).at
         if at is not None:
             document.last_active_at = _iso(at)
             document.created_at = document.created_at or document.last_active_at
@@ -255,14 +256,14 @@ def _iso(at: float) -> str:
 
 def fold_memory(old: bytes | None, records: Iterable[Record]) -> bytes:
     """Return memory.json after ``records``; its stats are those of its entries."""
-    document = MemoryDocument() if old is None else msgspec.json.decode(old, type=MemoryDocument)
+    document = MemoryDocument() if old is None else decode(old, MemoryDocument)
     entries = {entry.key: entry for entry in document.entries}
     for record in records:
         if record.kind == MEMORY_SET:
-            entry = msgspec.json.decode(record.payload, type=MemoryEntry)
+            entry = decode(record.payload, MemoryEntry)
             entries[entry.key] = entry
         elif record.kind == MEMORY_DROP:
-            entries.pop(msgspec.json.decode(record.payload, type=Dropped).key, None)
+            entries.pop(decode(record.payload, Dropped).key, None)
     document.entries = list(entries.values())
     document.stats = MemoryStats(
         total_entries=len(entries),
@@ -273,7 +274,7 @@ def fold_memory(old: bytes | None, records: Iterable[Record]) -> bytes:
 
 def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:
     """Return episodic.jsonl or semantic.jsonl after ``records``: a line an item."""
-    items = (msgspec.json.decode(record.payload, type=_Item).item for record in records)
+    items = (decode(record.payload, _Item).item for record in records)
     return (old or b"") + b"".join(bytes(item) + b"\n" for item in items)
 
 
@@ -289,7 +290,7 @@ def fold_state(name: str, old: bytes | None, records: Iterable[Record]) -> bytes
     lies in its record's form under ``typed(name)``.
     """
     for record in records:
-        change = msgspec.json.decode(record.payload, type=StateSet)
+        change = decode(record.payload, StateSet)
         if name not in {change.name, typed(change.name)}:
             continue
         here = (name != change.name) == bool(change.types)

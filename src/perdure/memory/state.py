@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.codec.json import encode
+from perdure.codec.json import decode, encode
 from perdure.codec.registry import Registry
 from perdure.codec.values import decode_value, encode_value
 from perdure.errors import ConfigError
@@ -46,7 +46,7 @@ class States:
                 continue
             if name == _name(key):
                 return decode_value(folded, None, self._registry)
-            change = msgspec.json.decode(folded, type=StateSet)
+            change = decode(folded, StateSet)
             return decode_value(bytes(change.value), change.types, self._registry)
         return default
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.codec.json import encode
+from perdure.codec.json import decode, encode
 from perdure.codec.registry import Registry
 from perdure.codec.values import decode_value, encode_value
 from perdure.memory.documents import MEMORY, Dropped, MemoryDocument, MemoryEntry, fold_memory
@@ -92,7 +92,7 @@ class WorkingMemory:
 
     async def _load(self) -> dict[str, MemoryEntry]:
         data, records = await self._read(MEMORY)
-        document = msgspec.json.decode(fold_memory(data, records), type=MemoryDocument)
+        document = decode(fold_memory(data, records), MemoryDocument)
         return {entry.key: entry for entry in document.entries}
 
     def note(self, records: Iterable[Record]) -> None:
@@ -102,7 +102,7 @@ class WorkingMemory:
             return
         for record in records:
             if record.kind == MEMORY_SET:
-                entry = msgspec.json.decode(record.payload, type=MemoryEntry)
+                entry = decode(record.payload, MemoryEntry)
                 entries[entry.key] = entry
             elif record.kind == MEMORY_DROP:
-                entries.pop(msgspec.json.decode(record.payload, type=Dropped).key, None)
+                entries.pop(decode(record.payload, Dropped).key, None)

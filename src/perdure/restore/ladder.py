@@ -12,6 +12,8 @@ import contextlib
 
 import msgspec
 
+from perdure.codec.json import decode
+from perdure.errors import FormatError
 from perdure.memory.context import SNAPSHOT, WorkingContext
 from perdure.memory.documents import SESSION, SessionDocument, Turned
 from perdure.model.keys import SessionKey
@@ -126,8 +128,8 @@ def _described(documents: Documents) -> tuple[SessionDocument | None, int]:
     if found is None:
         return None, 0
     try:
-        return msgspec.json.decode(found.data, type=SessionDocument), found.as_of_seq
-    except msgspec.MsgspecError:  # its hash is right: it was written by somebody else
+        return decode(found.data, SessionDocument), found.as_of_seq
+    except FormatError:  # its hash is right: it was written by somebody else
         return None, 0
 
 
@@ -140,7 +142,7 @@ def _take_in(restored: Restored, record: Record, since: int, counted: int, folde
         if kind in MESSAGE_KINDS:
             restored.messages += 1
         elif kind == TURN:
-            number = msgspec.json.decode(record.payload, type=Turned).number
+            number = decode(record.payload, Turned).number
             restored.turns = max(restored.turns, number)
     if kind in KEPT_FOR_LATER:
         restored.tail.append(record)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from perdure.codec.json import decode
+from perdure.errors import FormatError
 from perdure.memory.context import SCHEMA_VERSION, Snapshot
 from perdure.model.keys import SessionKey
 
@@ -17,8 +17,8 @@ def snapshot_of(data: bytes, key: SessionKey, as_of_seq: int) -> Snapshot | str:
     that the manifest says. Everything else is rebuilt from the log.
     """
     try:
-        snapshot = msgspec.json.decode(data, type=Snapshot)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        snapshot = decode(data, Snapshot)
+    except FormatError as error:
         return f"it is not well-formed ({error})"
     if snapshot.schema_version != SCHEMA_VERSION:
         return f"its schema version is {snapshot.schema_version}, not {SCHEMA_VERSION}"

@@ -153,7 +153,7 @@ class Contents:
         """Return session.json with what came since the last fold."""
         old = None if self.info_document is None else msgspec.json.encode(self.info_document)
         folded = fold_session(old, self.key, self._session_tail)
-        document = msgspec.json.decode(folded, type=SessionDocument)
+        document = decode(folded, SessionDocument)
         document.turns = self.turns
         document.messages = self.messages
         return document

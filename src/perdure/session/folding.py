@@ -16,6 +16,7 @@ from math import inf
 import anyio.to_thread
 import msgspec
 
+from perdure.codec.json import decode
 from perdure.memory.context import SNAPSHOT, WorkingContext
 from perdure.memory.documents import (
     EPISODIC,
@@ -196,7 +197,7 @@ def _manifest(
         for name, data in changed.items()
         if data is not None
     }
-    described = msgspec.json.decode(changed[SESSION] or b"", type=SessionDocument)
+    described = decode(changed[SESSION] or b"", SessionDocument)
     return Manifest(
         key=key,
         epoch=epoch,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import anyio.to_thread
 import msgspec
 
+from perdure.codec.json import decode
 from perdure.errors import CorruptRecordError
 from perdure.memory.context import SNAPSHOT, Snapshot
 from perdure.memory.documents import names_of
@@ -40,7 +41,7 @@ def context_bytes_of(snapshot: bytes | None) -> int:
     With this as the limit, a fresh fold cuts where the stored one was cut.
     """
     try:
-        stored = msgspec.json.decode(snapshot or b"", type=Snapshot)
+        stored = decode(snapshot or b"", Snapshot)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return 0
     return sum(len(bytes(raw)) for raw in stored.messages[int(stored.pinned) :])

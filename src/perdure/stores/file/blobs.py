@@ -173,10 +173,9 @@ def _move_away(folder: Folder, keep: frozenset[str], older_than: float, now: flo
     count = 0
     with folder.make(QUARANTINE, str(int(now * 1000))) as moved:
         for shelf_name, name in names:
-            with folder.enter(shelf_name) as shelf:
-                with contextlib.suppress(FileNotFoundError):
-                    shelf.rename(name, name, to=moved)
-                    count += 1
+            with contextlib.suppress(FileNotFoundError), folder.enter(shelf_name) as shelf:
+                shelf.rename(name, name, to=moved)
+                count += 1
         moved.sync()
     return count
 

@@ -63,9 +63,8 @@ def list_sessions(
             if not agent.startswith(prefix) or (after is not None and agent < after.agent):
                 continue
             with contextlib.suppress(OSError), agents.enter(name) as folder:
-                for info in _sessions(folder, SessionKey(agent, tenant=tenant)):
-                    if after is None or info.key > after:
-                        found.append(info)
+                infos = _sessions(folder, SessionKey(agent, tenant=tenant))
+                found += [info for info in infos if after is None or info.key > after]
             if len(found) >= limit:
                 break
     return found[: max(limit, 0)]

@@ -79,7 +79,7 @@ class Fence(msgspec.Struct, frozen=True):
 
     def holds(self, folder: Folder) -> bool:
         """Say whether nobody had taken over when this was called."""
-        if folder.stat(self.next) is not None:
+        if folder.has(self.next):
             return False
         own = folder.stat(self.own)
         # A taker that overslept may publish a number that has come and gone: not this file.
@@ -205,7 +205,7 @@ def _after_publishing(
         end, created = _begin(root, folder, key, fence.epoch, since, me)
         newest = newest_epoch(folder)
         if newest != fence.epoch:
-            raise held(key, fence.epoch - 1, newest)
+            raise held(key, fence.epoch - 1, newest)  # noqa: TRY301  # undone below, as all else
     except BaseException:
         with contextlib.suppress(OSError):  # else it simply expires
             folder.replace(released_name(fence.epoch), b"", durable=False)
@@ -246,7 +246,7 @@ def _begin(
         if tip is None:
             # Whoever made these folders may have died before they were durable.
             root.sync_path(*session_path(key), LOG)
-        prev = None if tip is None else _seal(folder, log, tip, epoch)
+        prev = None if tip is None else _seal(folder, log, tip)
         seq, crc = (prev.seq, prev.crc) if prev else (0, 0)
         _require_folded(folder, key, seq)
         first = First(
@@ -269,7 +269,7 @@ def create_segment(log: Folder, name: str, data: bytes) -> None:
     log.sync()
 
 
-def _seal(folder: Folder, log: Folder, tip: Segment, epoch: int) -> Previous:
+def _seal(folder: Folder, log: Folder, tip: Segment) -> Previous:
     """Decide how far the predecessor counts, and make sure that it lasts that far."""
     seen = chain.scan(log, tip, tip.start)
     fd = log.open(tip.name, os.O_RDWR)

@@ -116,9 +116,9 @@ class Owners:
         """Drop a letter into another owner's box; one who is gone has none."""
         letter = msgspec.json.encode(KeyOnDisk.of(key))
         name = hashlib.sha256(letter).hexdigest() + ".json"
-        with contextlib.suppress(FileNotFoundError):
-            with self._folder.enter(encode_name(owner) + _WANTED) as box:
-                box.replace(name, seal(letter), durable=False)
+        box_name = encode_name(owner) + _WANTED
+        with contextlib.suppress(FileNotFoundError), self._folder.enter(box_name) as box:
+            box.replace(name, seal(letter), durable=False)
 
     def _write_beat(self) -> None:
         beat = msgspec.json.encode(_Beat(self.me.owner, self._beat))
@@ -162,7 +162,7 @@ class Owners:
             return
         for lock in self._folder.names():
             name = lock.removesuffix(_LOCK)
-            if name == lock or name == self._name:
+            if name in {lock, self._name}:
                 continue
             with contextlib.suppress(FileNotFoundError):  # somebody else sweeps as well
                 fd = self._folder.open(lock, os.O_RDWR)

@@ -21,6 +21,7 @@ from perdure.stores.file import chain, documents
 from perdure.stores.file.chain import Known, Segment
 from perdure.stores.file.layout import LOG, released_name, session_path
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
+from perdure.stores.file.owners import Owners
 
 __all__ = ["Plan", "Span", "plan", "position_of"]
 
@@ -48,7 +49,14 @@ class Plan(msgspec.Struct):
     settled: bool = True
 
 
-def plan(root: Folder, key: SessionKey, after: int, before: int | None, held: Known | None) -> Plan:
+def plan(
+    root: Folder,
+    key: SessionKey,
+    after: int,
+    before: int | None,
+    held: Known | None,
+    owners: Owners,
+) -> Plan:
     """Look where the log is now; a plan that is not settled is worth another look.
 
     Args:
@@ -57,6 +65,7 @@ def plan(root: Folder, key: SessionKey, after: int, before: int | None, held: Kn
         after: Records up to this one are not asked for.
         before: Nor are those from this one on.
         held: How far the log lasts, if this store holds the session.
+        owners: Who can tell whether a taker is alive.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail.
@@ -84,15 +93,17 @@ def plan(root: Folder, key: SessionKey, after: int, before: int | None, held: Kn
             raise
         if before is not None:
             found.spans = tuple(span for span in found.spans if span.start.seq + 1 < before)
-        found.settled = newest_epoch(folder) == epoch and _is_over(folder, epoch, found, lease)
+        found.settled = newest_epoch(folder) == epoch and _is_over(folder, found, lease, owners)
         return found
 
 
-def _is_over(folder: Folder, epoch: int, found: Plan, lease: LeaseFile | None) -> bool:
+def _is_over(folder: Folder, found: Plan, lease: LeaseFile | None, owners: Owners) -> bool:
     """Say whether no takeover is under way: the newest epoch has its record, or never will."""
-    if found.epoch == epoch or lease is None:
+    if lease is None or found.epoch == lease.epoch:
         return True
-    return folder.stat(released_name(epoch)) is not None
+    if folder.stat(released_name(lease.epoch)) is not None:
+        return True
+    return owners.alive(lease.owner, lease.boot) is False
 
 
 def _plan(folder: Folder, key: SessionKey, since: int, after: int, held: Known | None) -> Plan:

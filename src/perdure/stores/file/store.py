@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from typing import TypeVar, TypeVarTuple, Unpack, final
+from typing import TypeVar, TypeVarTuple, final
 
 import anyio
 import anyio.to_thread
@@ -40,11 +40,12 @@ from perdure.stores.file import directory, documents, leases, reading
 from perdure.stores.file.blobs import get, put, sweep
 from perdure.stores.file.chain import Known
 from perdure.stores.file.layout import released_name, session_path
+from perdure.stores.file.open_files import OpenFiles
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.place import is_local, open_root, resolve_root
 from perdure.stores.file.streaming import Stream
 from perdure.stores.file.trouble import troubles
-from perdure.stores.file.writing import MAX_RECORD_BYTES, OpenFiles, Writer, lost
+from perdure.stores.file.writing import MAX_RECORD_BYTES, Writer, lost
 
 __all__ = ["FileStore"]
 
@@ -154,7 +155,7 @@ class FileStore:
         self._owners.close()
         self._root.close()
 
-    async def _hop(self, doing: str, function: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]) -> T:
+    async def _hop(self, doing: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
         self._require_open()
         with troubles(doing, self.location):
             return await anyio.to_thread.run_sync(
@@ -234,15 +235,19 @@ class FileStore:
         return (await self._plan(key, _BEHIND, None)).head
 
     async def _plan(self, key: SessionKey, after: int, before: int | None) -> reading.Plan:
+        self._require_open()
         deadline = anyio.current_time() + _SETTLE
+        pause = _POLL
         while True:
             writer = self._writers.get(key)
+            held = writer and writer.durable
             found = await self._hop(
-                "read", reading.plan, self._root, key, after, before, writer and writer.durable
+                "read", reading.plan, self._root, key, after, before, held, self._owners
             )
             if found.settled or anyio.current_time() >= deadline:
                 return found
-            await anyio.sleep(_POLL)
+            await anyio.sleep(pause)
+            pause *= 2
 
     # documents
 
@@ -371,7 +376,7 @@ class FileStore:
 
 async def idle(writer: Writer) -> None:
     """Wait, without a thread, until an abandoned write of a session has ended."""
-    while writer.lock.locked():
+    while writer.lock.locked():  # noqa: ASYNC110  # a thread's lock: nothing to be woken by
         await anyio.sleep(_POLL)
 
 

@@ -15,10 +15,8 @@ stays, and the next attempt writes the rest behind it.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
-from collections import OrderedDict
 from typing import final
 
 import msgspec
@@ -34,15 +32,16 @@ from perdure.errors import (
     TooLargeError,
 )
 from perdure.model.keys import SessionKey
-from perdure.model.records import EPOCH, Entry, Record
+from perdure.model.records import EPOCH, Entry
 from perdure.store import Batch, Outcome, Status
-from perdure.stores.file import chain
+from perdure.stores.file import history
 from perdure.stores.file.chain import SEGMENT, First, KeyOnDisk, Known, Previous
 from perdure.stores.file.layout import LOG, segment_name, session_path
 from perdure.stores.file.leases import Taken
+from perdure.stores.file.open_files import OpenFiles
 from perdure.stores.file.trouble import FULL, trouble
 
-__all__ = ["OpenFiles", "Writer"]
+__all__ = ["MAX_RECORD_BYTES", "Writer", "lost"]
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 MAX_RECORD_BYTES = 16 * 1024 * 1024
@@ -81,6 +80,7 @@ class Writer:
         "_folder",
         "_in_doubt",
         "_last_number",
+        "_overtaken",
         "_root",
         "_tail",
         "before",
@@ -107,6 +107,8 @@ class Writer:
         self._tail: _Tail | None = _Tail(0, taken.end)
         self._last_number = 0
         self._in_doubt = 0
+        """The last record that was written and may or may not last; 0 for none."""
+        self._overtaken = False
 
     @property
     def epoch(self) -> int:
@@ -122,6 +124,8 @@ class Writer:
                 status = Status.IN_DOUBT if self._in_doubt else Status.TRANSIENT
                 return Outcome(status, _caused(error, f"the log of {self.key}", self._root.path))
             except (CorruptRecordError, NotStorableError) as error:
+                if not self._is_mine():
+                    return self._conflict(self.durable.at.seq)
                 return Outcome(Status.PERMANENT, error)
             finally:
                 self._files.used(self)
@@ -131,32 +135,23 @@ class Writer:
             folder = self._opened()
         except FileNotFoundError:
             return self._conflict(0)
-        if not self.fence.holds(folder):
-            return self._overtaken(folder, batch)
-        self._require_fit(batch)
+        if self._overtaken and not self.fence.holds(folder):
+            return self._after_takeover(folder, batch)
+        size = sum([len(entry.payload) for entry in batch.records])
+        self._require_fit(batch, size)
         fresh = self._fresh(folder, batch)
         if not fresh:
             return Outcome(Status.OK)
-        written = self._write(folder, fresh)
+        written = self._write(folder, fresh, size)
+        self._in_doubt = batch.first + len(batch.records) - 1
         if not self.fence.holds(folder):
-            self._in_doubt = batch.first + len(batch.records) - 1
-            return self._overtaken(folder, batch)
+            return self._after_takeover(folder, batch)
         self._settle()
         return Outcome(Status.OK, None, written)
 
-    def _require_fit(self, batch: Batch) -> None:
+    def _require_fit(self, batch: Batch, size: int) -> None:
         """Raise what makes a batch one that will never be accepted."""
         records = batch.records
-        for kind, payload, _ in records:
-            if len(payload) > MAX_RECORD_BYTES:
-                message = (
-                    f"a record of {self.key} has {len(payload)} bytes, the limit is "
-                    f"{MAX_RECORD_BYTES}: keep large values as blobs"
-                )
-                raise TooLargeError(message, key=str(self.key), size=len(payload))
-            if kind in _OURS:
-                message = f"records of kind {kind!r} are the store's own: choose another kind"
-                raise NotStorableError(message, key=str(self.key), kind=kind)
         head = self.durable.at.seq
         if not self.first_seq <= batch.first <= head + 1 or (records and not records[-1].end):
             message = (
@@ -164,13 +159,24 @@ class Writer:
                 f"{head + 1} fit, or ends within a group: send whole groups from the head on"
             )
             raise NotStorableError(message, key=str(self.key), first=batch.first, head=head)
+        if not _OURS.isdisjoint([entry.kind for entry in records]):
+            message = f"records of the kinds {sorted(_OURS)} are the store's own: choose another"
+            raise NotStorableError(message, key=str(self.key))
+        if size > MAX_RECORD_BYTES:
+            largest = max([len(entry.payload) for entry in records])
+            if largest > MAX_RECORD_BYTES:
+                message = (
+                    f"a record of {self.key} has {largest} bytes, the limit is "
+                    f"{MAX_RECORD_BYTES}: keep large values as blobs"
+                )
+                raise TooLargeError(message, key=str(self.key), size=largest)
 
     def _fresh(self, folder: Folder, batch: Batch) -> tuple[Entry, ...]:
         """Return what of a batch the log does not hold yet; the rest must be the same."""
         held = self.durable.at.seq + 1 - batch.first
         if not held:
             return batch.records
-        if self._has(folder, batch.first, batch.records[:held]):
+        if history.holds(folder, self.key, self.durable, batch.first, batch.records[:held]):
             return batch.records[held:]
         message = (
             f"the log of {self.key} holds other records from {batch.first} on: read the head "
@@ -180,9 +186,9 @@ class Writer:
 
     # writing
 
-    def _write(self, folder: Folder, records: tuple[Entry, ...]) -> int:
+    def _write(self, folder: Folder, records: tuple[Entry, ...], size: int) -> int:
         """Write and sync, in a new segment if this one fails us."""
-        tail = self._tail_for(folder, sum([len(entry.payload) for entry in records]))
+        tail = self._tail_for(folder, size)
         try:
             return self._write_to(folder, tail, records)
         except OSError:
@@ -244,18 +250,17 @@ class Writer:
                 os.close(fd)
 
     def _tail_for(self, folder: Folder, size: int) -> _Tail:
-        tail = self._tail
-        # Roll over only from a settled end: the new segment's first line seals the old one.
-        if (
-            tail is not None
-            and tail.at.offset + size > SEGMENT_BYTES
-            and tail.at == self.durable.at
-            and not tail.torn
-            and self.durable.at.seq >= self.first_seq
-        ):
-            self._give_up(tail)
-            tail = None
-        return tail or self._new_segment(folder)
+        """Return the segment to write to: the one at hand, or a new one that seals it.
+
+        A seal stands at what is known to be durable: so a full segment is left only where
+        nothing is torn, and one that holds more than was ever settled is left at once.
+        """
+        tail, settled = self._tail, self.durable.at
+        if tail is not None:
+            full = tail.at.offset + size > SEGMENT_BYTES and tail.at == settled and not tail.torn
+            if (full and settled.seq >= self.first_seq) or tail.at.seq != settled.seq:
+                self._give_up(tail)
+        return self._tail or self._new_segment(folder)
 
     def _new_segment(self, folder: Folder) -> _Tail:
         number = self._last_number + 1
@@ -315,8 +320,13 @@ class Writer:
 
     def require_mine(self) -> None:
         """Raise LeaseLostError unless the session is ours. The caller has the lock."""
-        if not self.fence.holds(self._opened()):
+        if not self._is_mine():
             raise lost(self.key, self.epoch)
+
+    def _is_mine(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return self.fence.holds(self._opened())
+        return False
 
     def folder(self) -> Folder:
         """Return the session's open folder. The caller has the lock."""
@@ -325,50 +335,21 @@ class Writer:
     def _conflict(self, sealed: int) -> Outcome:
         return Outcome(Status.CONFLICT, lost(self.key, self.epoch, sealed))
 
-    def _overtaken(self, folder: Folder, batch: Batch) -> Outcome:
+    def _after_takeover(self, folder: Folder, batch: Batch) -> Outcome:
         """Answer a batch that met a newer epoch: its seal tells what got into the log."""
+        self._overtaken = True
         last = batch.first + len(batch.records) - 1
-        if last <= self.durable.at.seq:
-            here = self._has(folder, batch.first, batch.records)
-            return Outcome(Status.OK) if here else self._conflict(self.durable.at.seq)
-        sealed = self._sealed_by_successor(folder)
+        sealed = history.sealed_end(folder, self.key, self.epoch)
         if sealed is None:
-            doubt = self._in_doubt >= batch.first
-            status = Status.IN_DOUBT if doubt else Status.CONFLICT
-            return Outcome(status, lost(self.key, self.epoch))
-        if last <= sealed.seq and self._has(folder, batch.first, batch.records, sealed):
+            end = self.durable
+        else:
+            at = Position(sealed.length, sealed.seq, sealed.crc)
+            end = Known(sealed.epoch, sealed.number, at)
+        if last <= end.at.seq and history.holds(folder, self.key, end, batch.first, batch.records):
             return Outcome(Status.OK)
-        return self._conflict(sealed.seq)
-
-    def _sealed_by_successor(self, folder: Folder) -> Previous | None:
-        with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
-            tip = chain.find_tip(log, self.key)
-            while tip is not None and tip.epoch > self.epoch and tip.first.prev is not None:
-                prev = tip.first.prev
-                if prev.epoch == self.epoch:
-                    return prev
-                tip = chain.read_first(log, prev.epoch, prev.number, self.key)
-        return None
-
-    def _has(
-        self, folder: Folder, first: int, records: tuple[Entry, ...], end: Previous | None = None
-    ) -> bool:
-        """Say whether the epoch's own log holds exactly these records from *first* on."""
-        known = self.durable
-        number, length = (end.number, end.length) if end else (known.number, known.at.offset)
-        found: list[Record] = []
-        with folder.enter(LOG) as log:
-            segment = chain.read_first(log, self.epoch, number, self.key)
-            while segment is not None:
-                scanned = chain.scan(log, segment, segment.start, upto=length, keep=length)
-                found[:0] = scanned.records or ()
-                prev = segment.first.prev
-                if segment.start.seq < first or segment.number == 0 or prev is None:
-                    break
-                length = prev.length
-                segment = chain.read_first(log, prev.epoch, prev.number, self.key)
-        there = [record for record in found if record.seq >= first][: len(records)]
-        return [Entry(one.kind, one.payload, one.end) for one in there] == list(records)
+        if sealed is None and self._in_doubt >= batch.first:
+            return Outcome(Status.IN_DOUBT, lost(self.key, self.epoch))
+        return self._conflict(end.at.seq)
 
 
 def lost(key: SessionKey, epoch: int, sealed: int = 0) -> LeaseLostError:
@@ -384,49 +365,3 @@ def _caused(error: OSError, what: str, where: str) -> Exception:
     problem = trouble(error, "append to", f"{what} in {where}")
     problem.__cause__ = error
     return problem
-
-
-@final
-class OpenFiles:
-    """Keep the files of the sessions that were written to last open, and no others.
-
-    Thread-safe. A writer that is busy is left alone: it comes up again when it is done.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._closed = False
-        self._writers: OrderedDict[Writer, None] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def used(self, writer: Writer) -> None:
-        """Note that a writer, whose lock the caller has, may have files open."""
-        if self._closed:
-            writer.close_files()
-            return
-        with self._lock:
-            writers = self._writers
-            writers[writer] = None
-            writers.move_to_end(writer)
-            spare = len(writers) - self._limit
-            oldest = list(itertools.islice(writers, spare)) if spare > 0 else ()
-        for other in oldest:
-            self.close(other)
-
-    def close(self, writer: Writer) -> bool:
-        """Close a writer's files unless it is busy; say whether they are closed."""
-        if not writer.lock.acquire(blocking=False):
-            return False
-        try:
-            writer.close_files()
-            with self._lock:
-                self._writers.pop(writer, None)
-        finally:
-            writer.lock.release()
-        return True
-
-    def close_all(self) -> None:
-        """Close every file; a writer that is busy closes its own when it is done."""
-        self._closed = True
-        for writer in list(self._writers):
-            self.close(writer)

@@ -1,0 +1,285 @@
+"""The agent: what people hold, talk to, and stop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, final
+
+import anyio
+
+from perdure.agent.context import AgentConfig, AgentContext
+from perdure.agent.events import (
+    AgentStopped,
+    TurnEnded,
+    TurnFailed,
+    TurnInterrupted,
+    UserMessageReceivedEvent,
+)
+from perdure.agent.runtime import AgentRuntime
+from perdure.agent.streams import EventStream
+from perdure.errors import SessionClosedError, SessionError
+from perdure.model.messages import Message
+from perdure.session.inside import disclaim
+
+if TYPE_CHECKING:
+    from perdure.agent.factory import IfExists
+    from perdure.agent.llm.model import Model
+    from perdure.agent.memory import MemoryManager
+    from perdure.agent.persistent import Persistence
+    from perdure.agent.tools import Tool
+    from perdure.restore.report import RestoreReport
+    from perdure.session.manager import SessionManager
+    from perdure.session.session import Session
+
+__all__ = ["Agent", "Creating"]
+
+
+@final
+class Agent:
+    """Answer messages in a session that keeps itself: ``async with agent``.
+
+    Made by `Agent.create`, or by an `AgentFactory`; it holds its session, whether it was
+    started or not, until it is stopped. Entering starts it. Leaving without an error
+    answers what was posted before, then stops; leaving with an error interrupts.
+
+    It belongs to the event loop that made it. From a worker thread of anyio's:
+    ``anyio.from_thread.run(agent.post_user_message, text)``; from any other, through
+    an ``anyio.from_thread.BlockingPortal``.
+    """
+
+    def __init__(
+        self,
+        context: AgentContext,
+        runtime: AgentRuntime,
+        *,
+        save_on_close: bool = True,
+        release: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self.context = context
+        self.runtime = runtime
+        self._save_on_close = save_on_close
+        self._release = release
+        self._stopped = False
+
+    @staticmethod
+    def create(
+        id: str | None = None,  # noqa: A002  # the public word for it
+        *,
+        model: Model | None = None,
+        tools: Sequence[Tool | Callable[..., Any]] = (),
+        instructions: str = "",
+        sessions: SessionManager | None = None,
+        persistent_session: Persistence = None,
+        if_exists: IfExists = "resume",
+        config: AgentConfig | None = None,
+        **options: Any,
+    ) -> Creating:
+        """Make an agent: ``async with Agent.create(…) as agent`` starts it, too; or await it.
+
+        Args:
+            id: The agent's id; None for a new one.
+            model: Answers.
+            tools: Functions that the model may call.
+            instructions: The system prompt.
+            sessions: Where its session is kept.
+            persistent_session: True, or how it is kept: without ``sessions``, in a store that
+                the agent opens and closes. False: in memory only, no file is made. None:
+                kept if ``sessions`` are given.
+            if_exists: Go on with what is stored, refuse, or delete it and begin anew.
+            config: All of it in one, instead of model, tools and instructions.
+            options: Everything else that an `AgentConfig` takes.
+
+        Raises:
+            ConfigError: Something does not fit.
+
+        """
+        from perdure.agent.factory import create, merged
+
+        whole = merged(config, id, model, tools, instructions, options)
+        return Creating(lambda: create(whole, id, sessions, persistent_session, if_exists))
+
+    def __repr__(self) -> str:
+        state = "running" if self.runtime.is_running else "stopped" if self._stopped else "new"
+        return f"<Agent {self.id} {state}>"
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.stop(finish=False)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop(finish=exc_type is None)
+
+    @property
+    def id(self) -> str:
+        """The agent's id."""
+        return self.context.agent_id
+
+    @property
+    def session(self) -> Session:
+        """The session that it writes."""
+        return self.context.session
+
+    @property
+    def memory(self) -> MemoryManager:
+        """What it remembers."""
+        return self.context.memory
+
+    @property
+    def restore_report(self) -> RestoreReport | None:
+        """How it came back; None for an agent that began anew, or was not started."""
+        return self.context.restore_report
+
+    async def start(self) -> None:
+        """Start the worker, and wait until it is ready.
+
+        Raises:
+            SessionError: It was started before, or a bootstrap step failed. What a step
+                raises comes out of here.
+
+        """
+        await self.runtime.start(self.context)
+
+    async def stop(self, *, finish: bool = True) -> None:
+        """Stop, and let go of the session; does nothing the second time.
+
+        Args:
+            finish: Answer what was posted before; otherwise interrupt the running turn, and
+                leave the rest.
+
+        """
+        try:
+            await self.runtime.stop(finish=finish)
+        except anyio.get_cancelled_exc_class():
+            # The caller has no time: end the worker, keep what it has, and be cancelled.
+            with anyio.CancelScope(shield=True):
+                await self.runtime.stop(finish=False)
+                await self._let_go()
+            raise
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        session = self.session
+        try:
+            if self._save_on_close and session.is_writable:
+                await session.save()
+        finally:
+            disclaim(session, self.context)
+            await session.__aexit__(None, None, None)
+            if self._release is not None:
+                await self._release()
+
+    def interrupt(self) -> bool:
+        """Stop the running turn, keep what it has, and go on with the next message.
+
+        Returns at once, False if no turn is running. A `TurnInterrupted` follows.
+        """
+        return self.runtime.worker is not None and self.runtime.worker.interrupt()
+
+    async def post_user_message(self, message: str | Message) -> None:
+        """Post a message; waits while the inbox is full, not for the answer.
+
+        What is posted is not durable until its turn begins: see `ask` and `stream`.
+
+        Raises:
+            SessionClosedError: The agent does not run.
+            WrongLoopError: The agent belongs to another loop, thread or process.
+
+        """
+        await self._post(message, None)
+
+    async def stream(self, message: str | Message) -> EventStream:
+        """Post a message, and return the events of its turn: ``async for event in await …``.
+
+        The last one is a `TurnEnded`, `TurnInterrupted`, `TurnFailed` or `AgentStopped`.
+        """
+        stream = EventStream(TurnEnded, TurnInterrupted, TurnFailed)
+        await self._post(message, stream)
+        return stream
+
+    async def ask(self, message: str | Message) -> str:
+        """Post a message, and return the answer once it is durable.
+
+        Cancelling the caller ends the wait only: `interrupt` ends the turn.
+
+        Raises:
+            SessionError: The turn was interrupted.
+            SessionClosedError: The agent stopped before. What made a turn fail is raised, too.
+
+        """
+        stream = await self.stream(message)
+        async for event in stream:
+            if isinstance(event, TurnEnded):
+                return event.text
+            if isinstance(event, TurnFailed):
+                raise event.error
+            if isinstance(event, TurnInterrupted):
+                text = f"turn {event.turn_id} of agent {self.id!r} was interrupted; what came is kept"
+                raise SessionError(text, agent=self.id, turn=event.turn_id)
+            if isinstance(event, AgentStopped) and event.error is not None:
+                raise event.error
+        raise SessionClosedError(f"agent {self.id!r} stopped before it had answered", agent=self.id)
+
+    async def _post(self, message: str | Message, stream: EventStream | None) -> None:
+        given = Message.user(message) if isinstance(message, str) else message
+        await self.runtime.submit_event(UserMessageReceivedEvent(given), stream)
+
+    def events(self) -> EventStream:
+        """Return all events from now on; iterate over it, and close it."""
+        return self.runtime.listen()
+
+    async def load_persisted_session(self) -> bool:
+        """Go on with the stored conversation; False if there is none.
+
+        Only for an agent that was made with ``load_on_create=False``, before its first message;
+        all others have loaded it already.
+
+        Raises:
+            SessionError: A new conversation has begun.
+
+        """
+        from perdure.agent.factory import load_now
+
+        return await load_now(self.context)
+
+    async def save_persisted_session(self) -> None:
+        """Make everything durable now."""
+        await self.memory.persist_working_context_snapshot()
+
+
+@final
+class Creating:
+    """What ``Agent.create(…)`` returns: await it for an agent, or enter it for one that runs."""
+
+    def __init__(self, make: Callable[[], Awaitable[Agent]]) -> None:
+        self._make = make
+        self._agent: Agent | None = None
+
+    def __await__(self) -> Generator[Any, None, Agent]:
+        return self._make().__await__()
+
+    async def __aenter__(self) -> Agent:
+        self._agent = await self._make()
+        return await self._agent.__aenter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._agent is not None:
+            await self._agent.__aexit__(exc_type, exc, traceback)

@@ -1,0 +1,175 @@
+"""Bootstrap: what happens between a worker's start and its first message, step by step.
+
+    workspace → tools → system prompt → working context (only if one is to be restored) → setup
+
+Each step is awaited in the worker's loop, and may be cancelled. A step that raises, or
+answers False, ends the bootstrap: the agent does not start half-ready.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, final
+
+import msgspec
+
+from perdure.agent.context import AgentContext
+from perdure.agent.events import AgentReady, BootstrapStarted, BootstrapStepDone, ContextRestored
+from perdure.codec.values import encode_value
+from perdure.errors import SessionError
+from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapper
+from perdure.restore.report import RestoreReport
+from perdure.restore.serializer import WorkingContextSnapshotSerializer
+from perdure.session.inside import registry_of
+
+__all__ = [
+    "CUSTOM_DATA",
+    "BootstrapStep",
+    "McpServerPrewarmingStep",
+    "SystemPromptProcessingStep",
+    "WorkingContextSnapshotRestoreStep",
+    "WorkspaceContextInitializationStep",
+    "bootstrap",
+    "bootstrap_steps",
+    "keep_custom_data",
+    "maybe_await",
+]
+
+CUSTOM_DATA: Final = "custom_data"
+"""The named state that an agent's custom data is kept under."""
+
+
+class BootstrapStep(Protocol):
+    """One step of making an agent ready."""
+
+    async def execute(self, context: AgentContext) -> bool:
+        """Do it; False, or an exception, ends the bootstrap."""
+        ...
+
+
+async def maybe_await(value: Any) -> Any:
+    """Return a value, awaited if it has to be: for functions of either kind."""
+    return await value if inspect.isawaitable(value) else value
+
+
+@final
+class WorkspaceContextInitializationStep:
+    """Let the workspace get ready, if it wants to."""
+
+    async def execute(self, context: AgentContext) -> bool:
+        """Call ``workspace.initialize(context)``."""
+        initialize = getattr(context.state.workspace, "initialize", None)
+        if initialize is not None:
+            await maybe_await(initialize(context))
+        return True
+
+
+@final
+class McpServerPrewarmingStep:
+    """Let tools that need it get ready: those with a ``prewarm`` function."""
+
+    async def execute(self, context: AgentContext) -> bool:
+        """Call ``prewarm(context)`` of each tool that has one, in order."""
+        for one in context.toolbox:
+            prewarm = getattr(one.function, "prewarm", None)
+            if prewarm is not None:
+                await maybe_await(prewarm(context))
+        return True
+
+
+@final
+class SystemPromptProcessingStep:
+    """Make the system prompt of the instructions."""
+
+    async def execute(self, context: AgentContext) -> bool:
+        """Run the processors, in order."""
+        prompt = context.config.instructions
+        for process in context.config.system_prompt_processors:
+            prompt = await maybe_await(process(prompt, context))
+        context.state.system_prompt = prompt
+        return True
+
+
+@final
+class WorkingContextSnapshotRestoreStep:
+    """Restore the working context, if the agent is one that is restored.
+
+    Args:
+        bootstrapper: The strategy; None for the usual one.
+
+    """
+
+    def __init__(self, bootstrapper: WorkingContextSnapshotBootstrapper | None = None) -> None:
+        self._bootstrapper = bootstrapper
+
+    async def execute(self, context: AgentContext) -> bool:
+        """Restore with the processed system prompt; nothing to do without restore options."""
+        options = context.state.restore_options
+        if options is None:
+            return True
+        session = context.session
+        bootstrapper = self._bootstrapper or WorkingContextSnapshotBootstrapper(
+            WorkingContextSnapshotSerializer(registry_of(session))
+        )
+        done = await bootstrapper.bootstrap(context.memory, context.state.system_prompt, options)
+        stored = await session.state.get(CUSTOM_DATA)
+        if isinstance(stored, dict):
+            context.state.custom_data = {**stored, **context.state.custom_data}
+        before = session.restore_report
+        report = msgspec.structs.replace(
+            before, source=done.source, steps=(*before.steps, *done.steps)
+        )
+        context.restore_report = report
+        context.emit(ContextRestored(agent_id=context.agent_id, report=report))
+        return True
+
+
+def bootstrap_steps() -> tuple[BootstrapStep, ...]:
+    """Return the steps in their order; restoring is the last, behind the system prompt."""
+    return (
+        WorkspaceContextInitializationStep(),
+        McpServerPrewarmingStep(),
+        SystemPromptProcessingStep(),
+        WorkingContextSnapshotRestoreStep(),
+    )
+
+
+async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> None:
+    """Make an agent ready.
+
+    Raises:
+        SessionError: A step has answered False.
+
+    """
+    agent_id = context.agent_id
+    context.emit(BootstrapStarted(agent_id=agent_id))
+    for step in steps:
+        name = type(step).__name__
+        if not await step.execute(context):
+            message = f"agent {agent_id!r} did not start: its bootstrap step {name} failed"
+            raise SessionError(message, agent=agent_id, step=name)
+        context.emit(BootstrapStepDone(agent_id=agent_id, step=name))
+    context.saved_custom_data = _encoded(context)
+    if context.config.setup is not None:
+        await maybe_await(context.config.setup(context))
+    context.emit(AgentReady(agent_id=agent_id))
+
+
+def keep_custom_data(context: AgentContext) -> None:
+    """Append the custom data to the session, if it has changed.
+
+    Raises:
+        NotStorableError: A value cannot be stored.
+
+    """
+    encoded = _encoded(context)
+    if encoded != context.saved_custom_data:
+        context.session.state.set(CUSTOM_DATA, context.state.custom_data)
+        context.saved_custom_data = encoded
+
+
+def _encoded(context: AgentContext) -> tuple[bytes, dict[str, str] | None]:
+    return encode_value(context.state.custom_data, registry_of(context.session))
+
+

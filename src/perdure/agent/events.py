@@ -1,0 +1,176 @@
+"""What happens in an agent: events for people, and events for the worker itself.
+
+The first kind tells of what has happened, to whoever listens (`Agent.events`, `Agent.stream`).
+`TurnEnded` comes only after everything in the turn is durable. The second kind, named
+``…Event``, is what the worker dispatches to its handlers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from perdure.model.messages import Message, ToolCall, ToolResult
+from perdure.restore.report import RestoreReport
+
+__all__ = [
+    "AgentEvent",
+    "AgentReady",
+    "AgentStopped",
+    "BootstrapStarted",
+    "BootstrapStepDone",
+    "CompactionCompleted",
+    "CompactionFailed",
+    "CompactionStarted",
+    "ContextRestored",
+    "Segment",
+    "ToolFinished",
+    "ToolStarted",
+    "TurnEnded",
+    "TurnFailed",
+    "TurnInterrupted",
+    "TurnStarted",
+]
+
+
+class AgentEvent(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Something that happened in an agent."""
+
+    agent_id: str
+
+
+class BootstrapStarted(AgentEvent):
+    """The worker's loop runs; the first step comes next."""
+
+
+class BootstrapStepDone(AgentEvent):
+    """One bootstrap step is done."""
+
+    step: str
+
+
+class ContextRestored(AgentEvent):
+    """The working context is back."""
+
+    report: RestoreReport
+
+
+class AgentReady(AgentEvent):
+    """The agent takes messages."""
+
+
+class TurnEvent(AgentEvent):
+    """Something that happened in a turn."""
+
+    turn_id: str
+
+
+class TurnStarted(TurnEvent):
+    """A message is being answered."""
+
+
+class Segment(TurnEvent):
+    """A piece of an answer, as it comes from the model; not durable yet."""
+
+    text: str = ""
+    reasoning: str = ""
+
+
+class ToolStarted(TurnEvent):
+    """A tool is being called; that it is, is durable."""
+
+    call: ToolCall
+
+
+class ToolFinished(TurnEvent):
+    """What came of a tool call."""
+
+    call: ToolCall
+    result: ToolResult
+
+
+class TurnEnded(TurnEvent):
+    """A message has been answered, and everything about it is durable."""
+
+    message: Message
+    """The model's last message."""
+    version: int
+    """The session's version that is durable."""
+
+    @property
+    def text(self) -> str:
+        """The answer."""
+        return self.message.text
+
+
+class TurnInterrupted(TurnEvent):
+    """The turn was stopped; what had come of the answer is kept, and marked."""
+
+    text: str = ""
+    """What had come."""
+
+
+class TurnFailed(TurnEvent):
+    """The turn could not be ended."""
+
+    error: Exception
+
+
+class CompactionStarted(TurnEvent):
+    """Old turns are being turned into long-term memory."""
+
+
+class CompactionCompleted(TurnEvent):
+    """The working context is smaller now."""
+
+    turns: int
+    """How many turns left it."""
+    bytes_before: int
+    bytes_after: int
+
+
+class CompactionFailed(TurnEvent):
+    """Nothing has changed; the model is not called before a compaction succeeds."""
+
+    error: Exception
+
+
+class AgentStopped(AgentEvent):
+    """The worker has ended; this is the last event."""
+
+    error: Exception | None = None
+
+
+# for the worker's handlers
+
+
+class BootstrapStartedEvent(msgspec.Struct, frozen=True):
+    """Make the agent ready."""
+
+
+class UserMessageReceivedEvent(msgspec.Struct, frozen=True):
+    """Input has come: from a user, or as the continuation after tools."""
+
+    message: Message | None
+    sender: Literal["user", "tool"] = "user"
+
+
+class LLMUserMessageReadyEvent(msgspec.Struct, frozen=True):
+    """The working context is ready for the model."""
+
+
+class ToolInvocationRequestEvent(msgspec.Struct, frozen=True):
+    """The model wants tools to be called: those of one message, at the same time."""
+
+    calls: tuple[ToolCall, ...]
+
+
+class ToolResultEvent(msgspec.Struct, frozen=True):
+    """All tools of one message have answered, in this order."""
+
+    results: tuple[ToolResult, ...]
+
+
+WorkerEvent = Any
+"""One of the five above."""

@@ -1,0 +1,253 @@
+"""What the worker does about each event: small steps, each of which asks for the next.
+
+    user message → model → answer
+                     ↓  ↑
+                   tools → results
+
+Nothing leaves the process before what caused it is durable: not a request to the model, not a
+tool call, not the end of a turn. A partial answer is kept and marked when its turn is cut short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Protocol, final
+
+import anyio
+
+from perdure.agent.bootstrap import BootstrapStep, bootstrap, bootstrap_steps, maybe_await
+from perdure.agent.context import AgentContext
+from perdure.agent.events import (
+    BootstrapStartedEvent,
+    LLMUserMessageReadyEvent,
+    Segment,
+    ToolFinished,
+    ToolInvocationRequestEvent,
+    ToolResultEvent,
+    ToolStarted,
+    UserMessageReceivedEvent,
+)
+from perdure.agent.llm.model import Chunk, Reply
+from perdure.agent.requests import LLMRequest
+from perdure.errors import SessionError
+from perdure.model.messages import Message, ToolCall, ToolResult
+
+__all__ = [
+    "BootstrapEventHandler",
+    "Handler",
+    "LLMUserMessageReadyEventHandler",
+    "ToolInvocationRequestEventHandler",
+    "ToolResultEventHandler",
+    "UserInputMessageEventHandler",
+    "WorkerEventDispatcher",
+    "usual_handlers",
+]
+
+
+class Handler(Protocol):
+    """Deals with one type of event."""
+
+    async def handle(self, event: Any, context: AgentContext) -> None:
+        """Do what the event asks for."""
+        ...
+
+
+@final
+class WorkerEventDispatcher:
+    """Give each event to the handler of its type.
+
+    Args:
+        handlers: By type of event.
+
+    """
+
+    def __init__(self, handlers: dict[type, Handler]) -> None:
+        self._handlers = handlers
+
+    async def dispatch(self, event: Any, context: AgentContext) -> None:
+        """Have an event handled.
+
+        Raises:
+            SessionError: No handler is there for it.
+
+        """
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            message = f"agent {context.agent_id!r}: nothing handles a {type(event).__name__}"
+            raise SessionError(message, agent=context.agent_id, event=type(event).__name__)
+        await handler.handle(event, context)
+
+
+@final
+class BootstrapEventHandler:
+    """Make the agent ready.
+
+    Args:
+        steps: What to do, in order; None for the usual steps.
+
+    """
+
+    def __init__(self, steps: tuple[BootstrapStep, ...] | None = None) -> None:
+        self._steps = bootstrap_steps() if steps is None else steps
+
+    async def handle(self, event: BootstrapStartedEvent, context: AgentContext) -> None:
+        """Run the steps, then the agent's own set-up."""
+        await bootstrap(context, self._steps)
+
+
+@final
+class UserInputMessageEventHandler:
+    """Process input, and keep what a user said."""
+
+    async def handle(self, event: UserMessageReceivedEvent, context: AgentContext) -> None:
+        """Keep a user's message; the results of tools are kept already."""
+        if event.message is not None and event.sender == "user":
+            message = event.message
+            for process in context.config.input_processors:
+                message = await maybe_await(process(message, context))
+            await begin_context(context)
+            context.memory.ingest_user_message(message, context.turn_id)
+        context.enqueue(LLMUserMessageReadyEvent())
+
+
+async def begin_context(context: AgentContext) -> None:
+    """Begin a working context that was not restored, with the system prompt and nothing else."""
+    state, memory = context.state, context.memory
+    if context.begun:
+        return
+    context.begun = True
+    has_old = memory.context_bytes > 0
+    if state.restore_options is None and (has_old or state.system_prompt):
+        head = (Message.system(state.system_prompt),) if state.system_prompt else ()
+        await memory.reset_working_context_snapshot(
+            head, system_prompt=state.system_prompt or None, reason="begin"
+        )
+
+
+@final
+class LLMUserMessageReadyEventHandler:
+    """Ask the model, and keep what it says."""
+
+    async def handle(self, event: LLMUserMessageReadyEvent, context: AgentContext) -> None:
+        """Stream an answer; tools, or the end of the turn, come next."""
+        limit = context.config.max_model_calls
+        if context.model_calls >= limit:
+            message = (
+                f"agent {context.agent_id!r}: the model was called {limit} times in turn "
+                f"{context.turn_id}: raise max_model_calls, or look at its tools"
+            )
+            raise SessionError(message, agent=context.agent_id, turn=context.turn_id)
+        context.model_calls += 1
+        request = await context.assembler.prepare_request(
+            context.turn_id, context.state.system_prompt
+        )
+        reply = await self._ask(request, context)
+        memory, message = context.memory, reply.message()
+        context.last_message = message
+        if message.tool_calls:
+            memory.ingest_tool_intent(message, context.turn_id)
+            context.enqueue(ToolInvocationRequestEvent(message.tool_calls))
+        else:
+            memory.ingest_assistant_response(message, context.turn_id)
+        tokens = None if reply.usage is None else reply.usage.input_tokens
+        if memory.compaction_policy.is_due(memory.context_bytes, tokens):
+            memory.request_compaction()
+
+    async def _ask(self, request: LLMRequest, context: AgentContext) -> Reply:
+        reply = Reply()
+        stream = context.config.model.stream(request.rendered, context.toolbox.specs)
+        try:
+            async with _closing(stream):
+                async for chunk in stream:
+                    reply.take(chunk)
+                    _tell(chunk, context)
+        except BaseException:
+            partial = reply.partial()
+            if partial is not None and context.session.is_writable:
+                context.last_message = partial
+                context.memory.ingest_assistant_response(partial, context.turn_id)
+            raise
+        return reply
+
+
+@contextlib.asynccontextmanager
+async def _closing(stream: AsyncIterator[Chunk]) -> AsyncIterator[None]:
+    """Close a stream that can be closed, also when its turn was cancelled."""
+    try:
+        yield
+    finally:
+        aclose = getattr(stream, "aclose", None)
+        if aclose is not None:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+                await aclose()
+
+
+def _tell(chunk: Chunk, context: AgentContext) -> None:
+    if chunk.text or chunk.reasoning:
+        context.emit(
+            Segment(
+                agent_id=context.agent_id,
+                turn_id=context.turn_id,
+                text=chunk.text,
+                reasoning=chunk.reasoning,
+            )
+        )
+
+
+@final
+class ToolInvocationRequestEventHandler:
+    """Call the tools that one message of the model asks for, all at the same time."""
+
+    async def handle(self, event: ToolInvocationRequestEvent, context: AgentContext) -> None:
+        """Keep each result as it comes; go on when all have come."""
+        # The intent first: after a kill, the model must know that a tool may have run.
+        await context.memory.persist_working_context_snapshot()
+        results: list[ToolResult] = []
+        async with anyio.create_task_group() as group:
+            for call in event.calls:
+                group.start_soon(self._call, call, context, results)
+        context.enqueue(ToolResultEvent(tuple(results)))
+
+    async def _call(
+        self, call: ToolCall, context: AgentContext, results: list[ToolResult]
+    ) -> None:
+        agent_id, turn_id = context.agent_id, context.turn_id
+        context.emit(ToolStarted(agent_id=agent_id, turn_id=turn_id, call=call))
+        result = await context.toolbox.run(call, context, timeout=context.config.tool_timeout)
+        result = await self._processed(call, result, context)
+        message = Message(role="tool", tool_result=result)
+        if context.memory.ingest_tool_result(message, turn_id):
+            results.append(result)
+        context.emit(ToolFinished(agent_id=agent_id, turn_id=turn_id, call=call, result=result))
+
+    async def _processed(
+        self, call: ToolCall, result: ToolResult, context: AgentContext
+    ) -> ToolResult:
+        try:
+            for process in context.config.tool_result_processors:
+                result = await maybe_await(process(result, context))
+        except Exception as error:  # noqa: BLE001  # as if the tool itself had failed
+            why = f"the result could not be processed: {type(error).__name__}: {error}"
+            return ToolResult(call.id, call.name, error=why)
+        return result
+
+
+@final
+class ToolResultEventHandler:
+    """Go on after tools: before any other message, in the same turn."""
+
+    async def handle(self, event: ToolResultEvent, context: AgentContext) -> None:
+        """Send the turn through the input pipeline again, as the tools' continuation."""
+        context.enqueue(UserMessageReceivedEvent(None, sender="tool"))
+
+
+def usual_handlers() -> dict[type, Handler]:
+    """Return the handlers of an agent."""
+    return {
+        BootstrapStartedEvent: BootstrapEventHandler(),
+        UserMessageReceivedEvent: UserInputMessageEventHandler(),
+        LLMUserMessageReadyEvent: LLMUserMessageReadyEventHandler(),
+        ToolInvocationRequestEvent: ToolInvocationRequestEventHandler(),
+        ToolResultEvent: ToolResultEventHandler(),
+    }

@@ -1,0 +1,107 @@
+"""What an agent needs of a model: an answer to messages, in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from perdure.model.messages import Extra, Message, ToolCall
+
+__all__ = ["Chunk", "Model", "Reply", "ToolSpec", "Usage"]
+
+
+class ToolSpec(msgspec.Struct, frozen=True):
+    """A tool as a model is told of it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON schema of an object."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What an answer took."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of an answer."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Whole calls: who speaks a provider's protocol puts their parts together."""
+    extra: Extra = {}
+    """Fields of the provider for the message, byte for byte; a later chunk's count."""
+    usage: Usage | None = None
+
+
+class Model(Protocol):
+    """A language model."""
+
+    def stream(
+        self, messages: Sequence[Any], tools: Sequence[ToolSpec]
+    ) -> AsyncIterator[Chunk]:
+        """Answer messages, in chunks: ``async def`` with ``yield``.
+
+        Args:
+            messages: `Message` objects, or what the agent's renderer makes of them.
+            tools: What may be called.
+
+        """
+        ...
+
+
+class Reply:
+    """An answer that is coming in."""
+
+    __slots__ = ("_calls", "_extra", "_reasoning", "_text", "usage")
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._extra: Extra = {}
+        self.usage: Usage | None = None
+
+    def take(self, chunk: Chunk) -> None:
+        """Add the next piece."""
+        if chunk.text:
+            self._text.append(chunk.text)
+        if chunk.reasoning:
+            self._reasoning.append(chunk.reasoning)
+        self._calls.extend(chunk.tool_calls)
+        if chunk.extra:
+            self._extra = {**self._extra, **chunk.extra}
+        self.usage = chunk.usage or self.usage
+
+    @property
+    def text(self) -> str:
+        """What has come of the answer."""
+        return "".join(self._text)
+
+    def message(self) -> Message:
+        """Return the whole answer."""
+        return self._message(tuple(self._calls), self._extra)
+
+    def partial(self) -> Message | None:
+        """Return what has come of an answer that was stopped, marked as such; None for nothing.
+
+        Tool calls are left out: nobody has called the tools.
+        """
+        if not (self._text or self._reasoning):
+            return None
+        return self._message((), {**self._extra, "interrupted": msgspec.Raw(b"true")})
+
+    def _message(self, calls: tuple[ToolCall, ...], extra: Extra) -> Message:
+        return Message(
+            role="assistant",
+            content="".join(self._text) or (None if calls else ""),
+            reasoning="".join(self._reasoning) or None,
+            tool_calls=calls,
+            extra=extra,
+        )

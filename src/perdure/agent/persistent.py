@@ -1,0 +1,79 @@
+"""``persistent_session``: the short way to say that an agent is kept, and where."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from perdure.autosave.options import Autosave
+from perdure.errors import ConfigError
+
+if TYPE_CHECKING:
+    from perdure.store import Store
+
+__all__ = ["PersistentSession", "autosave_of", "persistence_of"]
+
+
+class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent's session is kept.
+
+    Args:
+        storage: Where: a URL, a path or a store; None for the sessions that the agent is given,
+            or the default store.
+        autosave_interval: The longest time from a change to the start of its save; 0 for
+            no timers. Turns are saved when they end in either case.
+        save_on_close: Whether closing saves what came after the last turn.
+        load_on_create: Whether the agent goes on with the stored conversation; if not, it
+            begins a new one with its first message, unless ``load_persisted_session`` comes first.
+
+    Raises:
+        ConfigError: A value does not fit.
+
+    """
+
+    storage: str | os.PathLike[str] | Store | None = None
+    autosave_interval: float = 30.0
+    save_on_close: bool = True
+    load_on_create: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.autosave_interval < float("inf"):
+            message = (
+                f"persistent_session: autosave_interval={self.autosave_interval!r} does not fit: "
+                "give seconds, or 0 for no timers"
+            )
+            raise ConfigError(message, autosave_interval=self.autosave_interval)
+
+
+Persistence = bool | PersistentSession | None
+
+
+def persistence_of(given: Persistence, configured: Persistence) -> Persistence:
+    """Return which of two settings counts: an object before True or False, either before None.
+
+    Raises:
+        ConfigError: Both are there, of one kind, and say different things.
+
+    >>> persistence_of(True, PersistentSession(autosave_interval=5.0)).autosave_interval
+    5.0
+    """
+    if given is None or configured is None:
+        return configured if given is None else given
+    objects = [one for one in (given, configured) if isinstance(one, PersistentSession)]
+    if len(objects) == 1 and True in (given, configured):
+        return objects[0]
+    if given == configured:
+        return given
+    message = (
+        "persistent_session is given twice, and not the same: "
+        "give it in the config or to create, not both"
+    )
+    raise ConfigError(message)
+
+
+def autosave_of(persistence: PersistentSession) -> Autosave | None:
+    """Return the timers of a session that is kept so."""
+    interval = persistence.autosave_interval
+    return None if interval == 0 else Autosave(debounce=min(2.0, interval), max_delay=interval)

@@ -1,0 +1,129 @@
+"""An agent's runtime: the worker, the host task that it runs in, and who listens to it."""
+
+from __future__ import annotations
+
+from typing import final
+
+from perdure._lib.host import Host
+from perdure.agent.context import AgentContext
+from perdure.agent.events import AgentEvent, AgentStopped, UserMessageReceivedEvent
+from perdure.agent.handlers import WorkerEventDispatcher, usual_handlers
+from perdure.agent.inputs import Posted
+from perdure.agent.streams import EventStream
+from perdure.agent.worker import AgentWorker, running_worker
+from perdure.errors import SessionClosedError, SessionError
+from perdure.session.inside import home_of
+from perdure.session.runtime import wrong_loop
+
+__all__ = ["AgentRuntime"]
+
+
+@final
+class AgentRuntime:
+    """Run one agent's worker.
+
+    Args:
+        dispatcher: Who gets which event; None for the usual handlers.
+
+    """
+
+    def __init__(self, *, dispatcher: WorkerEventDispatcher | None = None) -> None:
+        self._dispatcher = dispatcher or WorkerEventDispatcher(usual_handlers())
+        self._listeners: list[EventStream] = []
+        self._host: Host | None = None
+        self._context: AgentContext | None = None
+        self.worker: AgentWorker | None = None
+        """None before the start."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the worker takes messages."""
+        return self.worker is not None and not self.worker.done.is_set()
+
+    async def start(self, context: AgentContext) -> None:
+        """Start the worker, and wait until it is ready.
+
+        Raises:
+            SessionError: It was started before. Whatever ends the bootstrap is raised, too.
+
+        """
+        if self.worker is not None:
+            message = f"agent {context.agent_id!r} was started before: make a new one"
+            raise SessionError(message, agent=context.agent_id)
+        self._context = context
+        self.worker = AgentWorker(context, self._dispatcher, self.publish)
+        self._host = Host(on_teardown=self._torn_down)
+        await self._host.start()
+        self._host.spawn(self.worker.run)
+        await self.worker.ready.wait()
+        if self.worker.error is not None:
+            raise self.worker.error
+
+    async def submit_event(
+        self, event: UserMessageReceivedEvent, stream: EventStream | None = None
+    ) -> None:
+        """Put a message into the inbox; waits while it is full.
+
+        Raises:
+            SessionClosedError: The agent does not run.
+            SessionError: It is the agent's own tool that posts, and the inbox is full.
+            WrongLoopError: The agent belongs to another loop, thread or process.
+
+        """
+        context = self._context
+        if context is None or context.inputs is None or not self.is_running:
+            message = "this agent does not run: start it, or use `async with agent`"
+            raise SessionClosedError(message)
+        stray = home_of(context.session).stray()
+        if stray is not None:
+            raise wrong_loop(f"agent {context.agent_id!r}", stray)
+        await context.inputs.post(Posted(event, stream))
+
+    def listen(self) -> EventStream:
+        """Return a stream of all events from now on."""
+        stream = EventStream(on_close=self._gone)
+        self._listeners.append(stream)
+        return stream
+
+    def publish(self, event: AgentEvent) -> None:
+        """Tell every listener."""
+        for stream in tuple(self._listeners):
+            stream.feed(event)
+
+    def emit(self, event: AgentEvent) -> None:
+        """Tell every listener, and whoever waits for the running turn."""
+        if self.worker is None:
+            self.publish(event)
+        else:
+            self.worker.emit(event)
+
+    async def stop(self, *, finish: bool) -> None:
+        """End the worker, and wait for its end; may be called again after a cancellation.
+
+        Raises:
+            SessionError: It is the agent's own tool, or hook, that asks for it.
+
+        """
+        worker = self.worker
+        if worker is None:
+            return
+        if running_worker() is worker:
+            message = "an agent cannot wait for its own end: call stop() from outside of its tools"
+            raise SessionError(message)
+        if not finish:
+            worker.cancel()
+        elif self._context is not None and self._context.inputs is not None:
+            self._context.inputs.close()
+        await worker.done.wait()
+        if self._host is not None:
+            await self._host.aclose()
+
+    async def _torn_down(self) -> None:
+        """The loop is being closed: what the turn has so far is for the manager to save."""
+        if self.worker is not None:
+            self.worker.drain()
+
+    def _gone(self, stream: EventStream) -> None:
+        if stream in self._listeners:
+            self._listeners.remove(stream)
+

@@ -1,0 +1,225 @@
+"""Tools: plain functions that a model may call.
+
+A tool's name, description and JSON schema come from the function itself: its name, its
+docstring and its annotations. Arguments are checked against the annotations before the
+function runs. Whatever goes wrong in a tool becomes a result that says so; nothing
+but a cancellation comes out of `Toolbox.run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Final, final, get_type_hints
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from perdure.agent.context import AgentContext
+from perdure.agent.llm.model import ToolSpec
+from perdure.errors import ConfigError
+from perdure.model.messages import ToolCall, ToolResult
+
+__all__ = ["Tool", "Toolbox", "tool"]
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_ARGUMENT: Final = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s+(.+)$")
+
+
+@final
+class Tool:
+    """A function that a model may call; made of it by `tool`, or by the agent.
+
+    A parameter annotated with `AgentContext` gets the agent's, and the model never sees it.
+    A plain function runs in a thread, so that it may block.
+
+    Raises:
+        ConfigError: The function cannot be a tool; the message says why.
+
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+    ) -> None:
+        self.function = function
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+        if not _NAME.fullmatch(self.name):
+            message = f"a tool cannot be named {self.name!r}: give it name= of letters, digits, _"
+            raise ConfigError(message, tool=self.name)
+        docstring = inspect.getdoc(function) or ""
+        self.description = description or docstring.partition("\n\n")[0].replace("\n", " ")
+        fields, self._context_name = _fields(self.name, function, _described(docstring))
+        self._arguments = msgspec.defstruct(
+            f"{self.name}_arguments", fields, kw_only=True, forbid_unknown_fields=True
+        )
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004  # an object with an async __call__
+        )
+        self.parameters = _schema(self.name, self._arguments)
+
+    def __repr__(self) -> str:
+        return f"<Tool {self.name}>"
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What a model is told of it."""
+        return ToolSpec(self.name, self.description, self.parameters)
+
+    async def run(self, arguments: Any, context: AgentContext) -> Any:
+        """Call the function.
+
+        Raises:
+            msgspec.ValidationError: The arguments do not fit.
+
+        """
+        given = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+        checked = msgspec.convert(given or {}, self._arguments)
+        passed = {field: getattr(checked, field) for field in self._arguments.__struct_fields__}
+        passed = {field: value for field, value in passed.items() if value is not msgspec.UNSET}
+        if self._context_name is not None:
+            passed[self._context_name] = context
+        if self._is_async:
+            return await self.function(**passed)
+        result = await anyio.to_thread.run_sync(
+            lambda: self.function(**passed), abandon_on_cancel=True
+        )
+        return await result if inspect.isawaitable(result) else result
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+) -> Any:
+    """Make a tool of a function, with a name or description of its own: also a decorator."""
+    if function is None:
+        return lambda decorated: Tool(decorated, name=name, description=description)
+    return Tool(function, name=name, description=description)
+
+
+@final
+class Toolbox:
+    """An agent's tools by name.
+
+    Raises:
+        ConfigError: A function cannot be a tool, or two have the same name.
+
+    """
+
+    def __init__(self, tools: Iterable[Tool | Callable[..., Any]]) -> None:
+        self._tools: dict[str, Tool] = {}
+        for one in tools:
+            made = one if isinstance(one, Tool) else Tool(one)
+            if made.name in self._tools:
+                message = f"two tools are named {made.name!r}: give one another, with tool(name=…)"
+                raise ConfigError(message, tool=made.name)
+            self._tools[made.name] = made
+        self.specs = tuple(one.spec for one in self._tools.values())
+
+    def __iter__(self) -> Iterable[Tool]:
+        return iter(self._tools.values())
+
+    async def run(
+        self, call: ToolCall, context: AgentContext, *, timeout: float | None
+    ) -> ToolResult:
+        """Call a tool; whatever goes wrong is a result with an error."""
+        found = self._tools.get(call.name)
+        if found is None:
+            known = ", ".join(self._tools) or "none"
+            return _failed(call, f"there is no tool {call.name!r}; there are: {known}")
+        try:
+            with _within(timeout):
+                result = await found.run(call.arguments, context)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            return _failed(call, f"the arguments do not fit: {error}")
+        except TimeoutError as error:
+            return _failed(call, f"TimeoutError: {error or f'no result within {timeout} s'}")
+        except Exception as error:  # noqa: BLE001  # the model's to deal with
+            return _failed(call, f"{type(error).__name__}: {error}")
+        return ToolResult(call.id, call.name, result)
+
+
+def _within(timeout: float | None) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if timeout is None else anyio.fail_after(timeout)
+
+
+def _failed(call: ToolCall, why: str) -> ToolResult:
+    return ToolResult(call.id, call.name, error=why)
+
+
+def _fields(
+    name: str, function: Callable[..., Any], described: dict[str, str]
+) -> tuple[list[Any], str | None]:
+    """Return the arguments as fields, and the name of the one that gets the context."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except Exception as error:
+        message = f"the annotations of tool {name!r} cannot be resolved: {error}"
+        raise ConfigError(message, tool=name) from error
+    fields: list[Any] = []
+    context_name = None
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY}:
+            message = f"tool {name!r}: parameter {parameter.name!r} cannot be given by its name"
+            raise ConfigError(message, tool=name, parameter=parameter.name)
+        if parameter.kind is parameter.VAR_KEYWORD:
+            message = f"tool {name!r}: **{parameter.name} has no schema: name the parameters"
+            raise ConfigError(message, tool=name, parameter=parameter.name)
+        kind = hints.get(parameter.name, Any)
+        if kind is AgentContext:
+            context_name = parameter.name
+            continue
+        text = described.get(parameter.name)
+        if text is not None:
+            kind = Annotated[kind, msgspec.Meta(description=text)]
+        fields.append(_field(parameter, kind))
+    return fields, context_name
+
+
+def _field(parameter: inspect.Parameter, kind: Any) -> Any:
+    default = parameter.default
+    if default is parameter.empty:
+        return (parameter.name, kind)
+    if isinstance(default, str | int | float | bool | tuple) or default is None:
+        return (parameter.name, kind, default)
+    # What JSON schema cannot show, or must not be shared: the function's own default is used.
+    return (parameter.name, kind | msgspec.UnsetType, msgspec.UNSET)
+
+
+def _schema(name: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    try:
+        _, components = msgspec.json.schema_components(
+            (arguments,), ref_template="#/$defs/{name}"
+        )
+    except TypeError as error:
+        message = f"the parameters of tool {name!r} have no JSON schema: {error}"
+        raise ConfigError(message, tool=name) from error
+    schema = dict(components.pop(arguments.__name__))
+    schema.pop("title", None)
+    schema.setdefault("required", [])
+    return {**schema, **({"$defs": components} if components else {})}
+
+
+def _described(docstring: str) -> dict[str, str]:
+    """Return what a docstring's Args section says of each parameter."""
+    _, found, section = docstring.partition("Args:\n")
+    described: dict[str, str] = {}
+    last = None
+    for line in section.splitlines() if found else ():
+        if not line.strip() or not line.startswith(" "):
+            break
+        match = _ARGUMENT.match(line)
+        if match:
+            last = match[1]
+            described[last] = match[2].strip()
+        elif last is not None:
+            described[last] += f" {line.strip()}"
+    return described

@@ -1,0 +1,226 @@
+"""The worker: one loop that answers an agent's messages, one turn at a time.
+
+It runs as a task of the runtime's host, so no cancel scope of it lies across a caller's code.
+Each message is one turn of the session. A turn that fails, or is interrupted, is closed
+and saved as such, and the next message is answered; only a session that cannot be
+written any more ends the worker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, final
+
+import anyio
+
+from perdure.agent.bootstrap import keep_custom_data
+from perdure.agent.context import AgentContext
+from perdure.agent.events import (
+    AgentEvent,
+    AgentStopped,
+    BootstrapStartedEvent,
+    TurnEnded,
+    TurnFailed,
+    TurnInterrupted,
+    TurnStarted,
+)
+from perdure.agent.handlers import WorkerEventDispatcher
+from perdure.agent.inputs import InputQueues, Posted
+from perdure.errors import SessionClosedError
+from perdure.model.messages import Message
+from perdure.session.turn import Turn
+
+__all__ = ["AgentWorker", "running_worker"]
+
+log = logging.getLogger("perdure.agent")
+
+_running: ContextVar[AgentWorker | None] = ContextVar("perdure_worker", default=None)
+
+
+def running_worker() -> AgentWorker | None:
+    """Return the worker that this code runs in (a tool, a hook), None outside of any."""
+    return _running.get()
+
+
+@final
+class AgentWorker:
+    """Answer messages until the inbox is closed.
+
+    Args:
+        context: The agent's.
+        dispatcher: Who gets which event.
+        publish: Tells the agent's listeners.
+
+    """
+
+    def __init__(
+        self,
+        context: AgentContext,
+        dispatcher: WorkerEventDispatcher,
+        publish: Callable[[AgentEvent], None],
+    ) -> None:
+        self._context = context
+        self._dispatcher = dispatcher
+        self._publish = publish
+        self._posted: Posted | None = None
+        self._turn_scope: anyio.CancelScope | None = None
+        self._life = anyio.CancelScope()
+        self._draining = False
+        self.ready = anyio.Event()
+        """Set when the bootstrap is over, well or not."""
+        self.done = anyio.Event()
+        """Set when the loop has ended."""
+        self.error: Exception | None = None
+        """Why it has ended, if not because it was asked to."""
+
+    async def run(self) -> None:
+        """Run the loop: bootstrap, then message after message."""
+        token = _running.set(self)
+        inputs = self._context.inputs = InputQueues(self._context.config.inbox_size)
+        try:
+            with self._life:
+                inputs.put_internal(BootstrapStartedEvent())
+                await self._drain_internal(inputs)
+                self.ready.set()
+                await self._answer_all(inputs)
+        except Exception as error:  # noqa: BLE001  # told to whoever waits
+            self.error = error
+        finally:
+            _running.reset(token)
+            self._end(inputs)
+
+    def emit(self, event: AgentEvent) -> None:
+        """Tell the listeners, and whoever waits for this very turn."""
+        self._publish(event)
+        if self._posted is not None and self._posted.stream is not None:
+            self._posted.stream.feed(event)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is running."""
+        return self._turn_scope is not None
+
+    def interrupt(self) -> bool:
+        """Stop the running turn; False if there is none."""
+        if self._turn_scope is None:
+            return False
+        self._turn_scope.cancel()
+        return True
+
+    def drain(self) -> None:
+        """Begin no further turn."""
+        self._draining = True
+        if self._context.inputs is not None:
+            self._context.inputs.close()
+
+    def cancel(self) -> None:
+        """Stop now: interrupt the turn, or the bootstrap, and begin nothing else."""
+        self.drain()
+        if not self.interrupt():
+            self._life.cancel()
+
+    async def _drain_internal(self, inputs: InputQueues) -> None:
+        while (event := inputs.next_internal()) is not None:
+            await self._dispatcher.dispatch(event, self._context)
+
+    async def _answer_all(self, inputs: InputQueues) -> None:
+        session = self._context.session
+        while not self._draining:
+            posted = await inputs.next_posted()
+            if posted is None:
+                break
+            if self._draining:
+                self._refuse(posted)
+                break
+            self._posted = posted
+            try:
+                await self._answer(posted, inputs)
+            finally:
+                self._posted = None
+                inputs.forget_internal()
+            if not session.is_writable:
+                self.error = session.closed_by
+                break
+
+    async def _answer(self, posted: Posted, inputs: InputQueues) -> None:
+        """Run one turn, and tell how it ended."""
+        context = self._context
+        over = _Over(context)
+        scope = self._turn_scope = anyio.CancelScope()
+        try:
+            with scope:
+                await self._turn(posted, inputs, over)
+        except Exception as error:  # noqa: BLE001  # told, and the next message is answered
+            log.info("a turn failed", extra={"agent": context.agent_id, "turn": over.turn_id})
+            self.emit(TurnFailed(agent_id=context.agent_id, turn_id=over.turn_id, error=error))
+            return
+        finally:
+            self._turn_scope = None
+        # An interruption leaves the turn without waiting for its save.
+        if scope.cancelled_caught:
+            await context.session.save()
+        self.emit(over.event(context.session.durable_version))
+
+    async def _turn(self, posted: Posted, inputs: InputQueues, over: _Over) -> None:
+        context, tracker = self._context, self._context.memory.turn_tracker
+        context.model_calls, context.last_message = 0, None
+        async with context.session.turn() as turn:
+            over.begun(turn)
+            tracker.begin(turn.id, turn.number)
+            try:
+                self.emit(TurnStarted(agent_id=context.agent_id, turn_id=turn.id))
+                inputs.put_internal(posted.event)
+                await self._drain_internal(inputs)
+                keep_custom_data(context)
+                over.ended(context.last_message)
+            except BaseException:
+                if context.session.is_writable:
+                    context.memory.close_open_calls()
+                raise
+            finally:
+                tracker.end()
+
+    def _refuse(self, posted: Posted) -> None:
+        error = self.error or SessionClosedError(
+            f"agent {self._context.agent_id!r} stopped before it came to this message: "
+            "nothing of it was kept"
+        )
+        if posted.stream is not None:
+            posted.stream.feed(AgentStopped(agent_id=self._context.agent_id, error=error))
+
+    def _end(self, inputs: InputQueues) -> None:
+        for posted in inputs.abandon():
+            self._refuse(posted)
+        if self._posted is not None:
+            self._refuse(self._posted)
+        self._publish(AgentStopped(agent_id=self._context.agent_id, error=self.error))
+        self.ready.set()
+        self.done.set()
+
+
+class _Over:
+    """How a turn came to its end."""
+
+    __slots__ = ("_context", "_message", "_whole", "turn_id")
+
+    def __init__(self, context: AgentContext) -> None:
+        self._context = context
+        self._message: Message | None = None
+        self._whole = False
+        self.turn_id = ""
+
+    def begun(self, turn: Turn) -> None:
+        self.turn_id = turn.id
+
+    def ended(self, message: Message | None) -> None:
+        self._message, self._whole = message, True
+
+    def event(self, version: int) -> AgentEvent:
+        told: dict[str, Any] = {"agent_id": self._context.agent_id, "turn_id": self.turn_id}
+        last = self._context.last_message
+        # Interrupted while its end was being saved, it has ended all the same.
+        if self._whole and self._message is not None:
+            return TurnEnded(message=self._message, version=version, **told)
+        return TurnInterrupted(text="" if last is None else last.text, **told)

@@ -1,0 +1,117 @@
+"""The demo's server: ``python -m perdure.cli.demo.server STORE``.
+
+A server as anybody would write one: a manager, an agent for each id, connections that ask. It
+acknowledges a turn when the agent says that it has ended, which is after the save. At
+SIGTERM the default action stands, so the manager drains and ends the process by the signal.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import AsyncExitStack
+
+import anyio
+import msgspec
+from anyio.abc import SocketStream
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+import perdure
+from perdure import Autosave
+from perdure.agent import Agent, AgentFactory
+from perdure.agent.events import Segment, TurnEnded
+from perdure.cli.demo.counting import Counting
+from perdure.cli.demo.script import config
+from perdure.cli.demo.wire import Ack, Ask, Piece, Ready, Stopped, digest, encode_line
+from perdure.model.messages import Message
+
+LINE = 64 * 1024
+
+
+class Server:
+    """The agents, and the connections to them."""
+
+    def __init__(self, sessions: perdure.SessionManager, store: Counting) -> None:
+        self._sessions = sessions
+        self._store = store
+        self._factory = AgentFactory(sessions)
+        self._agents: dict[str, Agent] = {}
+        self._stack = AsyncExitStack()
+
+    async def restore(self) -> list[float]:
+        """Bring every session back that the store holds; return how long each took, in ms."""
+        times: list[float] = []
+        for info in await self._sessions.list(limit=10_000):
+            start = time.perf_counter()
+            agent = await self._factory.restore_agent(info.key.agent, config())
+            await self._start(info.key.agent, agent)
+            times.append((time.perf_counter() - start) * 1000)
+        return times
+
+    async def _start(self, id: str, agent: Agent) -> Agent:
+        self._agents[id] = await self._stack.enter_async_context(agent)
+        return agent
+
+    async def _agent(self, id: str) -> Agent:
+        """Return the agent of an id; one client asks for each, so none is made twice."""
+        if id not in self._agents:
+            await self._start(id, await self._factory.create_agent(config(), agent_id=id))
+        return self._agents[id]
+
+    async def serve(self, stream: SocketStream) -> None:
+        """Answer one connection until it ends."""
+        lines = BufferedByteReceiveStream(stream)
+        try:
+            async with stream:
+                while True:
+                    line = await lines.receive_until(b"\n", LINE)
+                    await self._answer(stream, msgspec.json.decode(line, type=Ask))
+        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
+            return
+
+    async def _answer(self, stream: SocketStream, ask: Ask) -> None:
+        agent = await self._agent(ask.agent)
+        said = ""
+        async for event in agent.stream(ask.text):
+            if isinstance(event, Segment) and event.text:
+                said += event.text
+                await stream.send(encode_line(Piece(event.text)))
+            elif isinstance(event, TurnEnded):
+                await stream.send(encode_line(await self._ack(ask, said)))
+
+    async def _ack(self, ask: Ask, said: str) -> Ack:
+        async with self._sessions.open(ask.agent) as session:
+            turn = _last_turn(session.context())
+        return Ack(ask.agent, ask.turn, ask.text, digest(turn), said, self._store.written)
+
+
+def _last_turn(messages: list[Message]) -> list[Message]:
+    begin = max(at for at, message in enumerate(messages) if message.role == "user")
+    return messages[begin:]
+
+
+def tell(value: msgspec.Struct) -> None:
+    """Tell the parent."""
+    sys.stdout.buffer.write(encode_line(value))
+    sys.stdout.buffer.flush()
+
+
+async def main(folder: str) -> None:
+    """Serve until SIGTERM."""
+    store = Counting(perdure.store_for(folder))
+    async with perdure.connect(store.store(), autosave=Autosave.server()) as sessions:
+        server = Server(sessions, store)
+        try:
+            times = await server.restore()
+            listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+            async with listener:
+                tell(Ready(listener.extra(anyio.abc.SocketAttribute.local_port), times))
+                await listener.serve(server.serve)
+        finally:
+            # Leaving the block would do the same; this way the report can be shown.
+            report = await sessions.aclose()
+            tell(Stopped(msgspec.to_builtins(report), store.written))
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1])

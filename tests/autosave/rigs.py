@@ -1,0 +1,79 @@
+"""An engine on an inline store, started and stopped around a test."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from perdure._lib.clock import loop_clock
+from perdure._lib.host import Host
+from perdure.autosave.driver import Autosaver
+from perdure.autosave.events import Event
+from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.tracked import Tracked
+from perdure.model.keys import SessionKey
+from perdure.model.records import MESSAGE, Entry
+from tests.autosave.inline_store import InlineStore
+
+CALM = Autosave(debounce=2.0, max_delay=10.0)
+PLAIN = Engine(jitter=0.0, eager=False)
+"""No jitter and no adaption: due times are what the options say."""
+
+
+def entry(n: int = 0, *, size: int = 0) -> Entry:
+    return Entry(MESSAGE, b'{"n":%d,"x":"%s"}' % (n, b"x" * size))
+
+
+class Rig:
+    """What a test works with."""
+
+    def __init__(self, store: InlineStore, host: Host, saver: Autosaver, events: list[Event]):
+        self.store = store
+        self.host = host
+        self.saver = saver
+        self.events = events
+        self.count = 0
+
+    def track(self, name: str = "a", **options: Any) -> Tracked:
+        return self.saver.track(SessionKey(name), epoch=1, head=0, **options)
+
+    def append(self, t: Tracked, count: int = 1, *, size: int = 0) -> int:
+        """Append one group of so many records, no two alike."""
+        numbers = range(self.count, self.count + count)
+        self.count += count
+        return self.saver.append(t, tuple(entry(n, size=size) for n in numbers))
+
+    def stored(self, t: Tracked) -> int:
+        return len(self.store.logs.get(t.key, []))
+
+    def of(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@contextlib.asynccontextmanager
+async def rig(
+    store: InlineStore | None = None,
+    *,
+    autosave: Autosave | None = CALM,
+    engine: Engine = PLAIN,
+    saver_type: type[Autosaver] = Autosaver,
+) -> AsyncIterator[Rig]:
+    store = store or InlineStore()
+    host = Host()
+    await host.start()
+    events: list[Event] = []
+    saver = saver_type(
+        store,  # type: ignore[arg-type]  # as much of a store as the engine uses
+        host,
+        autosave=autosave,
+        engine=engine,
+        clock=loop_clock(),
+        seed=0,
+        on_event=events.append,
+    )
+    try:
+        yield Rig(store, host, saver, events)
+    finally:
+        await host.aclose()
+    assert store.breaches == []

@@ -1,0 +1,167 @@
+"""Loads autosave with a change in its source: what the properties have to notice.
+
+The package is imported again, under its own name, from changed text; the true modules are
+put back before anything else runs. What was imported meanwhile lives on in its classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import perdure.autosave
+
+PACKAGE = "perdure.autosave"
+SOURCE = Path(perdure.autosave.__file__).parent
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Changes to modules: each text is replaced, and has to be there exactly once."""
+
+    name: str
+    changes: tuple[tuple[str, str, str], ...]
+    """Each a module, the text, and what it becomes."""
+
+    def sources(self) -> dict[str, str]:
+        texts: dict[str, str] = {}
+        for module, old, new in self.changes:
+            path = SOURCE / f"{module}.py"
+            text = texts.get(module) or path.read_text(encoding="utf-8")
+            assert text.count(old) == 1, f"{self.name}: {text.count(old)} times {old!r}"
+            texts[module] = text.replace(old, new)
+        return texts
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the changed modules where the import system looks first."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._codes = {
+            f"{PACKAGE}.{module}": compile(text, f"<{mutant.name}: {module}>", "exec")
+            for module, text in mutant.sources().items()
+        }
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._codes:
+            return None
+        return importlib.util.spec_from_loader(fullname, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(self._codes[module.__name__], module.__dict__)
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """Take the true modules away, and put them back."""
+    true = {name: sys.modules.pop(name) for name in list(sys.modules) if _ours(name)}
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if _ours(name)]:
+            del sys.modules[name]
+        sys.modules.update(true)
+        for name, module in true.items():
+            parent, _, child = name.rpartition(".")
+            setattr(sys.modules[parent], child, module)
+
+
+def _ours(name: str) -> bool:
+    return name == PACKAGE or name.startswith(f"{PACKAGE}.")
+
+
+def load(mutant: Mutant, module: str) -> ModuleType:
+    """Import ``perdure.autosave.<module>`` with the mutant in it."""
+    finder = _Finder(mutant)
+    with _aside():
+        sys.meta_path.insert(0, finder)
+        try:
+            return importlib.import_module(f"{PACKAGE}.{module}")
+        finally:
+            sys.meta_path.remove(finder)
+
+
+def _m(name: str, module: str, *changes: tuple[str, str]) -> Mutant:
+    return Mutant(name, tuple((module, old, new) for old, new in changes))
+
+
+_DUE = "min(t.last_at + quiet * t.earliness, first + o.max_delay * t.earliness)"
+_BEGIN = """        if t.first_at is not None:
+            return
+        t.first_at = now
+"""
+_AGAIN = """        if t.first_at is not None:
+            self.books.unsaved[t] = None
+            self.schedule.arm(t, now)
+"""
+_RETRY = """            )
+        )
+        self.schedule.arm(t, now)
+
+    def answered("""
+_REMOVE = """            if waiter in t.waiters:
+                t.waiters.remove(waiter)
+"""
+_CONFLICT = """        if outcome.status is Status.CONFLICT:
+            return self.lose(t)
+"""
+_PUSH = """            self.ready.push(t, deadline(t), urgent=t.urgent_to > t.durable)
+            self.nudged = True
+"""
+
+MUTANTS = (
+    _m("no-longest-delay", "schedule", (_DUE, "t.last_at + quiet * t.earliness")),
+    _m(
+        "longest-delay-seen-at-the-next-change",
+        "schedule",
+        (_DUE, "max(t.last_at + quiet - 1e-3, min(t.last_at + quiet, first + o.max_delay))"),
+    ),
+    _m(
+        "clean-once-written",
+        "core",
+        ("t.durable = sent\n", "t.durable = t.version\n"),
+        ("del t.pending[:records]", "t.pending.clear()"),
+    ),
+    _m("edits-while-saving-forgotten", "core", (_AGAIN, "        pass\n")),
+    _m("no-retry", "core", (_RETRY, _RETRY.replace("self.schedule.arm(t, now)", "pass"))),
+    _m("the-first-change-at-zero", "intake", (_BEGIN, _BEGIN.replace(" is not None", ""))),
+    _m("a-group-in-parts", "intake", ("        if not t.groups:\n            t.group_from = t.version\n", "        t.group_from = 1 << 60\n")),
+    Mutant(
+        "all-waiters-woken",
+        (
+            ("tracked", "[waiter for waiter in waiters if waiter.version > reached]", "[]"),
+            ("tracked", "[waiter for waiter in waiters if waiter.version <= reached]", "waiters"),
+            ("waiting", "while t.durable < version:\n", "if t.durable < version:\n"),
+        ),
+    ),
+    _m("waiters-never-leave", "waiting", (_REMOVE, "            pass\n")),
+    _m("waiters-not-woken", "batcher", ("                waiter.wake()\n", "                pass\n")),
+    _m(
+        "two-saves-at-a-time",
+        "schedule",
+        ("t.first_at is None or t.inflight is not None or t.ticket", "t.first_at is None or t.ticket"),
+    ),
+    _m("jitter-to-later", "core", ("1.0 - self.engine.jitter", "1.0 + self.engine.jitter")),
+    _m("slots-rounded-up", "wheel", ("self.next_at = self._order[0] * self.width\n", "self.next_at = (self._order[0] + 1) * self.width\n")),
+    _m("a-timeout-is-a-success", "batcher", ("return [in_doubt(why)] * len(batches)", "return [Outcome(Status.OK)] * len(batches)")),
+    _m("a-crash-is-a-success", "outcomes", ("    return Outcome(Status.IN_DOUBT, error)\n", "    return Outcome(Status.OK)\n")),
+    _m("save-waits-for-the-debounce", "schedule", ("if t.urgent_to > t.durable or t.hurry or", "if t.hurry or")),
+    _m("ready-but-nobody-told", "schedule", (_PUSH, _PUSH.replace("self.nudged = True", "pass"))),
+    _m("earlier-but-nobody-told", "schedule", ("        if self.wheel.next_at < before:\n            self.nudged = True\n", "")),
+    _m("bytes-never-given-back", "core", ("        self.books.pressure.dirty_bytes -= size\n        t.last_error", "        t.last_error")),
+    _m("a-job-beside-a-save", "lane", ("while t.inflight is not None or t.occupied:", "while False:")),
+    _m("a-save-beside-a-job", "schedule", ("if t.holds or t.preparing:", "if t.preparing:")),
+    _m("contributors-hold-for-ever", "core", ("        t.preparing = False\n        t.prepared = True\n", "        t.prepared = True\n")),
+    _m("the-worker-stops-after-one-batch", "batcher", ("            while saves := self._take():\n", "            if saves := self._take():\n"), ("            self._settled([])\n", "")),
+    _m("records-sent-from-the-start", "core", ("tuple(t.pending[:count])", "tuple(t.pending[count - 1 :])")),
+)

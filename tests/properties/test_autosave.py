@@ -1,0 +1,23 @@
+"""The invariants of autosave, on both event loops, in stories that Hypothesis makes up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from tests import _virtual
+from tests.properties.autosave_story import Story, check, rough_stories, smooth_stories, tell
+
+
+@pytest.mark.parametrize("backend", _virtual.BACKENDS)
+@settings(max_examples=150)
+@given(story=smooth_stories)
+def test_a_store_that_is_up_keeps_the_loss_window(backend: str, story: Story) -> None:
+    check(story, _virtual.run(backend, tell, story))
+
+
+@pytest.mark.parametrize("backend", _virtual.BACKENDS)
+@settings(max_examples=200)
+@given(story=rough_stories)
+def test_whatever_the_store_does_nothing_is_lost(backend: str, story: Story) -> None:
+    check(story, _virtual.run(backend, tell, story))

@@ -1,0 +1,43 @@
+"""The properties notice what they are there for: known bugs of autosave engines, put in here."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import FlakyFailure
+
+from tests import _virtual
+from tests.properties.autosave_story import Story, check, rough_stories, smooth_stories, tell
+from tests.properties.mutants import MUTANTS, Mutant, load
+
+QUICK = settings(
+    max_examples=150,
+    phases=[Phase.generate],
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def notices(mutant: Mutant, stories: object) -> bool:
+    """Whether some story, told by the mutant, breaks an invariant."""
+    saver = load(mutant, "driver").Autosaver
+
+    @QUICK
+    @given(story=stories)
+    def attempt(story: Story) -> None:
+        told = _virtual.run("asyncio", tell, story, saver, seconds=5000.0)
+        check(story, told)
+
+    try:
+        attempt()
+    except Exception:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_known_bug_is_noticed(mutant: Mutant) -> None:
+    assert notices(mutant, smooth_stories) or notices(mutant, rough_stories)

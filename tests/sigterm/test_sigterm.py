@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.servers import free_port, until_up
+from tests.sigterm.cycles import ROOT, lost, run_child, run_cycles
+
+BACKENDS = ["asyncio", "trio"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_accepted_is_lost_by_sigterm_amid_load(backend: str, tmp_path: Path) -> None:
+    summary = run_cycles(tmp_path, backend, cycles=3, sessions=10)
+    assert summary["ok"], summary
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_second_sigterm_does_not_cut_the_drain_short(backend: str, tmp_path: Path) -> None:
+    cycle = run_child(tmp_path / "store", backend, sessions=20, after=300, terms=3)
+    assert cycle.status == -signal.SIGTERM, cycle.said
+    assert len(cycle.accepted) > 200
+    assert lost(tmp_path / "store", cycle.accepted) == []
+    assert cycle.said == ""
+
+
+def test_the_count_sees_what_a_kill_takes(tmp_path: Path) -> None:
+    cycle = run_child(tmp_path / "store", "asyncio", sessions=20, after=300, by=signal.SIGKILL)
+    assert cycle.status == -signal.SIGKILL
+    assert lost(tmp_path / "store", cycle.accepted) != []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("after", [1, 2, 3, 8])
+def test_sigterm_while_starting_ends_the_process_and_harms_no_session(
+    backend: str, after: int, tmp_path: Path
+) -> None:
+    cycle = run_child(tmp_path / "store", backend, sessions=12, after=after)
+    assert cycle.status == -signal.SIGTERM, cycle.said
+    assert cycle.said == ""
+    again = run_child(tmp_path / "store", backend, sessions=12, after=60)
+    assert again.status == -signal.SIGTERM, again.said
+    assert lost(tmp_path / "store", [*cycle.accepted, *again.accepted]) == []
+
+
+def test_sigterm_under_uvicorn_with_endless_streams_loses_nothing_accepted(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", "tests.sigterm.endless:app", "--port", str(port)]
+    command += ["--timeout-graceful-shutdown", "1", "--log-level", "warning"]
+    env = {**os.environ, "ENDLESS_STORE": str(tmp_path / "store")}
+    server = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
+    readers = [Reader(port, f"s{number}") for number in range(5)]
+    try:
+        until_up(port, server)
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            assert reader.many.wait(30)
+        server.send_signal(signal.SIGTERM)
+        _, said = server.communicate(timeout=40)
+    finally:
+        server.kill()
+        server.wait()
+    for reader in readers:
+        reader.join()
+    assert server.returncode == -signal.SIGTERM, said
+    accepted = [text for reader in readers for text in reader.seen]
+    assert len(accepted) >= 5 * Reader.MANY
+    assert lost(tmp_path / "store", accepted) == []
+
+
+class Reader(threading.Thread):
+    """A client that reads an endless stream until it breaks."""
+
+    MANY = 50
+
+    def __init__(self, port: int, id: str) -> None:
+        super().__init__()
+        self.url = f"http://127.0.0.1:{port}/{id}"
+        self.seen: list[str] = []
+        self.many = threading.Event()
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("GET", self.url, timeout=60) as answer:
+                for line in answer.iter_lines():
+                    if line.startswith("data: "):
+                        self.seen.append(line.removeprefix("data: "))
+                    if len(self.seen) >= self.MANY:
+                        self.many.set()
+        except httpx.HTTPError:
+            return
