@@ -79,6 +79,14 @@ rough_stories = st.builds(
 )
 
 
+PICKED = (
+    Story(ops=((0.0, "drum", 0),)),
+    Story(ops=((0.0, "turn", 1), (0.0, "burst", 1), (0.0, "drum", 0))),
+    Story(ops=((0.0, "save", 0), (0.3, "mark", 0), (0.3, "job", 0), (0.0, "save", 0)), latency=(0.5,)),
+)
+"""Stories that have been worth telling."""
+
+
 @dataclass
 class Told:
     """What came of a story."""
@@ -96,6 +104,10 @@ class Told:
     report: ShutdownReport | None = None
 
 
+def options(debounce: float) -> Autosave:
+    return Autosave(debounce=debounce, max_delay=MAX_DELAY, max_bytes=4000, max_records=50)
+
+
 async def tell(story: Story, saver_type: type[Autosaver] = Autosaver) -> Told:
     """Live a story until everything is saved and the engine has stopped."""
     store = InlineStore(
@@ -105,7 +117,7 @@ async def tell(story: Story, saver_type: type[Autosaver] = Autosaver) -> Told:
         batch_max=story.batch_max,
     )
     engine = Engine(jitter=0.1 if story.seed else 0.0, eager=story.seed > 1, save_timeout=10.0)
-    autosave = Autosave(debounce=DEBOUNCE, max_delay=MAX_DELAY, max_bytes=4000, max_records=50)
+    autosave = options(DEBOUNCE)
     async with rig(store, autosave=autosave, engine=engine, saver_type=saver_type) as r:
         told = Told(r, [r.track(f"s{n}") for n in range(SESSIONS)])
         for t in told.sessions:
@@ -163,7 +175,7 @@ async def play(told: Told, name: str, t: Tracked, group: anyio.abc.TaskGroup) ->
         mark(told, t)
         told.prompt.append((t.key, t.version, anyio.current_time()))
     elif name == "retune":
-        saver.tune(Autosave(debounce=0.5, max_delay=MAX_DELAY), t)
+        saver.tune(options(0.5), t)
     elif name == "group":
         await play_group(told, t)
     elif name == "prepare":

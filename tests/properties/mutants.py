@@ -134,7 +134,12 @@ MUTANTS = (
     ),
     _m("edits-while-saving-forgotten", "core", (_AGAIN, "        pass\n")),
     _m("no-retry", "core", (_RETRY, _RETRY.replace("self.schedule.arm(t, now)", "pass"))),
-    _m("the-first-change-at-zero", "intake", (_BEGIN, _BEGIN.replace(" is not None", ""))),
+    _m(
+        "the-first-change-at-zero",
+        "intake",
+        (_BEGIN, _BEGIN.replace(" is not None", "")),
+        ("if t.first_at is None or t.groups:", "if not t.first_at or t.groups:"),
+    ),
     _m("a-group-in-parts", "intake", ("        if not t.groups:\n            t.group_from = t.version\n", "        t.group_from = 1 << 60\n")),
     Mutant(
         "all-waiters-woken",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from tests import _virtual
-from tests.properties.autosave_story import Story, check, rough_stories, smooth_stories, tell
+from tests.properties.autosave_story import PICKED, Story, check, rough_stories, smooth_stories, tell
 
 
 @pytest.mark.parametrize("backend", _virtual.BACKENDS)
 @settings(max_examples=150)
 @given(story=smooth_stories)
+@example(story=PICKED[0])
+@example(story=PICKED[1])
 def test_a_store_that_is_up_keeps_the_loss_window(backend: str, story: Story) -> None:
     check(story, _virtual.run(backend, tell, story))
 

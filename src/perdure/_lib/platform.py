@@ -24,12 +24,13 @@ __all__ = [
     "try_lock",
 ]
 
-_NETWORK = frozenset(
-    (
-        "9p afs afpfs ceph cifs coda davfs fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs "
-        "glusterfs gpfs lustre ncpfs nfs nfs3 nfs4 smb smb2 smb3 smbfs sshfs vboxsf virtiofs"
-    ).split()
-)
+# fmt: off
+_NETWORK = frozenset({
+    "9p", "afs", "afpfs", "ceph", "cifs", "coda", "davfs", "fuse.glusterfs",
+    "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "glusterfs", "gpfs", "lustre", "ncpfs",
+    "nfs", "nfs3", "nfs4", "smb", "smb2", "smb3", "smbfs", "sshfs", "vboxsf", "virtiofs",
+})
+# fmt: on
 """Types of file systems whose locks and syncs may not reach other machines, or the disk."""
 _BUSY = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
 

@@ -1,1 +1,140 @@
-"""The agent worker, its bootstrap and its tools, on top of sessions."""
+"""perdure's own agents: a worker that answers messages in a session that keeps itself.
+
+    async with perdure.connect("file:~/agents") as sessions:
+        factory = AgentFactory(sessions)
+        config = AgentConfig(name="helper", model=EchoModel())
+        async with await factory.create_agent(config, agent_id="ada") as agent:
+            print(await agent.ask("Hello"))
+
+The layers below know nothing of agents; an agent knows its session, and never its store.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.agent.agent import Agent as Agent
+    from perdure.agent.context import AgentConfig as AgentConfig
+    from perdure.agent.context import AgentContext as AgentContext
+    from perdure.agent.context import AgentRuntimeState as AgentRuntimeState
+    from perdure.agent.events import AgentEvent as AgentEvent
+    from perdure.agent.events import AgentReady as AgentReady
+    from perdure.agent.events import AgentStopped as AgentStopped
+    from perdure.agent.events import BootstrapStarted as BootstrapStarted
+    from perdure.agent.events import BootstrapStepDone as BootstrapStepDone
+    from perdure.agent.events import CompactionCompleted as CompactionCompleted
+    from perdure.agent.events import CompactionFailed as CompactionFailed
+    from perdure.agent.events import CompactionStarted as CompactionStarted
+    from perdure.agent.events import ContextRestored as ContextRestored
+    from perdure.agent.events import Segment as Segment
+    from perdure.agent.events import ToolFinished as ToolFinished
+    from perdure.agent.events import ToolStarted as ToolStarted
+    from perdure.agent.events import TurnEnded as TurnEnded
+    from perdure.agent.events import TurnFailed as TurnFailed
+    from perdure.agent.events import TurnInterrupted as TurnInterrupted
+    from perdure.agent.events import TurnStarted as TurnStarted
+    from perdure.agent.factory import AgentFactory as AgentFactory
+    from perdure.agent.llm import Chunk as Chunk
+    from perdure.agent.llm import EchoModel as EchoModel
+    from perdure.agent.llm import Model as Model
+    from perdure.agent.llm import ScriptedModel as ScriptedModel
+    from perdure.agent.llm import ToolSpec as ToolSpec
+    from perdure.agent.llm import Usage as Usage
+    from perdure.agent.llm import call as call
+    from perdure.agent.memory import MemoryManager as MemoryManager
+    from perdure.agent.persistent import PersistentSession as PersistentSession
+    from perdure.agent.requests import LLMRequestAssembler as LLMRequestAssembler
+    from perdure.agent.requests import render_openai as render_openai
+    from perdure.agent.runtime import AgentRuntime as AgentRuntime
+    from perdure.agent.streams import EventStream as EventStream
+    from perdure.agent.tools import Tool as Tool
+    from perdure.agent.tools import tool as tool
+    from perdure.agent.worker import AgentWorker as AgentWorker
+    from perdure.memory.compaction import CompactionPolicy as CompactionPolicy
+    from perdure.memory.compaction import Compactor as Compactor
+    from perdure.memory.retrieval import Retriever as Retriever
+    from perdure.restore import CompactionSnapshotBuilder as CompactionSnapshotBuilder
+    from perdure.restore import (
+        WorkingContextSnapshotBootstrapOptions as WorkingContextSnapshotBootstrapOptions,
+    )
+    from perdure.restore import (
+        WorkingContextSnapshotBootstrapper as WorkingContextSnapshotBootstrapper,
+    )
+    from perdure.restore import (
+        WorkingContextSnapshotSerializer as WorkingContextSnapshotSerializer,
+    )
+    from perdure.restore import WorkingContextSnapshotStore as WorkingContextSnapshotStore
+
+_HOMES = {
+    "perdure.agent.agent": ("Agent",),
+    "perdure.agent.bootstrap": ("WorkingContextSnapshotRestoreStep",),
+    "perdure.agent.context": ("AgentConfig", "AgentContext", "AgentRuntimeState"),
+    "perdure.agent.events": (
+        "AgentEvent",
+        "AgentReady",
+        "AgentStopped",
+        "BootstrapStarted",
+        "BootstrapStepDone",
+        "CompactionCompleted",
+        "CompactionFailed",
+        "CompactionStarted",
+        "ContextRestored",
+        "Segment",
+        "ToolFinished",
+        "ToolStarted",
+        "TurnEnded",
+        "TurnFailed",
+        "TurnInterrupted",
+        "TurnStarted",
+    ),
+    "perdure.agent.factory": ("AgentFactory",),
+    "perdure.agent.llm": (
+        "Chunk",
+        "EchoModel",
+        "Model",
+        "ScriptedModel",
+        "ToolSpec",
+        "Usage",
+        "call",
+    ),
+    "perdure.agent.memory": ("MemoryManager",),
+    "perdure.agent.persistent": ("PersistentSession",),
+    "perdure.agent.requests": ("LLMRequestAssembler", "render_openai"),
+    "perdure.agent.runtime": ("AgentRuntime",),
+    "perdure.agent.streams": ("EventStream",),
+    "perdure.agent.tools": ("Tool", "tool"),
+    "perdure.agent.turns": ("TurnTracker",),
+    "perdure.agent.worker": ("AgentWorker",),
+    "perdure.memory.compaction": ("CompactionPolicy", "Compactor"),
+    "perdure.memory.retrieval": ("Retriever",),
+    "perdure.restore": (
+        "CompactionSnapshotBuilder",
+        "WorkingContextSnapshotBootstrapOptions",
+        "WorkingContextSnapshotBootstrapper",
+        "WorkingContextSnapshotSerializer",
+        "WorkingContextSnapshotStore",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (0 if name.isupper() else 1 if name[:1].isupper() else 2, name)
+
+
+__all__ = sorted(_HOME_OF, key=_order)  # noqa: PLE0605  # a list of strings
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'perdure.agent' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -64,7 +64,7 @@ class Agent:
 
     @staticmethod
     def create(
-        id: str | None = None,  # noqa: A002  # the public word for it
+        id: str | None = None,
         *,
         model: Model | None = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
@@ -201,14 +201,18 @@ class Agent:
         """
         await self._post(message, None)
 
-    async def stream(self, message: str | Message) -> EventStream:
-        """Post a message, and return the events of its turn: ``async for event in await …``.
+    def stream(self, message: str | Message) -> EventStream:
+        """Return the events of a turn: ``async for event in agent.stream("Hello")``.
 
-        The last one is a `TurnEnded`, `TurnInterrupted`, `TurnFailed` or `AgentStopped`.
+        The message is posted when the first event is fetched. The last event is a `TurnEnded`,
+        `TurnInterrupted`, `TurnFailed` or `AgentStopped`.
         """
-        stream = EventStream(TurnEnded, TurnInterrupted, TurnFailed)
-        await self._post(message, stream)
-        return stream
+        return EventStream(
+            TurnEnded,
+            TurnInterrupted,
+            TurnFailed,
+            begin=lambda stream: self._post(message, stream),
+        )
 
     async def ask(self, message: str | Message) -> str:
         """Post a message, and return the answer once it is durable.
@@ -220,14 +224,15 @@ class Agent:
             SessionClosedError: The agent stopped before. What made a turn fail is raised, too.
 
         """
-        stream = await self.stream(message)
-        async for event in stream:
+        async for event in self.stream(message):
             if isinstance(event, TurnEnded):
                 return event.text
             if isinstance(event, TurnFailed):
                 raise event.error
             if isinstance(event, TurnInterrupted):
-                text = f"turn {event.turn_id} of agent {self.id!r} was interrupted; what came is kept"
+                text = (
+                    f"turn {event.turn_id} of agent {self.id!r} was interrupted; what came is kept"
+                )
                 raise SessionError(text, agent=self.id, turn=event.turn_id)
             if isinstance(event, AgentStopped) and event.error is not None:
                 raise event.error
@@ -251,9 +256,7 @@ class Agent:
             SessionError: A new conversation has begun.
 
         """
-        from perdure.agent.factory import load_now
-
-        return await load_now(self.context)
+        return await self.runtime.load()
 
     async def save_persisted_session(self) -> None:
         """Make everything durable now."""

@@ -19,9 +19,8 @@ from perdure.agent.events import AgentReady, BootstrapStarted, BootstrapStepDone
 from perdure.codec.values import encode_value
 from perdure.errors import SessionError
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapper
-from perdure.restore.report import RestoreReport
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
-from perdure.session.inside import registry_of
+from perdure.session.inside import has_content, registry_of
 
 __all__ = [
     "CUSTOM_DATA",
@@ -33,6 +32,7 @@ __all__ = [
     "bootstrap",
     "bootstrap_steps",
     "keep_custom_data",
+    "load_now",
     "maybe_await",
 ]
 
@@ -112,6 +112,7 @@ class WorkingContextSnapshotRestoreStep:
         bootstrapper = self._bootstrapper or WorkingContextSnapshotBootstrapper(
             WorkingContextSnapshotSerializer(registry_of(session))
         )
+        context.begun = True
         done = await bootstrapper.bootstrap(context.memory, context.state.system_prompt, options)
         stored = await session.state.get(CUSTOM_DATA)
         if isinstance(stored, dict):
@@ -156,6 +157,27 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
     context.emit(AgentReady(agent_id=agent_id))
 
 
+async def load_now(context: AgentContext) -> bool:
+    """Restore a conversation that the agent was made without; False if there is none.
+
+    Raises:
+        SessionError: A new conversation has begun.
+
+    """
+    if context.state.restore_options is not None:
+        return True
+    if context.begun:
+        message = (
+            f"agent {context.agent_id!r} has begun a new conversation: "
+            "load the stored one before the first message"
+        )
+        raise SessionError(message, agent=context.agent_id)
+    if not has_content(context.session):
+        return False
+    context.state.restore_options = context.config.restore
+    return await WorkingContextSnapshotRestoreStep().execute(context)
+
+
 def keep_custom_data(context: AgentContext) -> None:
     """Append the custom data to the session, if it has changed.
 
@@ -171,5 +193,3 @@ def keep_custom_data(context: AgentContext) -> None:
 
 def _encoded(context: AgentContext) -> tuple[bytes, dict[str, str] | None]:
     return encode_value(context.state.custom_data, registry_of(context.session))
-
-

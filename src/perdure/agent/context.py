@@ -88,7 +88,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     on_held: OnHeld = "handover"
     wait: float = 10.0
-    autosave: Autosave | None | Inherit = INHERIT
+    autosave: Autosave | Inherit | None = INHERIT
     persistent_session: Persistence = None
 
     def __post_init__(self) -> None:
@@ -98,7 +98,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
                 message = f"agent: {name}={value!r} does not fit: it must be a whole number from 1"
                 raise ConfigError(message, option=name, value=value)
         if self.tool_timeout is not None and not self.tool_timeout > 0:
-            message = f"agent: tool_timeout={self.tool_timeout!r} does not fit: give seconds above 0"
+            message = (
+                f"agent: tool_timeout={self.tool_timeout!r} does not fit: give seconds above 0"
+            )
             raise ConfigError(message, option="tool_timeout", value=self.tool_timeout)
         if not callable(getattr(self.model, "stream", None)):
             message = (
@@ -157,7 +159,7 @@ class AgentContext:
         self.last_message: Message | None = None
         """What the model said last in this turn."""
         self.begun = False
-        """Whether the working context has its beginning."""
+        """Whether the working context has its beginning: restored, or new."""
         self.restore_report: RestoreReport | None = None
         """How the working context came back; None for an agent that began anew."""
         self.saved_custom_data: tuple[bytes, dict[str, str] | None] = (b"{}", None)

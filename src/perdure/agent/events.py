@@ -40,57 +40,57 @@ class AgentEvent(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     agent_id: str
 
 
-class BootstrapStarted(AgentEvent):
+class BootstrapStarted(AgentEvent, frozen=True, kw_only=True):
     """The worker's loop runs; the first step comes next."""
 
 
-class BootstrapStepDone(AgentEvent):
+class BootstrapStepDone(AgentEvent, frozen=True, kw_only=True):
     """One bootstrap step is done."""
 
     step: str
 
 
-class ContextRestored(AgentEvent):
+class ContextRestored(AgentEvent, frozen=True, kw_only=True):
     """The working context is back."""
 
     report: RestoreReport
 
 
-class AgentReady(AgentEvent):
+class AgentReady(AgentEvent, frozen=True, kw_only=True):
     """The agent takes messages."""
 
 
-class TurnEvent(AgentEvent):
+class TurnEvent(AgentEvent, frozen=True, kw_only=True):
     """Something that happened in a turn."""
 
     turn_id: str
 
 
-class TurnStarted(TurnEvent):
+class TurnStarted(TurnEvent, frozen=True, kw_only=True):
     """A message is being answered."""
 
 
-class Segment(TurnEvent):
+class Segment(TurnEvent, frozen=True, kw_only=True):
     """A piece of an answer, as it comes from the model; not durable yet."""
 
     text: str = ""
     reasoning: str = ""
 
 
-class ToolStarted(TurnEvent):
+class ToolStarted(TurnEvent, frozen=True, kw_only=True):
     """A tool is being called; that it is, is durable."""
 
     call: ToolCall
 
 
-class ToolFinished(TurnEvent):
+class ToolFinished(TurnEvent, frozen=True, kw_only=True):
     """What came of a tool call."""
 
     call: ToolCall
     result: ToolResult
 
 
-class TurnEnded(TurnEvent):
+class TurnEnded(TurnEvent, frozen=True, kw_only=True):
     """A message has been answered, and everything about it is durable."""
 
     message: Message
@@ -104,24 +104,24 @@ class TurnEnded(TurnEvent):
         return self.message.text
 
 
-class TurnInterrupted(TurnEvent):
+class TurnInterrupted(TurnEvent, frozen=True, kw_only=True):
     """The turn was stopped; what had come of the answer is kept, and marked."""
 
     text: str = ""
     """What had come."""
 
 
-class TurnFailed(TurnEvent):
+class TurnFailed(TurnEvent, frozen=True, kw_only=True):
     """The turn could not be ended."""
 
     error: Exception
 
 
-class CompactionStarted(TurnEvent):
+class CompactionStarted(TurnEvent, frozen=True, kw_only=True):
     """Old turns are being turned into long-term memory."""
 
 
-class CompactionCompleted(TurnEvent):
+class CompactionCompleted(TurnEvent, frozen=True, kw_only=True):
     """The working context is smaller now."""
 
     turns: int
@@ -130,13 +130,13 @@ class CompactionCompleted(TurnEvent):
     bytes_after: int
 
 
-class CompactionFailed(TurnEvent):
+class CompactionFailed(TurnEvent, frozen=True, kw_only=True):
     """Nothing has changed; the model is not called before a compaction succeeds."""
 
     error: Exception
 
 
-class AgentStopped(AgentEvent):
+class AgentStopped(AgentEvent, frozen=True, kw_only=True):
     """The worker has ended; this is the last event."""
 
     error: Exception | None = None

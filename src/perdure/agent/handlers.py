@@ -106,12 +106,12 @@ class UserInputMessageEventHandler:
             message = event.message
             for process in context.config.input_processors:
                 message = await maybe_await(process(message, context))
-            await begin_context(context)
+            begin_context(context)
             context.memory.ingest_user_message(message, context.turn_id)
         context.enqueue(LLMUserMessageReadyEvent())
 
 
-async def begin_context(context: AgentContext) -> None:
+def begin_context(context: AgentContext) -> None:
     """Begin a working context that was not restored, with the system prompt and nothing else."""
     state, memory = context.state, context.memory
     if context.begun:
@@ -120,9 +120,7 @@ async def begin_context(context: AgentContext) -> None:
     has_old = memory.context_bytes > 0
     if state.restore_options is None and (has_old or state.system_prompt):
         head = (Message.system(state.system_prompt),) if state.system_prompt else ()
-        await memory.reset_working_context_snapshot(
-            head, system_prompt=state.system_prompt or None, reason="begin"
-        )
+        memory.replace_context(head, system_prompt=state.system_prompt or None, reason="begin")
 
 
 @final
@@ -133,11 +131,11 @@ class LLMUserMessageReadyEventHandler:
         """Stream an answer; tools, or the end of the turn, come next."""
         limit = context.config.max_model_calls
         if context.model_calls >= limit:
-            message = (
+            text = (
                 f"agent {context.agent_id!r}: the model was called {limit} times in turn "
                 f"{context.turn_id}: raise max_model_calls, or look at its tools"
             )
-            raise SessionError(message, agent=context.agent_id, turn=context.turn_id)
+            raise SessionError(text, agent=context.agent_id, turn=context.turn_id)
         context.model_calls += 1
         request = await context.assembler.prepare_request(
             context.turn_id, context.state.system_prompt
@@ -209,12 +207,10 @@ class ToolInvocationRequestEventHandler:
                 group.start_soon(self._call, call, context, results)
         context.enqueue(ToolResultEvent(tuple(results)))
 
-    async def _call(
-        self, call: ToolCall, context: AgentContext, results: list[ToolResult]
-    ) -> None:
+    async def _call(self, call: ToolCall, context: AgentContext, results: list[ToolResult]) -> None:
         agent_id, turn_id = context.agent_id, context.turn_id
         context.emit(ToolStarted(agent_id=agent_id, turn_id=turn_id, call=call))
-        result = await context.toolbox.run(call, context, timeout=context.config.tool_timeout)
+        result = await context.toolbox.run(call, context, limit=context.config.tool_timeout)
         result = await self._processed(call, result, context)
         message = Message(role="tool", tool_result=result)
         if context.memory.ingest_tool_result(message, turn_id):

@@ -16,7 +16,20 @@ from perdure.agent.events import UserMessageReceivedEvent
 from perdure.agent.streams import EventStream
 from perdure.errors import SessionClosedError
 
-__all__ = ["InputQueues", "Posted"]
+__all__ = ["InputQueues", "LoadRequest", "Posted"]
+
+
+@final
+class LoadRequest:
+    """A wish to restore the stored conversation, between two messages."""
+
+    __slots__ = ("done", "error", "found")
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.error: Exception | None = None
+        self.found = False
+        """Whether there was one."""
 
 
 @final
@@ -25,7 +38,9 @@ class Posted:
 
     __slots__ = ("event", "stream")
 
-    def __init__(self, event: UserMessageReceivedEvent, stream: EventStream | None = None) -> None:
+    def __init__(
+        self, event: UserMessageReceivedEvent | LoadRequest, stream: EventStream | None = None
+    ) -> None:
         self.event = event
         self.stream = stream
 

@@ -13,12 +13,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import final
 
-
 from perdure.agent.turns import TurnTracker
 from perdure.codec.messages import decode_message, encode_message
 from perdure.errors import NotStorableError
 from perdure.memory.compaction import Compaction, CompactionPolicy, Compactor, TurnTrace
-from perdure.memory.items import MemoryBundle, item_entry
+from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, item_entry
 from perdure.memory.retrieval import Retriever, select
 from perdure.memory.traces import RawTurn, newest_turns, read_turns
 from perdure.model.messages import Message
@@ -168,7 +167,14 @@ class MemoryManager:
     async def reset_working_context_snapshot(
         self, messages: Sequence[Message], *, system_prompt: str | None, reason: str
     ) -> None:
-        """Replace the working context; history stays. No counter moves."""
+        """Replace the working context, durably; history stays. No counter moves."""
+        self.replace_context(messages, system_prompt=system_prompt, reason=reason)
+        await self.persist_working_context_snapshot()
+
+    def replace_context(
+        self, messages: Sequence[Message], *, system_prompt: str | None, reason: str
+    ) -> None:
+        """Replace the working context; durable with what comes next."""
         context = working_context(self.session)
         entry = context_entry(
             messages,
@@ -179,7 +185,6 @@ class MemoryManager:
             types=registry_of(self.session),
         )
         self.session.accept((entry,))
-        await self.persist_working_context_snapshot()
 
     async def append_repairs(self, messages: Sequence[Message]) -> None:
         """Append the results that a restore made up for calls that have none."""
@@ -249,8 +254,8 @@ class MemoryManager:
             reason="compaction",
             types=registry_of(self.session),
         )
-        items = [item_entry(item) for item in (*done.episodic, *done.semantic)]
-        self.session.accept((*items, replaced))
+        items: list[EpisodicItem | SemanticItem] = [*done.episodic, *done.semantic]
+        self.session.accept((*map(item_entry, items), replaced))
 
     def safe_messages(self) -> tuple[Message, ...]:
         """Return the working context as every provider takes it."""

@@ -34,6 +34,10 @@ def render_openai(messages: Sequence[Message]) -> list[Any]:
     return render(messages, "openai")
 
 
+def _tell_nobody(_: AgentEvent) -> None:
+    pass
+
+
 @final
 class LLMRequestAssembler:
     """Prepare what the model is asked with.
@@ -54,7 +58,7 @@ class LLMRequestAssembler:
     ) -> None:
         self._memory = memory
         self._renderer = renderer
-        self._emit = emit or (lambda event: None)
+        self._emit = emit or _tell_nobody
 
     async def prepare_request(self, current_turn_id: str, system_prompt: str) -> LLMRequest:
         """Return the next request; what it shows of the turn is durable.

@@ -6,9 +6,9 @@ from typing import final
 
 from perdure._lib.host import Host
 from perdure.agent.context import AgentContext
-from perdure.agent.events import AgentEvent, AgentStopped, UserMessageReceivedEvent
+from perdure.agent.events import AgentEvent, UserMessageReceivedEvent
 from perdure.agent.handlers import WorkerEventDispatcher, usual_handlers
-from perdure.agent.inputs import Posted
+from perdure.agent.inputs import InputQueues, LoadRequest, Posted
 from perdure.agent.streams import EventStream
 from perdure.agent.worker import AgentWorker, running_worker
 from perdure.errors import SessionClosedError, SessionError
@@ -58,6 +58,9 @@ class AgentRuntime:
         await self.worker.ready.wait()
         if self.worker.error is not None:
             raise self.worker.error
+        if self.worker.done.is_set():
+            message = f"agent {context.agent_id!r} was stopped before it was ready"
+            raise SessionClosedError(message, agent=context.agent_id)
 
     async def submit_event(
         self, event: UserMessageReceivedEvent, stream: EventStream | None = None
@@ -66,10 +69,27 @@ class AgentRuntime:
 
         Raises:
             SessionClosedError: The agent does not run.
-            SessionError: It is the agent's own tool that posts, and the inbox is full.
             WrongLoopError: The agent belongs to another loop, thread or process.
 
         """
+        await self._inputs().post(Posted(event, stream))
+
+    async def load(self) -> bool:
+        """Restore the stored conversation of an agent that was made without it.
+
+        Raises:
+            SessionClosedError: The agent does not run.
+            SessionError: It has begun a new conversation.
+
+        """
+        request = LoadRequest()
+        await self._inputs().post(Posted(request))
+        await request.done.wait()
+        if request.error is not None:
+            raise request.error
+        return request.found
+
+    def _inputs(self) -> InputQueues:
         context = self._context
         if context is None or context.inputs is None or not self.is_running:
             message = "this agent does not run: start it, or use `async with agent`"
@@ -77,7 +97,7 @@ class AgentRuntime:
         stray = home_of(context.session).stray()
         if stray is not None:
             raise wrong_loop(f"agent {context.agent_id!r}", stray)
-        await context.inputs.post(Posted(event, stream))
+        return context.inputs
 
     def listen(self) -> EventStream:
         """Return a stream of all events from now on."""
@@ -118,12 +138,14 @@ class AgentRuntime:
         if self._host is not None:
             await self._host.aclose()
 
-    async def _torn_down(self) -> None:
-        """The loop is being closed: what the turn has so far is for the manager to save."""
+    def drain(self) -> None:
+        """Begin no further turn; the running one goes on."""
         if self.worker is not None:
             self.worker.drain()
+
+    async def _torn_down(self) -> None:
+        self.drain()  # the loop is being closed: what the turn has is the manager's to save
 
     def _gone(self, stream: EventStream) -> None:
         if stream in self._listeners:
             self._listeners.remove(stream)
-

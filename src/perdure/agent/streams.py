@@ -8,7 +8,7 @@ nothing else is. No task and no cancel scope belongs to a stream: it may be drop
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Final, Self, final
 
@@ -27,6 +27,7 @@ class EventStream:
 
     Args:
         last: Types of event after which the stream is at its end.
+        begin: Awaited before the first event is fetched.
         on_close: Called once when it is closed.
 
     """
@@ -34,9 +35,11 @@ class EventStream:
     def __init__(
         self,
         *last: type[AgentEvent],
+        begin: Callable[[EventStream], Awaitable[object]] | None = None,
         on_close: Callable[[EventStream], object] | None = None,
     ) -> None:
-        self._last = (*last, AgentStopped)
+        self._begin = begin
+        self._last: tuple[type[AgentEvent], ...] = (*last, AgentStopped)
         self._on_close = on_close
         self._waiting: deque[AgentEvent] = deque()
         self._news = anyio.Event()
@@ -48,6 +51,9 @@ class EventStream:
         return self
 
     async def __anext__(self) -> AgentEvent:
+        begin, self._begin = self._begin, None
+        if begin is not None:
+            await begin(self)
         while not self._waiting:
             if self._ended:
                 raise StopAsyncIteration

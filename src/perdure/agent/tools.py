@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Final, final, get_type_hints
 
 import anyio
@@ -49,7 +49,7 @@ class Tool:
         description: str | None = None,
     ) -> None:
         self.function = function
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name = str(name or getattr(function, "__name__", type(function).__name__))
         if not _NAME.fullmatch(self.name):
             message = f"a tool cannot be named {self.name!r}: give it name= of letters, digits, _"
             raise ConfigError(message, tool=self.name)
@@ -124,31 +124,31 @@ class Toolbox:
             self._tools[made.name] = made
         self.specs = tuple(one.spec for one in self._tools.values())
 
-    def __iter__(self) -> Iterable[Tool]:
+    def __iter__(self) -> Iterator[Tool]:
         return iter(self._tools.values())
 
     async def run(
-        self, call: ToolCall, context: AgentContext, *, timeout: float | None
+        self, call: ToolCall, context: AgentContext, *, limit: float | None = None
     ) -> ToolResult:
-        """Call a tool; whatever goes wrong is a result with an error."""
+        """Call a tool, for at most some seconds; whatever goes wrong is a result with an error."""
         found = self._tools.get(call.name)
         if found is None:
             known = ", ".join(self._tools) or "none"
             return _failed(call, f"there is no tool {call.name!r}; there are: {known}")
         try:
-            with _within(timeout):
+            with _within(limit):
                 result = await found.run(call.arguments, context)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             return _failed(call, f"the arguments do not fit: {error}")
         except TimeoutError as error:
-            return _failed(call, f"TimeoutError: {error or f'no result within {timeout} s'}")
+            return _failed(call, f"TimeoutError: {str(error) or f'no result within {limit} s'}")
         except Exception as error:  # noqa: BLE001  # the model's to deal with
             return _failed(call, f"{type(error).__name__}: {error}")
         return ToolResult(call.id, call.name, result)
 
 
-def _within(timeout: float | None) -> contextlib.AbstractContextManager[object]:
-    return contextlib.nullcontext() if timeout is None else anyio.fail_after(timeout)
+def _within(limit: float | None) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if limit is None else anyio.fail_after(limit)
 
 
 def _failed(call: ToolCall, why: str) -> ToolResult:
@@ -196,9 +196,7 @@ def _field(parameter: inspect.Parameter, kind: Any) -> Any:
 
 def _schema(name: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
     try:
-        _, components = msgspec.json.schema_components(
-            (arguments,), ref_template="#/$defs/{name}"
-        )
+        _, components = msgspec.json.schema_components((arguments,), ref_template="#/$defs/{name}")
     except TypeError as error:
         message = f"the parameters of tool {name!r} have no JSON schema: {error}"
         raise ConfigError(message, tool=name) from error

@@ -15,7 +15,7 @@ from typing import Any, final
 
 import anyio
 
-from perdure.agent.bootstrap import keep_custom_data
+from perdure.agent.bootstrap import keep_custom_data, load_now
 from perdure.agent.context import AgentContext
 from perdure.agent.events import (
     AgentEvent,
@@ -27,8 +27,8 @@ from perdure.agent.events import (
     TurnStarted,
 )
 from perdure.agent.handlers import WorkerEventDispatcher
-from perdure.agent.inputs import InputQueues, Posted
-from perdure.errors import SessionClosedError
+from perdure.agent.inputs import InputQueues, LoadRequest, Posted
+from perdure.errors import PerdureError, SessionClosedError
 from perdure.model.messages import Message
 from perdure.session.turn import Turn
 
@@ -134,12 +134,13 @@ class AgentWorker:
             if self._draining:
                 self._refuse(posted)
                 break
+            if isinstance(posted.event, LoadRequest):
+                await self._load(posted.event)
+                continue
             self._posted = posted
-            try:
-                await self._answer(posted, inputs)
-            finally:
-                self._posted = None
-                inputs.forget_internal()
+            await self._answer(posted, inputs)
+            self._posted = None
+            inputs.forget_internal()
             if not session.is_writable:
                 self.error = session.closed_by
                 break
@@ -152,16 +153,19 @@ class AgentWorker:
         try:
             with scope:
                 await self._turn(posted, inputs, over)
+            self._turn_scope = None
+            if scope.cancelled_caught:  # an interruption does not wait for the turn's save
+                await context.session.save()
         except Exception as error:  # noqa: BLE001  # told, and the next message is answered
             log.info("a turn failed", extra={"agent": context.agent_id, "turn": over.turn_id})
-            self.emit(TurnFailed(agent_id=context.agent_id, turn_id=over.turn_id, error=error))
-            return
+            failed = TurnFailed(
+                agent_id=context.agent_id, turn_id=over.turn_id, error=_innermost(error)
+            )
+            self.emit(failed)
+        else:
+            self.emit(over.event(context.session.durable_version))
         finally:
             self._turn_scope = None
-        # An interruption leaves the turn without waiting for its save.
-        if scope.cancelled_caught:
-            await context.session.save()
-        self.emit(over.event(context.session.durable_version))
 
     async def _turn(self, posted: Posted, inputs: InputQueues, over: _Over) -> None:
         context, tracker = self._context, self._context.memory.turn_tracker
@@ -176,11 +180,26 @@ class AgentWorker:
                 keep_custom_data(context)
                 over.ended(context.last_message)
             except BaseException:
-                if context.session.is_writable:
-                    context.memory.close_open_calls()
+                self._close_calls()
                 raise
             finally:
                 tracker.end()
+
+    def _close_calls(self) -> None:
+        """Close the calls that a turn leaves without a result, if that can be kept."""
+        try:
+            self._context.memory.close_open_calls()
+        except PerdureError as error:  # the turn's own error counts; a restore closes them
+            facts = {"agent": self._context.agent_id}
+            log.info("open tool calls could not be closed", extra=facts, exc_info=error)
+
+    async def _load(self, request: LoadRequest) -> None:
+        try:
+            request.found = await load_now(self._context)
+        except Exception as error:  # noqa: BLE001  # raised where it was asked for
+            request.error = error
+        finally:
+            request.done.set()
 
     def _refuse(self, posted: Posted) -> None:
         error = self.error or SessionClosedError(
@@ -189,6 +208,9 @@ class AgentWorker:
         )
         if posted.stream is not None:
             posted.stream.feed(AgentStopped(agent_id=self._context.agent_id, error=error))
+        if isinstance(posted.event, LoadRequest):
+            posted.event.error = error
+            posted.event.done.set()
 
     def _end(self, inputs: InputQueues) -> None:
         for posted in inputs.abandon():
@@ -198,6 +220,13 @@ class AgentWorker:
         self._publish(AgentStopped(agent_id=self._context.agent_id, error=self.error))
         self.ready.set()
         self.done.set()
+
+
+def _innermost(error: Exception) -> Exception:
+    """Return what a task group has wrapped, if it is one error."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 class _Over:

@@ -12,7 +12,7 @@ from typing import final
 from perdure.autosave import refusals
 from perdure.autosave.books import Books
 from perdure.autosave.capture import as_group, size_of
-from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.options import Engine
 from perdure.autosave.schedule import Schedule
 from perdure.autosave.tracked import OVERHEAD, Tracked
 from perdure.model.records import Entry
@@ -68,7 +68,7 @@ class Intake:
             and (o := t.options) is not None
             and (t.pending_bytes >= o.max_bytes or t.version - t.durable >= o.max_records)
         ):
-            self._fill(t, o, now)
+            self._fill(t, now)
         return t.version
 
     def _admit(self, t: Tracked, entries: tuple[Entry, ...], now: float) -> None:
@@ -100,11 +100,14 @@ class Intake:
             t.oldest_at = now
             if t.end is None:
                 self._books.unsaved[t] = None
-        if t.inflight is None:
-            self._schedule.arm(t, now)
+        self._fill(t, now)
+        self._schedule.arm(t, now)
 
-    def _fill(self, t: Tracked, o: Autosave, now: float) -> None:
+    def _fill(self, t: Tracked, now: float) -> None:
         """Make a session due if much of it is with no save."""
+        o = t.options
+        if o is None:
+            return
         captured = t.durable if t.inflight is None else t.inflight
         size = t.pending_bytes - t.captured_bytes
         if size >= o.max_bytes or t.version - captured >= o.max_records:
@@ -124,6 +127,7 @@ class Intake:
         if t.version > t.group_from:
             t.pending[-1] = t.pending[-1]._replace(end=True)
         t.group_at, t.group_warned = None, False
+        self._fill(t, now)
         self._schedule.arm(t, now)
 
     def seal(self, t: Tracked | None) -> None:

@@ -108,7 +108,8 @@ class Timer:
 
     async def _sleep(self) -> None:
         self._schedule.nudged = False
-        at = self._next_at(self._clock())
+        now = self._clock()
+        at = max(self._next_at(now), now)
         self._alarm = at
         self._woken = anyio.Event()
         with anyio.CancelScope(deadline=at):

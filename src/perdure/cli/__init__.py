@@ -22,9 +22,10 @@ def main(tokens: Sequence[str] | None = None) -> int:
     try:
         from perdure.cli.app import run
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in NEEDED:
+        name = (error.name or "").partition(".")[0]
+        if name not in NEEDED:
             raise
-        message = f"perdure: {error.name} is not installed: pip install 'perdure[cli]'"
+        message = f"perdure: {name} is not installed: pip install 'perdure[cli]'"
         print(message, file=sys.stderr)
         return USAGE
     return run(sys.argv[1:] if tokens is None else list(tokens))

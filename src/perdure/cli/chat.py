@@ -45,8 +45,8 @@ async def _chat(id: str, where: Stored) -> None:
         agent = await AgentFactory(sessions).create_agent(config(), agent_id=id)
         async with agent:
             if not where.json:
-                async with sessions.open(id) as session:
-                    _greet(id, session.info.turns, str(session.restore_report))
+                session = agent.session
+                _greet(id, session.info.turns, str(session.restore_report))
             while (text := await _read(prompt=not where.json)) is not None:
                 await _turn(agent, text, json=where.json)
 

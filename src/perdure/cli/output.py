@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 KIB = 1024
+WIDE = 10_000
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -41,8 +42,8 @@ def stderr() -> Console:
 
 
 def stdout() -> Console:
-    """Return the console for answers; not wrapped where a program reads."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    """Return the console for answers; nothing is wrapped where a program reads."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE, soft_wrap=True)
 
 
 def say(text: str) -> None:

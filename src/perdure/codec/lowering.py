@@ -36,6 +36,7 @@ MAX_INT_BITS = 14_284
 
 _ATOMS = frozenset({str, int, bool, type(None)})
 _are_atoms = _ATOMS.issuperset
+_are_text = frozenset({str}).issuperset
 
 
 def is_plain(value: Any) -> bool:
@@ -47,7 +48,7 @@ def is_plain(value: Any) -> bool:
         for node in level:
             items = node
             if type(node) is dict:
-                if not all(type(key) is str for key in node):
+                if not _are_text(map(type, node)):
                     return False
                 items = node.values()
             if not (_are_atoms(map(type, items)) or _descend(items, below)):

@@ -16,9 +16,9 @@ import msgspec
 
 from perdure.codec.json import decode
 from perdure.errors import CorruptRecordError
-from perdure.model.records import CONTEXT, MESSAGE, MESSAGE_KINDS, TOOL_RESULT
+from perdure.model.records import CONTEXT, MESSAGE, MESSAGE_KINDS, RETRACT, TOOL_RESULT
 
-__all__ = ["SCHEMA_VERSION", "SNAPSHOT", "Snapshot", "WorkingContext"]
+__all__ = ["SCHEMA_VERSION", "SNAPSHOT", "Retraction", "Snapshot", "WorkingContext"]
 
 SNAPSHOT = "working_context_snapshot.json"
 """The document that caches the working context."""
@@ -50,6 +50,8 @@ class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Whether the first message is a system message from before the cut."""
     cut: bool = False
     """Whether older messages were left out."""
+    rebuilt_at: int = 0
+    """The last record that replaced or took back messages."""
 
 
 class _Role(msgspec.Struct):
@@ -63,6 +65,13 @@ class _Rebuilt(msgspec.Struct):
     epoch_id: int = 0
     last_compaction_ts: float | None = None
     system_prompt_sha256: str | None = None
+    reason: str = ""
+
+
+class Retraction(msgspec.Struct):
+    """The payload of a record that takes back what came after another one."""
+
+    after: int
 
 
 class WorkingContext:
@@ -77,6 +86,7 @@ class WorkingContext:
         "epoch_id",
         "last_compaction_ts",
         "limit",
+        "rebuilt_at",
         "seq",
         "size",
         "system",
@@ -91,6 +101,8 @@ class WorkingContext:
         """The last record that was fed, of whichever kind."""
         self.cut = False
         """Whether older messages were left out."""
+        self.rebuilt_at = 0
+        """The last record that replaced or took back messages."""
         self.system: Kept | None = None
         """The newest system message among those that no longer fit."""
         self.epoch_id = 0
@@ -107,6 +119,8 @@ class WorkingContext:
                 self._trim()
         elif kind == CONTEXT:
             self._replace(seq, payload)
+        elif kind == RETRACT:
+            self._take_back(seq, decode(payload, Retraction).after)
 
     def messages(self) -> Iterator[bytes]:
         """Return the messages as they would be sent: the system message first.
@@ -126,6 +140,21 @@ class WorkingContext:
                 return atoms[at:]
         return atoms
 
+    def reaches(self, after: int) -> bool:
+        """Say whether what came after a record can be taken back from here.
+
+        If not, older messages have to come back from the log: the retraction then
+        brings the context with it.
+        """
+        return not self.cut and after >= self.rebuilt_at
+
+    def _take_back(self, seq: int, after: int) -> None:
+        while self._atoms and self._atoms[-1][-1][0] > after:
+            self.size -= len(self._atoms[-1].pop()[1])
+            if not self._atoms[-1]:
+                self._atoms.pop()
+        self.rebuilt_at = seq
+
     def _add(self, seq: int, kind: str, payload: bytes) -> None:
         self.size += len(payload)
         if kind == TOOL_RESULT and self._atoms:
@@ -143,6 +172,7 @@ class WorkingContext:
 
     def _replace(self, seq: int, payload: bytes) -> None:
         rebuilt = decode(payload, _Rebuilt)
+        self.rebuilt_at = seq
         self._atoms.clear()
         self.size = 0
         self.system = None
@@ -173,6 +203,21 @@ class WorkingContext:
                 atoms=[len(atom) for atom in self._atoms],
                 pinned=self.system is not None,
                 cut=self.cut,
+                rebuilt_at=self.rebuilt_at,
+            )
+        )
+
+    def as_record(self, reason: str) -> bytes:
+        """Return the payload of a record that brings this context back."""
+        kept = [] if self.system is None else [self.system]
+        kept.extend(one for atom in self._atoms for one in atom)
+        return msgspec.json.encode(
+            _Rebuilt(
+                messages=[msgspec.Raw(payload) for _, payload in kept],
+                epoch_id=self.epoch_id,
+                last_compaction_ts=self.last_compaction_ts,
+                system_prompt_sha256=self.system_prompt_sha256,
+                reason=reason,
             )
         )
 
@@ -190,6 +235,7 @@ class WorkingContext:
             for seq, message in kept:
                 context._add(seq, _kind(message), message)
         context.cut = snapshot.cut
+        context.rebuilt_at = snapshot.rebuilt_at
         context._trim()
         context.seq = snapshot.seq
         context.epoch_id = snapshot.epoch_id

@@ -41,6 +41,7 @@ __all__ = [
     "fold_session",
     "fold_state",
     "names_of",
+    "note_turn",
     "typed",
 ]
 
@@ -48,6 +49,9 @@ SESSION = "session.json"
 MEMORY = "memory.json"
 EPISODIC = "episodic.jsonl"
 SEMANTIC = "semantic.jsonl"
+
+TURN_IDS = 1000
+"""How many turns back a retry by id is known."""
 
 
 class MemoryEntry(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=False):
@@ -99,6 +103,8 @@ class Turned(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Seconds since 1970."""
     error: str | None = None
     """The type of the exception that interrupted it."""
+    given: bool = False
+    """Whether the id is the caller's own, by which a retry is known."""
 
 
 class Meta(msgspec.Struct, omit_defaults=True):
@@ -169,6 +175,8 @@ class SessionDocument(msgspec.Struct, rename="camel", kw_only=True):
     last_active_at: str = ""
     turns: int = 0
     messages: int = 0
+    turn_ids: dict[str, int] = {}
+    """The numbers of the newest turns that ended and whose ids were the caller's own."""
     context: ContextState
     metadata: SessionMetadata = msgspec.field(default_factory=SessionMetadata)
 
@@ -227,6 +235,7 @@ def _count(document: SessionDocument, record: Record) -> None:
     elif record.kind == TURN:
         turned = decode(record.payload, Turned)
         document.turns = max(document.turns, turned.number)
+        note_turn(document.turn_ids, turned)
     elif record.kind == META:
         _describe(document.metadata, decode(record.payload, Meta))
     if record.kind in {TURN, META, EPOCH}:
@@ -234,6 +243,14 @@ def _count(document: SessionDocument, record: Record) -> None:
         if at is not None:
             document.last_active_at = _iso(at)
             document.created_at = document.created_at or document.last_active_at
+
+
+def note_turn(turn_ids: dict[str, int], turned: Turned) -> None:
+    """Remember a turn that ended, by the id that its caller gave it."""
+    if turned.given and turned.phase == "end":
+        turn_ids[turned.turn] = turned.number
+        if len(turn_ids) > TURN_IDS:
+            del turn_ids[next(iter(turn_ids))]
 
 
 def _describe(metadata: SessionMetadata, meta: Meta) -> None:

@@ -32,8 +32,9 @@ def select(
     """
     newest = tuple(episodic[-max_episodic:]) if max_episodic > 0 else ()
     # The newest of equally weighty facts first; the sort is stable.
-    weighty = sorted(reversed(semantic), key=lambda item: -item.salience)
-    return MemoryBundle(newest, tuple(weighty[: max(max_semantic, 0)]))
+    newest_first = list(reversed(semantic))
+    newest_first.sort(key=lambda item: -item.salience)
+    return MemoryBundle(newest, tuple(newest_first[: max(max_semantic, 0)]))
 
 
 @final

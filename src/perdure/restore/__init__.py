@@ -1,1 +1,45 @@
 """From stored bytes to a session again: valid, else caught up, else rebuilt."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.restore.bootstrapper import (
+        WorkingContextSnapshotBootstrapOptions as WorkingContextSnapshotBootstrapOptions,
+    )
+    from perdure.restore.bootstrapper import (
+        WorkingContextSnapshotBootstrapper as WorkingContextSnapshotBootstrapper,
+    )
+    from perdure.restore.rebuild import CompactionSnapshotBuilder as CompactionSnapshotBuilder
+    from perdure.restore.repair import Repair as Repair
+    from perdure.restore.serializer import WorkingContextSnapshot as WorkingContextSnapshot
+    from perdure.restore.serializer import (
+        WorkingContextSnapshotSerializer as WorkingContextSnapshotSerializer,
+    )
+    from perdure.restore.snapshot_store import (
+        WorkingContextSnapshotStore as WorkingContextSnapshotStore,
+    )
+
+# Resolved when used: every session opens through `perdure.restore.ladder`, few need these.
+_HOME_OF = {
+    "CompactionSnapshotBuilder": "rebuild",
+    "Repair": "repair",
+    "WorkingContextSnapshot": "serializer",
+    "WorkingContextSnapshotBootstrapOptions": "bootstrapper",
+    "WorkingContextSnapshotBootstrapper": "bootstrapper",
+    "WorkingContextSnapshotSerializer": "serializer",
+    "WorkingContextSnapshotStore": "snapshot_store",
+}
+
+__all__ = list(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'perdure.restore' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"perdure.restore.{module}"), name)
+    globals()[name] = value
+    return value

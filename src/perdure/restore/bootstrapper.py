@@ -92,38 +92,70 @@ class Bootstrapped(msgspec.Struct, frozen=True):
 class SnapshotStore(Protocol):
     """Where the snapshot is kept."""
 
-    async def exists(self, agent_id: str) -> bool: ...
-    async def read(self, agent_id: str) -> dict[str, Any] | None: ...
+    async def exists(self, agent_id: str) -> bool:
+        """Say whether there is one."""
+        ...
+
+    async def read(self, agent_id: str) -> dict[str, Any] | None:
+        """Return it."""
+        ...
 
 
 class Retrieving(Protocol):
     """What finds memories."""
 
-    async def retrieve(self, max_episodic: int, max_semantic: int) -> MemoryBundle: ...
+    async def retrieve(self, max_episodic: int, max_semantic: int) -> MemoryBundle:
+        """Return what a working context is rebuilt with."""
+        ...
 
 
 class RestorableMemory(Protocol):
     """What the bootstrapper needs of a memory manager."""
 
     @property
-    def agent_id(self) -> str: ...
-    @property
-    def restored_from(self) -> Source: ...
-    @property
-    def system_prompt_sha256(self) -> str | None: ...
-    @property
-    def working_context_snapshot_store(self) -> SnapshotStore: ...
-    @property
-    def retriever(self) -> Retrieving: ...
+    def agent_id(self) -> str:
+        """Whose memory it is."""
+        ...
 
-    def get_working_context_messages(self) -> list[Message]: ...
+    @property
+    def restored_from(self) -> Source:
+        """Where the working context came from when the session was opened."""
+        ...
+
+    @property
+    def system_prompt_sha256(self) -> str | None:
+        """The hash of the prompt that the context was made with, if it was noted."""
+        ...
+
+    @property
+    def working_context_snapshot_store(self) -> SnapshotStore:
+        """Where the cache is."""
+        ...
+
+    @property
+    def retriever(self) -> Retrieving:
+        """What finds memories."""
+        ...
+
+    def get_working_context_messages(self) -> list[Message]:
+        """Return the working context."""
+        ...
+
     async def get_raw_tail(
         self, tail_turns: int | None, exclude_turn_id: str | None = None
-    ) -> Sequence[Message]: ...
+    ) -> Sequence[Message]:
+        """Return the newest turns' messages."""
+        ...
+
     async def reset_working_context_snapshot(
         self, messages: Sequence[Message], *, system_prompt: str | None, reason: str
-    ) -> None: ...
-    async def append_repairs(self, messages: Sequence[Message]) -> None: ...
+    ) -> None:
+        """Replace the working context, durably."""
+        ...
+
+    async def append_repairs(self, messages: Sequence[Message]) -> None:
+        """Append results that were made up, durably."""
+        ...
 
 
 @final
@@ -169,7 +201,7 @@ class WorkingContextSnapshotBootstrapper:
             bundle = await memory.retriever.retrieve(options.max_episodic, options.max_semantic)
             tail = await memory.get_raw_tail(options.raw_tail_turns)
             target = self._builder.build(prompt or "", bundle, tail)
-            source = "rebuild" if target[1:] or current[1:] else "fresh"
+            source = "rebuild" if tail or bundle.episodic or bundle.semantic else "fresh"
             what = f"{len(bundle.episodic)} episodes, {len(bundle.semantic)} facts, {len(tail)} raw"
             steps.append(RestoreStep("rebuilt", f"from {what} messages"))
         if changed:
@@ -258,4 +290,3 @@ def _mending(mended: Repair) -> list[RestoreStep]:
         "emptied": (mended.empty, "answers with nothing in them"),
     }
     return [RestoreStep(what, f"{count} {of}") for what, (count, of) in counts.items() if count]
-

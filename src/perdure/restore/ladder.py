@@ -15,7 +15,7 @@ import msgspec
 from perdure.codec.json import decode
 from perdure.errors import FormatError
 from perdure.memory.context import SNAPSHOT, WorkingContext
-from perdure.memory.documents import SESSION, SessionDocument, Turned
+from perdure.memory.documents import SESSION, SessionDocument, Turned, note_turn
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.model.records import (
@@ -51,6 +51,7 @@ class Restored(msgspec.Struct, kw_only=True):
     """What memory, state and metadata need on top of their documents."""
     head: int = 0
     turns: int = 0
+    turn_ids: dict[str, int] = {}
     messages: int = 0
     tail_bytes: int = 0
     """Of all records since the last fold."""
@@ -90,6 +91,7 @@ async def restore(store: Store, key: SessionKey, *, context_bytes: int) -> Resto
         info=info,
         tail=[],
         turns=0 if info is None else info.turns,
+        turn_ids={} if info is None else dict(info.turn_ids),
         messages=0 if info is None else info.messages,
         report=RestoreReport(source="fresh"),
     )
@@ -142,8 +144,9 @@ def _take_in(restored: Restored, record: Record, since: int, counted: int, folde
         if kind in MESSAGE_KINDS:
             restored.messages += 1
         elif kind == TURN:
-            number = decode(record.payload, Turned).number
-            restored.turns = max(restored.turns, number)
+            turned = decode(record.payload, Turned)
+            restored.turns = max(restored.turns, turned.number)
+            note_turn(restored.turn_ids, turned)
     if kind in KEPT_FOR_LATER:
         restored.tail.append(record)
     if seq > folded and kind != EPOCH:

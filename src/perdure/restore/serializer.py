@@ -14,7 +14,7 @@ import msgspec
 from perdure.codec.json import decode, encode
 from perdure.codec.messages import decode_message, encode_message
 from perdure.codec.values import NO_TYPES, Types
-from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
+from perdure.errors import PerdureError, UnsupportedVersionError
 from perdure.memory.context import SCHEMA_VERSION, Snapshot
 from perdure.model.messages import Message
 
@@ -70,20 +70,16 @@ class WorkingContextSnapshotSerializer:
         Raises:
             UnsupportedVersionError: It has another schema version.
             CorruptRecordError: It is not well-formed.
+            NotStorableError: It is not made of JSON values.
 
         """
         version = _field(payload, "schema_version")
         if isinstance(version, int) and version != SCHEMA_VERSION:
             message = f"the snapshot has schema version {version}, not {SCHEMA_VERSION}: rebuild it"
             raise UnsupportedVersionError(message, found=version)
-        try:
-            stored = msgspec.convert(payload, Snapshot)
-        except msgspec.ValidationError:
-            message = "the snapshot lacks a field, or has one of another type: rebuild it"
-            raise CorruptRecordError(message) from None
-        messages = tuple(
-            decode_message(encode(one), self._types) for one in payload["messages"]
-        )
+        # By way of its bytes, so that there is one reading of the format.
+        stored = decode(encode(payload), Snapshot)
+        messages = tuple(decode_message(bytes(raw), self._types) for raw in stored.messages)
         beside = {name: value for name, value in payload.items() if name not in _OWN}
         snapshot = WorkingContextSnapshot(
             messages=messages,

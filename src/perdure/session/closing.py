@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import anyio
+import msgspec
 
 from perdure.autosave.shutdown import ShutdownReport
 from perdure.session.keeping import Keeper
@@ -59,7 +60,8 @@ class Closing:
             report = await self._runtime.saver.aclose(deadline=left, hard_grace=options.hard_grace)
             left = max(total - (self._runtime.clock() - start), 0.0)
             await self._let_go(left)
-            self.report = report
+            took = self._runtime.clock() - start
+            self.report = msgspec.structs.replace(report, duration=took)
         finally:
             self.done.set()
 

@@ -16,7 +16,7 @@ from perdure.codec.encoded import RESERVED_KINDS
 from perdure.codec.json import decode
 from perdure.codec.messages import decode_message
 from perdure.codec.registry import Registry
-from perdure.memory.context import WorkingContext
+from perdure.memory.context import Retraction, WorkingContext
 from perdure.memory.documents import (
     SessionDocument,
     fold_session,
@@ -27,7 +27,15 @@ from perdure.memory.state import States
 from perdure.memory.working import WorkingMemory
 from perdure.model.keys import SessionKey
 from perdure.model.messages import Message
-from perdure.model.records import MEMORY_DROP, MEMORY_SET, MESSAGE_KINDS, META, Entry, Record
+from perdure.model.records import (
+    MEMORY_DROP,
+    MEMORY_SET,
+    MESSAGE_KINDS,
+    META,
+    RETRACT,
+    Entry,
+    Record,
+)
 from perdure.restore.ladder import KEPT_FOR_LATER, Restored
 from perdure.store import Store
 
@@ -41,6 +49,23 @@ class HistoryItem(msgspec.Struct, frozen=True):
     kind: str
     value: Any
     """A Message, an object of a registered type, or the record's JSON as plain values."""
+
+
+class _Below:
+    """Going backwards through a log, pass over what was taken back."""
+
+    __slots__ = ("_newest",)
+
+    def __init__(self) -> None:
+        self._newest = float("inf")
+
+    def shows(self, record: Record) -> bool:
+        """Whether a record counts; one that takes others back hides those."""
+        if record.seq > self._newest:
+            return False
+        if record.kind == RETRACT:
+            self._newest = decode(record.payload, Retraction).after
+        return True
 
 
 class Contents:
@@ -59,6 +84,7 @@ class Contents:
         "messages",
         "names",
         "state",
+        "turn_ids",
         "turns",
     )
 
@@ -74,6 +100,8 @@ class Contents:
         self.key: SessionKey = restored.key
         self.context: WorkingContext = restored.context
         self.turns = restored.turns
+        self.turn_ids = restored.turn_ids
+        """The numbers of turns that ended, by the ids that their callers gave them."""
         self.messages = restored.messages
         self.info_document: SessionDocument | None = restored.info
         manifest = restored.manifest
@@ -163,15 +191,16 @@ class Contents:
     ) -> list[HistoryItem]:
         """Return the newest ``limit`` items before a seq, oldest first."""
         items: list[HistoryItem] = []
+        below = _Below()
         for record in reversed(unsaved):
-            if before is None or record.seq < before:
+            if (before is None or record.seq < before) and below.shows(record):
                 self._show(record, items)
         stop = before if not unsaved else min(before or unsaved[0].seq, unsaved[0].seq)
         if len(items) < limit:
             log = self._store.read_log(self.key, before=stop, reverse=True)
             async with contextlib.aclosing(log):
                 async for chunk in log:
-                    for record in chunk.records:
+                    for record in filter(below.shows, chunk.records):
                         self._show(record, items)
                     if len(items) >= limit:
                         break
@@ -187,6 +216,16 @@ class Contents:
         else:
             value = decode(record.payload)
         items.append(HistoryItem(record.seq, record.kind, value))
+
+    async def as_of(self, seq: int) -> WorkingContext:
+        """Return the working context that the session had at a durable record."""
+        context = WorkingContext(self.context.limit)
+        log = self._store.read_log(self.key, before=seq + 1)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                for record in chunk.records:
+                    context.feed(record.seq, record.kind, record.payload)
+        return context
 
     def decoded(self) -> list[Message]:
         """Return the working context's messages."""

@@ -11,11 +11,12 @@ import msgspec
 from perdure.codec.encoded import Encoded
 from perdure.codec.json import encode
 from perdure.codec.messages import encode_message
-from perdure.errors import TooLargeError
-from perdure.memory.documents import Meta, SessionDocument
+from perdure.errors import ConfigError, TooLargeError
+from perdure.memory.context import Retraction
+from perdure.memory.documents import Meta, SessionDocument, Turned, note_turn
 from perdure.model.messages import Message
-from perdure.model.records import META, Entry, Record
-from perdure.restore.ladder import Restored
+from perdure.model.records import CONTEXT, META, RETRACT, TURN, Entry, Record
+from perdure.restore.ladder import Restored, restore
 from perdure.session.contents import Contents, HistoryItem
 from perdure.session.rendering import ContextFormat, render
 from perdure.session.runtime import Runtime, wrong_loop
@@ -227,9 +228,14 @@ class Session:
         return self.accept((Entry(META, encode(meta)),))
 
     def turn(self, id: str | None = None) -> Turn:
-        """Return a turn to enter: ``async with session.turn()``.
+        """Return a turn to enter: ``async with session.turn() as turn``.
 
         Turns run one at a time, first come, first served. Leaving one waits until it is durable.
+
+        Args:
+            id: The caller's own name for it, such as a request's id. A retry with the same
+                id is the same turn: if it has ended before, ``turn.replayed`` is True.
+
         """
         return Turn(self, self._turns, id)
 
@@ -247,6 +253,62 @@ class Session:
         """
         self._check_home()
         return self._receipt(await self._runtime.saver.save(self.tracked))
+
+    async def retract(self, *, after: int) -> int:
+        """Take the conversation back to what it was at a record, and return the new version.
+
+        For undo, edit and regenerate. It is appended as a record of its own: nothing is erased,
+        and retracting to after it brings the rest back. Memory and states stay as they are.
+
+        Args:
+            after: The seq of the last record that stays, as ``append`` returned it.
+
+        Raises:
+            ConfigError: There is no such record.
+
+        """
+        self._check_open()
+        if not 0 <= after <= self.version:
+            message = f"session {self.key} has records up to {self.version}, none at {after}"
+            raise ConfigError(message, after=after, version=self.version)
+        entry = Entry(RETRACT, encode(Retraction(after)), end=True)
+        if self._contents.context.reaches(after):
+            return self.accept((entry,))
+        await self.save()
+        context = await self._contents.as_of(after)
+        return self.accept((entry, Entry(CONTEXT, context.as_record("retract"))))
+
+    def unsaved(self) -> tuple[Record, ...]:
+        """Return the records that are not durable: also of a session that was lost."""
+        return tuple(
+            Record(seq, self.epoch, entry.kind, entry.payload, entry.end)
+            for seq, entry in enumerate(self.tracked.pending, self.tracked.durable + 1)
+        )
+
+    def retry(self) -> None:
+        """Try again to save a quarantined session, now that the cause is mended."""
+        self._check_open()
+        self._runtime.saver.retry(self.tracked)
+
+    async def discard_unsaved(self) -> int:
+        """Drop the records that are not durable, and return how many; a way out of quarantine.
+
+        What the session holds afterwards is what the store has.
+        """
+        self._check_open()
+        return await self._runtime.host.call(self._discard)
+
+    async def _discard(self) -> int:
+        dropped = self._runtime.saver.discard(self.tracked)
+        runtime = self._runtime
+        restored = await restore(
+            runtime.store, self.key, context_bytes=runtime.limits.context_bytes
+        )
+        self._contents = Contents(runtime.store, runtime.registry, restored, self.accept)
+        # What was appended while we read: it came after what was dropped.
+        self._contents.note(self.durable_version + 1, self.tracked.pending, self.epoch)
+        self.tail_bytes, self.tail_records = restored.tail_bytes, restored.tail_records
+        return dropped
 
     async def wait_durable(self, version: int | None = None) -> Receipt:
         """Wait until a version (None: the newest) is durable, without hurrying the save."""
@@ -272,12 +334,7 @@ class Session:
 
         Page backwards by passing the first item's seq as ``before``.
         """
-        tracked = self.tracked
-        unsaved = [
-            Record(seq, self.epoch, entry.kind, entry.payload, entry.end)
-            for seq, entry in enumerate(tracked.pending, tracked.durable + 1)
-        ]
-        return await self._contents.history(before=before, limit=limit, unsaved=unsaved)
+        return await self._contents.history(before=before, limit=limit, unsaved=self.unsaved())
 
     async def aclose(self) -> None:
         """Save, fold and let go of the session for everybody in this process.
@@ -305,16 +362,21 @@ class Session:
         """Whether an append would be accepted, size and room aside."""
         return self.closed_by is None and self.tracked.writable
 
-    async def begin_turn(self) -> int:
-        """Wait for room, and return the new turn's number."""
+    async def begin_turn(self, turn_id: str) -> int | None:
+        """Wait for room, and return the number of a turn of this id that has ended before."""
         self._check_open()
         await self._runtime.saver.room(self.tracked)
+        return self._contents.turn_ids.get(turn_id)
+
+    def next_turn(self) -> int:
+        """Return the number of a new turn."""
         self._contents.turns += 1
         return self._contents.turns
 
-    def end_turn(self, entry: Entry) -> None:
+    def end_turn(self, turned: Turned) -> None:
         """Append a turn's last record; a save is due with it."""
-        self.accept((entry,))
+        self.accept((Entry(TURN, encode(turned)),))
+        note_turn(self._contents.turn_ids, turned)
         self._runtime.saver.turn_ended(self.tracked)
 
     def folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:

@@ -33,11 +33,14 @@ class Turn:
     cancellation does not wait for that.
     """
 
-    __slots__ = ("_queue", "_session", "id", "number")
+    __slots__ = ("_given", "_queue", "_session", "id", "number", "replayed")
 
     def __init__(self, session: Session, queue: TurnQueue, turn_id: str | None) -> None:
         self._session = session
         self._queue = queue
+        self._given = turn_id is not None
+        self.replayed = False
+        """Whether a turn of this id has ended before: there is nothing left to do in it."""
         self.id = turn_id or ""
         """The given id, or ``turn_0001`` and so on; numbers go on after a restore."""
         self.number = 0
@@ -45,9 +48,12 @@ class Turn:
     async def __aenter__(self) -> Self:
         await self._queue.enter(str(self._session.key))
         try:
-            self.number = await self._session.begin_turn()
+            done = await self._session.begin_turn(self.id)
+            self.replayed = done is not None
+            self.number = done or self._session.next_turn()
             self.id = self.id or f"turn_{self.number:04d}"
-            self._session.accept((self._entry("begin"),))
+            if not self.replayed:
+                self._session.accept((self._entry("begin"),))
         except BaseException:
             self._queue.leave()
             raise
@@ -60,11 +66,13 @@ class Turn:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if exc_type is None:
-                self._session.end_turn(self._entry("end"))
+            if self.replayed:
+                await self._session.save()
+            elif exc_type is None:
+                self._session.end_turn(self._turned("end"))
                 await self._session.save()
             elif self._session.is_writable:
-                self._session.end_turn(self._entry("interrupted", exc_type.__name__))
+                self._session.end_turn(self._turned("interrupted", exc_type.__name__))
                 if issubclass(exc_type, Exception):
                     await self._session.save()
         finally:
@@ -87,9 +95,18 @@ class Turn:
         if inspect.isawaitable(result):
             await result
 
-    def _entry(self, phase: str, error: str | None = None) -> Entry:
-        turned = Turned(turn=self.id, number=self.number, phase=phase, at=time.time(), error=error)
-        return Entry(TURN, encode(turned))
+    def _entry(self, phase: str) -> Entry:
+        return Entry(TURN, encode(self._turned(phase)))
+
+    def _turned(self, phase: str, error: str | None = None) -> Turned:
+        return Turned(
+            turn=self.id,
+            number=self.number,
+            phase=phase,
+            at=time.time(),
+            error=error,
+            given=self._given,
+        )
 
 
 @final

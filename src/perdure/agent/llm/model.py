@@ -43,9 +43,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 class Model(Protocol):
     """A language model."""
 
-    def stream(
-        self, messages: Sequence[Any], tools: Sequence[ToolSpec]
-    ) -> AsyncIterator[Chunk]:
+    def stream(self, messages: Sequence[Any], tools: Sequence[ToolSpec]) -> AsyncIterator[Chunk]:
         """Answer messages, in chunks: ``async def`` with ``yield``.
 
         Args:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from perdure.cli.demo.wire import Written
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.store import Batch, Outcome, Store
@@ -19,8 +20,10 @@ class Counting:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.written = 0
-        """Bytes so far: log lines as framed, documents, and each manifest twice."""
+        self.log = 0
+        """Bytes of log lines so far, as framed."""
+        self.documents = 0
+        """Bytes of documents so far, with each manifest twice."""
 
     if not TYPE_CHECKING:
 
@@ -30,7 +33,7 @@ class Counting:
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         """Pass it on, and count what was written."""
         outcomes = await self._store.append_many(batches)
-        self.written += sum(outcome.written for outcome in outcomes)
+        self.log += sum(outcome.written for outcome in outcomes)
         return outcomes
 
     async def write_documents(
@@ -38,7 +41,13 @@ class Counting:
     ) -> None:
         """Pass it on, and count it. A manifest is written as coming, then as done."""
         await self._store.write_documents(key, documents, manifest)
-        self.written += sum(map(len, documents.values())) + 2 * len(msgspec.json.encode(manifest))
+        manifests = 2 * len(msgspec.json.encode(manifest))
+        self.documents += manifests + sum(map(len, documents.values()))
+
+    @property
+    def written(self) -> Written:
+        """Both, as they are told to the parent."""
+        return Written(self.log, self.documents)
 
     def store(self) -> Store:
         """Return itself as the port."""

@@ -18,14 +18,23 @@ __all__ = ["answer", "config"]
 
 DELAY = 0.004
 """Seconds before each piece of an answer: enough that answers of all agents interleave."""
-PIECE = 40
-PAGES = 6
+PIECE = 160
+PAGES = 12
+NOTE = (
+    "In the year that the archive speaks of, the town rebuilt what the flood had taken, and the "
+    "record names the masons, the price of the stone, and the day on which the work was done. "
+)
+CLOSING = (
+    "The older entries agree with the newer ones where they speak of the same thing, and where "
+    "they do not, the newer ones say why. If you ask me about it again I will look it up again, "
+    "and tell you whether anything has changed since. "
+)
 
 
 async def look_up(subject: str) -> dict[str, Any]:
     """Look a subject up in the archive."""
     pages = [
-        {"page": page, "text": f"What page {page} of the archive says about {subject}."}
+        {"page": page, "text": f"Page {page}, on {subject}. {NOTE}"}
         for page in range(1, PAGES + 1)
     ]
     return {"subject": subject, "pages": pages}
@@ -45,8 +54,8 @@ def answer(messages: Sequence[Message]) -> ScriptedReply:
     results = sum(message.role == "tool" for message in messages)
     return (
         f"This is your question {len(questions)}. I have looked {results} things up so far. "
-        f"About {subject}: it stands where it stood, the archive has {PAGES} pages on it, and what "
-        "I told you before still holds."
+        f"About {subject}: it stands where it stood, and the archive has {PAGES} pages on it. "
+        f"{NOTE}{CLOSING}What I told you before still holds."
     )
 
 

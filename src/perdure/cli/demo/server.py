@@ -7,13 +7,15 @@ SIGTERM the default action stands, so the manager drains and ends the process by
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from contextlib import AsyncExitStack
+from typing import Self
 
 import anyio
 import msgspec
-from anyio.abc import SocketStream
+from anyio.abc import SocketAttribute, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 import perdure
@@ -37,6 +39,13 @@ class Server:
         self._factory = AgentFactory(sessions)
         self._agents: dict[str, Agent] = {}
         self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        """Stop the agents."""
+        await self._stack.__aexit__(*raised)  # type: ignore[arg-type]  # what came in goes on
 
     async def restore(self) -> list[float]:
         """Bring every session back that the store holds; return how long each took, in ms."""
@@ -77,12 +86,11 @@ class Server:
                 said += event.text
                 await stream.send(encode_line(Piece(event.text)))
             elif isinstance(event, TurnEnded):
-                await stream.send(encode_line(await self._ack(ask, said)))
-
-    async def _ack(self, ask: Ask, said: str) -> Ack:
-        async with self._sessions.open(ask.agent) as session:
-            turn = _last_turn(session.context())
-        return Ack(ask.agent, ask.turn, ask.text, digest(turn), said, self._store.written)
+                turn = _last_turn(agent.session.context())
+                ack = Ack(
+                    ask.agent, ask.turn, ask.text, digest(turn), said, self._store.written
+                )
+                await stream.send(encode_line(ack))
 
 
 def _last_turn(messages: list[Message]) -> list[Message]:
@@ -98,19 +106,21 @@ def tell(value: msgspec.Struct) -> None:
 
 async def main(folder: str) -> None:
     """Serve until SIGTERM."""
+    logging.basicConfig()
     store = Counting(perdure.store_for(folder))
     async with perdure.connect(store.store(), autosave=Autosave.server()) as sessions:
-        server = Server(sessions, store)
-        try:
-            times = await server.restore()
-            listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
-            async with listener:
-                tell(Ready(listener.extra(anyio.abc.SocketAttribute.local_port), times))
-                await listener.serve(server.serve)
-        finally:
-            # Leaving the block would do the same; this way the report can be shown.
-            report = await sessions.aclose()
-            tell(Stopped(msgspec.to_builtins(report), store.written))
+        async with Server(sessions, store) as server:
+            try:
+                times = await server.restore()
+                listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+                async with listener:
+                    tell(Ready(listener.extra(SocketAttribute.local_port), times))
+                    await listener.serve(server.serve)
+            finally:
+                # Leaving the manager's block would do the same; this way the report can be
+                # shown. It lets the turns under way come to their end, and saves.
+                report = await sessions.aclose()
+                tell(Stopped(msgspec.to_builtins(report), store.written))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from perdure.cli.demo.clients import Crowd
 from perdure.cli.demo.proof import Logged, Lost, lost, read_logs
-from perdure.cli.demo.wire import Ready, Stopped
+from perdure.cli.demo.wire import Ready, Stopped, Written
 from perdure.errors import StoreError
 
 __all__ = ["Course", "Plan", "Report"]
@@ -64,7 +64,9 @@ class Report(msgspec.Struct, kw_only=True):
     restore_ms_max: float = 0.0
     write_amplification: float = 0.0
     """Bytes handed to the store for each byte of the turns' messages."""
-    written_bytes: int = 0
+    written_log_bytes: int = 0
+    written_document_bytes: int = 0
+    """By folds: a conversation as short as the demo's is folded once, when it is closed."""
     turn_bytes: int = 0
     term_status: int = 0
     """-15: it ended by the signal, as the default action does."""
@@ -130,7 +132,7 @@ class Course:
         self.report = Report(agents=plan.agents, folder=str(plan.folder))
         self._tell = tell
         self._store = str(plan.folder / STORE)
-        self._written = 0
+        self._written = Written()
 
     @property
     def target(self) -> int:
@@ -183,7 +185,7 @@ class Course:
         self.report.kill_status = status
         self.report.cut_off_by_kill = len(self.crowd.talking)
         self.report.acknowledged_before_kill = len(self.crowd.acks)
-        self._written = max((ack.written for ack in self.crowd.acks), default=0)
+        self._written = max((ack.written for ack in self.crowd.acks), key=lambda one: one.log)
         await self._prove()
 
     async def _restored_and_stopped(self) -> None:
@@ -204,7 +206,7 @@ class Course:
         self.crowd.connect_to(None)
         await self.crowd.parted()
         self.report.shutdown = stopped.report
-        self._written += stopped.written
+        self._written = self._written + stopped.written
         self._tell("stopped; every acknowledged turn is looked up again")
         await self._prove()
 
@@ -232,6 +234,7 @@ class Course:
         report.acknowledged = len(self.crowd.acks)
         report.turns = sum(log.count for log in logs)
         report.turn_bytes = sum(log.payload for log in logs)
-        report.written_bytes = self._written
-        if report.turn_bytes:
-            report.write_amplification = round(self._written / report.turn_bytes, 3)
+        report.written_log_bytes = self._written.log
+        report.written_document_bytes = self._written.documents
+        written = self._written.log + self._written.documents
+        report.write_amplification = round(written / max(report.turn_bytes, 1), 3)

@@ -15,7 +15,17 @@ import msgspec
 from perdure.codec.messages import encode_message
 from perdure.model.messages import Message
 
-__all__ = ["Ack", "Ask", "Piece", "Ready", "Stopped", "digest", "encode_line"]
+__all__ = ["Ack", "Ask", "Piece", "Ready", "Stopped", "Written", "digest", "encode_line"]
+
+
+class Written(msgspec.Struct, frozen=True):
+    """Bytes that a server has handed to its store."""
+
+    log: int = 0
+    documents: int = 0
+
+    def __add__(self, other: Written) -> Written:
+        return Written(self.log + other.log, self.documents + other.documents)
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
@@ -43,8 +53,8 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     sha256: str
     """Of the turn's messages: question, tool calls, results, answer."""
     answer: str
-    written: int = 0
-    """Bytes that the server has handed to its store so far."""
+    written: Written = Written()
+    """By the server so far."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -60,7 +70,7 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
 
     report: dict[str, Any]
     """The ShutdownReport."""
-    written: int = 0
+    written: Written = Written()
 
 
 def encode_line(value: msgspec.Struct) -> bytes:

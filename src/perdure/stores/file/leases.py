@@ -248,7 +248,7 @@ def _begin(
             root.sync_path(*session_path(key), LOG)
         prev = None if tip is None else _seal(folder, log, tip)
         seq, crc = (prev.seq, prev.crc) if prev else (0, 0)
-        _require_folded(folder, key, seq)
+        _require_folded(folder, key, seq, epoch)
         first = First(
             KeyOnDisk.of(key), prev, owner=me.owner, host=me.host, pid=me.pid, at=time.time()
         )
@@ -302,10 +302,11 @@ def _keep_evidence(folder: Folder, log: Folder, tip: Segment, offset: int) -> No
         quarantine.replace(name, tail)
 
 
-def _require_folded(folder: Folder, key: SessionKey, seq: int) -> None:
+def _require_folded(folder: Folder, key: SessionKey, seq: int, epoch: int) -> None:
     """Raise if the log ends before records that were folded: then files are missing."""
-    manifests = read_manifests(folder, key)
-    folded = max((one.manifest.as_of_seq for one in manifests), default=0)
+    manifests = [one.manifest for one in read_manifests(folder, key)]
+    # Not what a higher epoch folded: it has overtaken us, and its log goes on behind ours.
+    folded = max((one.as_of_seq for one in manifests if one.epoch < epoch), default=0)
     if folded > seq:
         message = (
             f"the log of {key} in {folder.path} ends at record {seq}, but documents were made "

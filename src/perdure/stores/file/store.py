@@ -384,7 +384,8 @@ def _release(writer: Writer) -> None:
     with writer.lock:
         folder = writer.folder()
         if writer.fence.holds(folder):
-            folder.replace(released_name(writer.epoch), b"", durable=False)
+            # Empty, so it needs no temporary file that a successor could tidy away from us.
+            os.close(folder.open(released_name(writer.epoch), os.O_WRONLY | os.O_CREAT))
         writer.close_files()
 
 
@@ -411,6 +412,9 @@ def _write_documents(writer: Writer, new: dict[str, bytes], manifest: Manifest) 
                 msgspec.structs.replace(manifest, position=position),
                 writer.require_mine,
             )
+        except OSError:
+            writer.require_mine()  # a new holder tidies up what an old one left
+            raise
         finally:
             writer.rest()
 

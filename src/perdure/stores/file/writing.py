@@ -45,6 +45,8 @@ __all__ = ["MAX_RECORD_BYTES", "Writer", "lost"]
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 MAX_RECORD_BYTES = 16 * 1024 * 1024
+_FRAME_BYTES = 80
+"""What a line has beside its payload, about."""
 
 _OURS = frozenset({EPOCH, SEGMENT})
 """Kinds that the store alone writes."""
@@ -188,7 +190,7 @@ class Writer:
 
     def _write(self, folder: Folder, records: tuple[Entry, ...], size: int) -> int:
         """Write and sync, in a new segment if this one fails us."""
-        tail = self._tail_for(folder, size)
+        tail = self._tail_for(folder, size + _FRAME_BYTES * len(records))
         try:
             return self._write_to(folder, tail, records)
         except OSError:

@@ -1,0 +1,113 @@
+"""Threads that take a blocking call and bring its result back to the event loop, in one hop.
+
+What ``anyio.to_thread.run_sync`` is for everything else, for the one call that a user
+waits for on every save: no limiter, no checkpoint before it, no copy of the context.
+
+Cancelling a caller abandons its call, which goes on to its end in its thread. The threads
+belong to one event loop. They keep no process alive: a call that the end of the process
+cuts off is like one that a crash cuts off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar, TypeVarTuple, final
+
+import anyio
+
+__all__ = ["Threads"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class _Call(Generic[T]):
+    """A call, and what came of it."""
+
+    __slots__ = ("_args", "_function", "_post", "done", "error", "value")
+
+    def __init__(
+        self,
+        function: Callable[..., T],
+        args: tuple[Any, ...],
+        post: Callable[[Callable[[], object]], object],
+    ) -> None:
+        self._function = function
+        self._args = args
+        self._post = post
+        self.done = anyio.Event()
+        self.error: BaseException | None = None
+        self.value: T
+
+    def run(self) -> None:
+        """Make the call, and tell the event loop."""
+        try:
+            self.value = self._function(*self._args)
+        except BaseException as error:  # noqa: BLE001  # raised where somebody waits for it
+            self.error = error
+        with contextlib.suppress(RuntimeError):  # the event loop has ended: nobody waits
+            self._post(self.done.set)
+
+
+_Jobs = SimpleQueue["_Call[Any] | None"]
+
+
+@final
+class Threads:
+    """At most ``most`` threads, begun when they are needed. Made on a running event loop."""
+
+    def __init__(self, most: int, *, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._begun = 0
+        self._busy = 0
+        self._post = _post_to_loop()
+        self._jobs: _Jobs = SimpleQueue()
+        self._end = weakref.finalize(self, _end, self._jobs, most)
+
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Call ``function(*args)`` in a thread; return its value or raise its error."""
+        call: _Call[T] = _Call(function, args, self._post)
+        self._busy += 1
+        if self._busy > self._begun < self._most:
+            self._begun += 1
+            name = f"{self._name} {self._begun}"
+            threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
+        self._jobs.put(call)
+        try:
+            await call.done.wait()
+        finally:
+            self._busy -= 1
+        if call.error is not None:
+            raise call.error
+        return call.value
+
+    def close(self) -> None:
+        """Let the threads end when they have done what was asked of them."""
+        self._end()
+
+
+def _work(jobs: _Jobs) -> None:
+    while (call := jobs.get()) is not None:
+        call.run()
+        del call  # a thread that waits keeps nobody's result alive
+
+
+def _end(jobs: _Jobs, most: int) -> None:
+    for _ in range(most):
+        jobs.put(None)
+
+
+def _post_to_loop() -> Callable[[Callable[[], object]], object]:
+    """Return what runs a function soon on the running event loop, from any thread."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        return trio.lowlevel.current_trio_token().run_sync_soon  # type: ignore[no-any-return]  # trio may be missing
+    from asyncio import get_running_loop
+
+    return get_running_loop().call_soon_threadsafe

@@ -1,0 +1,255 @@
+"""Sessions and views of them in blocking style.
+
+Any thread may use them. Numbers are read as they stand; everything else is done in the
+manager's own thread, one thing at a time.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, final
+
+from perdure.sync.memory import States, WorkingMemory
+from perdure.sync.turn import InTurn, Turn
+
+if TYPE_CHECKING:
+    from perdure.codec.encoded import Encoded
+    from perdure.memory.documents import SessionDocument
+    from perdure.model.keys import SessionKey
+    from perdure.model.messages import Message
+    from perdure.restore.report import RestoreReport
+    from perdure.session import session, view
+    from perdure.session.contents import HistoryItem
+    from perdure.session.rendering import ContextFormat
+    from perdure.session.session import Receipt
+    from perdure.sync.loop import LoopThread
+
+__all__ = ["Session", "SessionView"]
+
+
+@final
+class Session:
+    """One conversation and its state: ``with sessions.open("my-assistant") as session``.
+
+    As `perdure.Session`, blocking. Whoever opens the same id shares the object, in whichever
+    thread; leaving ``with`` only lets go of it, and autosave goes on.
+    """
+
+    def __init__(self, loop: LoopThread, inner: session.Session) -> None:
+        self._loop = loop
+        self._inner = inner
+        self._in_turn = InTurn()
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def _repr_html_(self) -> str:
+        return self._loop.read(self._inner._repr_html_)
+
+    def __enter__(self) -> Self:
+        self._loop.call(self._inner.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._loop.usable:  # else there is nothing left to let go of
+            self._loop.call(lambda: self._inner.__aexit__(exc_type, exc, traceback))
+
+    # what it is
+
+    @property
+    def key(self) -> SessionKey:
+        """Tenant, agent id and session id."""
+        return self._inner.key
+
+    @property
+    def id(self) -> str:
+        """The id that it was opened with."""
+        return self._inner.id
+
+    @property
+    def info(self) -> SessionDocument:
+        """Title, tags, owner, counters and times, as of now."""
+        return self._loop.read(lambda: self._inner.info)
+
+    @property
+    def epoch(self) -> int:
+        """This holder's number, which is the fencing token."""
+        return self._inner.epoch
+
+    @property
+    def version(self) -> int:
+        """The seq of the newest record that was accepted."""
+        return self._inner.version
+
+    @property
+    def durable_version(self) -> int:
+        """The seq of the newest record that is durable."""
+        return self._inner.durable_version
+
+    @property
+    def unsaved_age(self) -> float:
+        """Seconds since the oldest change that is not durable, 0 when all is saved."""
+        return self._loop.read(lambda: self._inner.unsaved_age)
+
+    @property
+    def restore_report(self) -> RestoreReport:
+        """How it came back when it was opened."""
+        return self._inner.restore_report
+
+    @property
+    def memory(self) -> WorkingMemory:
+        """The working memory; it loads when it is first asked."""
+        return WorkingMemory(self._loop, self._inner.memory)
+
+    @property
+    def state(self) -> States:
+        """Named states; each loads when it is first asked for."""
+        return States(self._loop, self._inner.state)
+
+    # changing it
+
+    def append(self, *items: Message | Encoded | Any) -> int:
+        """Append items as one group, and return the new version.
+
+        Autosave makes it durable within its window, ``save`` at once. What was accepted is
+        saved even if Ctrl-C comes before this returns.
+
+        Args:
+            items: Messages, encoded records, or objects of registered types.
+
+        Raises:
+            NotStorableError: An item cannot be stored; nothing was appended. It names
+                the path, the type and the cure.
+            TooLargeError: An item is larger than ``Limits.record_bytes``.
+            LeaseLostError: Somebody else has taken the session over.
+            SessionClosedError: The session, or its manager, was closed.
+            SessionQuarantinedError: The store refuses a record of this session for good.
+            StoreUnavailableError: Too much is unsaved, since the store is down.
+            WrongLoopError: The session belongs to another process.
+
+        """
+        return self._loop.do(lambda: self._inner.append(*items))
+
+    def describe(
+        self,
+        *,
+        title: str | None = None,
+        tags: list[str] | None = None,
+        owner: str | None = None,
+        **metadata: Any,
+    ) -> int:
+        """Change what is said about the session, and return the new version."""
+        return self._loop.do(
+            lambda: self._inner.describe(title=title, tags=tags, owner=owner, **metadata)
+        )
+
+    def turn(self, id: str | None = None) -> Turn:
+        """Return a turn to enter: ``with session.turn()``.
+
+        Turns run one at a time, first come, first served. Leaving one waits until it is durable.
+        """
+        return Turn(self._loop, self, self._inner.turn(id), self._in_turn)
+
+    def save(self) -> Receipt:
+        """Make everything that was appended durable, now, and return the proof.
+
+        Ctrl-C ends the wait, not the save.
+
+        Raises:
+            LeaseLostError: Somebody else has taken the session over.
+            SessionQuarantinedError: The store refuses a record of this session for good.
+            SessionClosedError: The manager stopped before it was durable.
+
+        """
+        return self._loop.call(self._inner.save)
+
+    def wait_durable(self, version: int | None = None) -> Receipt:
+        """Wait until a version (None: the newest) is durable, without hurrying the save."""
+        return self._loop.call(lambda: self._inner.wait_durable(version))
+
+    # reading it
+
+    def context(self, format: ContextFormat = None) -> list[Any]:
+        """Return what the model sees next: the newest whole messages within the limit.
+
+        Args:
+            format: None for `Message` objects, ``"openai"`` for Chat Completions dicts.
+
+        """
+        return self._loop.read(lambda: self._inner.context(format))
+
+    def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
+        """Return up to ``limit`` items of the log, oldest first, that end before a seq.
+
+        Page backwards by passing the first item's seq as ``before``.
+        """
+        return self._loop.call(lambda: self._inner.history(before=before, limit=limit))
+
+    def close(self) -> None:
+        """Save, fold and let go of the session for everybody in this process.
+
+        Raises:
+            UnsavedChangesError: Not everything could be made durable in time.
+
+        """
+        self._loop.call(self._inner.aclose)
+
+
+@final
+class SessionView:
+    """What ``SessionManager.load`` returns: read-only, as of ``seq``, in nobody's way."""
+
+    def __init__(self, loop: LoopThread, inner: view.SessionView) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def seq(self) -> int:
+        """The last record that it shows."""
+        return self._inner.seq
+
+    @property
+    def key(self) -> SessionKey:
+        """Tenant, agent id and session id."""
+        return self._inner.key
+
+    @property
+    def settled(self) -> bool:
+        """False when a takeover was under way, so that the newest records may be missing."""
+        return self._inner.settled
+
+    @property
+    def info(self) -> SessionDocument:
+        """Title, tags, owner, counters and times."""
+        return self._inner.info
+
+    @property
+    def restore_report(self) -> RestoreReport:
+        """How it was read."""
+        return self._inner.restore_report
+
+    @property
+    def memory(self) -> WorkingMemory:
+        """The working memory; it loads when it is first asked."""
+        return WorkingMemory(self._loop, self._inner.memory)
+
+    @property
+    def state(self) -> States:
+        """Named states; each loads when it is first asked for."""
+        return States(self._loop, self._inner.state)
+
+    def context(self, format: ContextFormat = None) -> list[Any]:
+        """Return what the model would see next; as for `Session.context`."""
+        return self._inner.context(format)
+
+    def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
+        """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""
+        return self._loop.call(lambda: self._inner.history(before=before, limit=limit))

@@ -1,0 +1,183 @@
+"""Files that last: private, never through a link, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perdure._lib import files
+from perdure._lib.files import Folder, LinkFoundError, read_part, write_all
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="modes and links are POSIX's")
+
+
+@pytest.fixture(params=["descriptor", "path"])
+def folder(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Folder]:
+    """A folder as POSIX has it, and as platforms without directory descriptors do."""
+    if request.param == "path":
+        monkeypatch.setattr(files, "_DIR_FDS", False)
+    with Folder.root(str(tmp_path)) as folder:
+        yield folder
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_what_is_written_is_read(folder: Folder, tmp_path: Path) -> None:
+    folder.replace("a", b"one")
+    folder.replace("a", b"two")
+    assert folder.read("a") == b"two"
+    assert folder.read("nothing") is None
+    assert folder.names() == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"two"
+
+
+@posix
+def test_files_and_folders_are_private_whatever_the_umask(folder: Folder, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with folder.make("inner", "most") as inner:
+            inner.replace("a", b"")
+            inner.publish("b", b"")
+    finally:
+        os.umask(before)
+    assert mode_of(tmp_path / "inner") == mode_of(tmp_path / "inner/most") == 0o700
+    assert mode_of(tmp_path / "inner/most/a") == mode_of(tmp_path / "inner/most/b") == 0o600
+
+
+@posix
+def test_a_link_is_not_followed(folder: Folder, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    (tmp_path / "link").symlink_to(outside)
+    (tmp_path / "file").symlink_to(outside / "secret")
+    for step in (folder.enter, folder.make):
+        with pytest.raises(LinkFoundError):
+            step("link")
+    if files._DIR_FDS:
+        with pytest.raises(LinkFoundError):
+            folder.read("file")
+    folder.replace("file", b"mine")
+    assert (outside / "secret").read_bytes() == b"secret"
+    assert not (tmp_path / "file").is_symlink()
+
+
+def test_a_missing_step_or_a_file_in_the_way_is_told(folder: Folder) -> None:
+    folder.replace("file", b"")
+    with pytest.raises(FileNotFoundError):
+        folder.enter("nothing", "below")
+    with pytest.raises(NotADirectoryError):
+        folder.enter("file")
+
+
+def test_only_one_of_several_publishes(folder: Folder) -> None:
+    assert folder.publish("name", b"first") is True
+    assert folder.publish("name", b"second") is False
+    assert folder.read("name") == b"first"
+    assert folder.names() == ["name"]
+
+
+def test_publishing_works_where_there_are_no_links(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_link(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", no_link)
+    assert folder.publish("name", b"first") is True
+    assert folder.publish("name", b"second") is False
+    assert folder.read("name") == b"first"
+    assert folder.names() == ["name"]
+
+
+def test_a_failed_write_leaves_the_old_and_no_litter(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.replace("a", b"old")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            folder.replace("a", b"new")
+    assert folder.read("a") == b"old"
+    assert folder.names() == ["a"]
+
+
+def test_short_writes_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, bytes(data[:3])))
+    fd = os.open(tmp_path / "a", os.O_WRONLY | os.O_CREAT)
+    assert write_all(fd, b"0123456789") == 10
+    os.close(fd)
+    assert (tmp_path / "a").read_bytes() == b"0123456789"
+
+
+def test_a_folder_that_was_closed_leads_nowhere(tmp_path: Path) -> None:
+    folder = Folder.root(str(tmp_path))
+    folder.close()
+    folder.close()
+    if files._DIR_FDS:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            folder.names()
+
+
+def test_leftovers_of_killed_writers_are_removed_and_nothing_else(folder: Folder) -> None:
+    folder.write_temporary(b"half")
+    folder.replace("kept", b"")
+    folder.replace(".hidden", b"")
+    folder.remove_temporary()
+    assert sorted(folder.names()) == [".hidden", "kept"]
+
+
+def test_removing_says_what_was_there(folder: Folder) -> None:
+    folder.replace("a", b"")
+    assert folder.remove("a") is True
+    assert folder.remove("a") is False
+    folder.make("full").close()
+    with folder.enter("full") as full:
+        full.replace("a", b"")
+    assert folder.remove_folder("full") is False
+    with folder.enter("full") as full:
+        full.remove("a")
+    assert folder.remove_folder("full") is True
+    assert folder.remove_folder("full") is True
+
+
+def test_touching_sets_the_time(folder: Folder) -> None:
+    folder.replace("a", b"")
+    folder.touch("a", 1234.5)
+    found = folder.stat("a")
+    assert found is not None
+    assert found.st_mtime == 1234.5
+    assert folder.has("a")
+    assert not folder.has("b")
+
+
+async def test_parts_of_a_large_file_are_read_on_either_loop(tmp_path: Path) -> None:
+    data = os.urandom(3 * files.CHUNK + 17)
+    (tmp_path / "large").write_bytes(data)
+    opened: list[int] = []
+
+    def opener(_: str, flags: int) -> int:
+        opened.append(os.open(tmp_path / "large", flags))
+        return opened[-1]
+
+    for start, stop in ((0, len(data)), (5, 9), (files.CHUNK - 1, 2 * files.CHUNK + 1)):
+        assert await read_part(opener, start, stop) == data[start:stop]
+    assert await read_part(opener, len(data) - 3, len(data) + 99) == data[-3:]
+    for fd in set(opened):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)

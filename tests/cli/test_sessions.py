@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+import perdure
+from perdure import Message, Shutdown
+from tests.cli.conftest import Command
+
+
+def test_ls_lists_the_sessions_with_their_counts(command: Command, store: Path) -> None:
+    ran = command("ls", "--store", str(store))
+    assert ran.status == 0
+    lines = [line.split() for line in ran.out.splitlines()]
+    assert lines[0] == ["agent", "session", "turns", "records", "active", "title"]
+    assert [(line[0], line[1]) for line in lines[1:]] == [
+        ("ada", "default"), ("bob", "default"), ("bob", "second"),
+    ]  # fmt: skip
+    assert lines[1][2] == "1"
+    assert lines[1][-1] == "Sums"
+
+
+def test_ls_as_json_is_one_object(command: Command, store: Path) -> None:
+    found = command("ls", "--store", str(store), "--json").json
+    assert found["location"] == str(store)
+    ada = found["sessions"][0]
+    assert (ada["agent"], ada["turns"], ada["title"], ada["tags"]) == ("ada", 1, "Sums", ["x"])
+
+
+def test_ls_takes_a_prefix_a_tenant_and_a_limit(command: Command, store: Path) -> None:
+    def agents(*tokens: str) -> list[str]:
+        found = command("ls", *tokens, "--store", str(store), "--json").json
+        return [one["agent"] for one in found["sessions"]]
+
+    assert agents("b") == ["bob", "bob"]
+    assert agents("--tenant", "acme") == ["eve"]
+    assert agents("--limit", "1") == ["ada"]
+
+
+def test_ls_of_an_empty_store_says_so(command: Command, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    ran = command("ls", "--store", str(tmp_path))
+    assert (ran.status, ran.out) == (0, f"no sessions in {tmp_path}\n")
+    assert command("ls", "--store", str(tmp_path), "--json").json["sessions"] == []
+
+
+def test_ls_reads_all_pages(command: Command, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.cli.sessions.PAGE", 1)
+    assert len(command("ls", "--store", str(store), "--json").json["sessions"]) == 3
+
+
+def test_show_says_what_a_session_is_and_what_was_said(command: Command, store: Path) -> None:
+    out = command("show", "ada", "--store", str(store)).out
+    for expected in (
+        "ada, session default  Sums",
+        "1 turns, 4 messages",
+        "held by   nobody",
+        "session.json (",
+        "owner     lovelace",
+        "memory    favorite",
+        "state     mood",
+        'call      add({"a":2,"b":3})',
+        "tool      add: 5",
+        "assistant It is 5.",
+    ):
+        assert expected in out
+
+
+def test_show_as_json_has_the_context_in_the_shape_of_a_request(
+    command: Command, store: Path
+) -> None:
+    shown = command("show", "ada", "--store", str(store), "--json").json
+    assert (shown["turns"], shown["memory"], shown["state"]) == (1, ["favorite"], ["mood"])
+    assert [message["role"] for message in shown["context"]] == [
+        "user", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+
+
+def test_show_log_lists_every_record_and_limit_the_newest(command: Command, store: Path) -> None:
+    shown = command("show", "ada", "--log", "--store", str(store), "--json").json
+    log = shown["log"]
+    assert [record["seq"] for record in log] == list(range(1, shown["records"] + 1))
+    assert log[0]["kind"] == "epoch"
+    assert {"tool_call", "tool_result", "memory_set", "state", "meta", "turn"} <= {
+        record["kind"] for record in log
+    }
+    (newest,) = command("show", "ada", "--log", "--limit", "1", "--store", str(store), "--json").json[
+        "log"
+    ]
+    assert newest == log[-1]
+    lines = command("show", "ada", "--log", "--store", str(store)).out.splitlines()
+    assert any('"content":"It is 5."' in line for line in lines)
+
+
+def test_show_takes_a_session_and_a_tenant(command: Command, store: Path) -> None:
+    assert "Hello from second" in command(
+        "show", "bob", "--session", "second", "--store", str(store)
+    ).out
+    assert command("show", "eve", "--store", str(store)).status == 1
+    assert command("show", "eve", "--tenant", "acme", "--store", str(store)).status == 0
+
+
+def test_show_says_who_holds_a_session_and_is_not_in_its_way(command: Command, store: Path) -> None:
+    async def held() -> None:
+        async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+            async with sessions.open("ada") as ada:
+                shown = await anyio.to_thread.run_sync(
+                    lambda: command("show", "ada", "--store", str(store))
+                )
+                assert "held by   process" in shown.out
+                ada.append(Message.user("Still mine"))
+                await ada.save()
+
+    anyio.run(held)
+
+
+def test_what_somebody_stored_cannot_steer_the_terminal(command: Command, store: Path) -> None:
+    async def write() -> None:
+        async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+            async with sessions.open("mallory") as session:
+                session.append(Message.user("a\x1b[2Jb [bold]c[/bold] \u202e"))
+                session.describe(title="\x1b]0;owned\x07")
+
+    anyio.run(write)
+    for tokens in (["ls"], ["show", "mallory"], ["show", "mallory", "--log"]):
+        out = command(*tokens, "--store", str(store)).out
+        assert "\x1b" not in out
+        assert "\u202e" not in out
+    assert r"a\x1b[2Jb [bold]c[/bold]" in command("show", "mallory", "--store", str(store)).out

@@ -1,0 +1,358 @@
+"""Reading without a lease: damage is told, evidence stays, and a restore reads only the tail."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from perdure.errors import CorruptRecordError, UnsupportedVersionError
+from perdure.model.keys import SessionKey
+from perdure.store import Holder
+from perdure.stores.file import leases, reading, streaming, writing
+from perdure.stores.file.owners import Owner
+from perdure.testing.conformance._kit import (
+    append_ok,
+    entries,
+    group,
+    manifest_of,
+    read,
+    take,
+)
+from tests.stores.file.kit import KEY, contents, log_folder, segments
+
+
+async def write(store, grant, *texts: str) -> int:
+    head = await store.head(KEY)
+    for text in texts:
+        head = await append_ok(store, grant, head + 1, *group(text, text))
+    return head
+
+
+def small_parts(patch: pytest.MonkeyPatch, size: int) -> None:
+    """Make files look large."""
+    patch.setattr(streaming, "PART", size)
+    patch.setattr(reading, "SMALL", 0)
+
+
+@pytest.mark.parametrize("part", [40, 137, 1000])
+async def test_a_large_log_is_read_in_parts_either_way(
+    store, open_store, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    small_parts(monkeypatch, part)
+    monkeypatch.setattr(writing, "SEGMENT_BYTES", 1500)
+    for owner in ("a", "b"):
+        writer = await open_store(owner)
+        await write(writer, await take(writer), *[f"{owner}{n}" * (n + 1) for n in range(12)])
+    whole = await read(store)
+    assert len(whole) == 2 + 2 * 24
+    assert [record.seq for record in whole] == list(range(1, 51))
+    assert await read(store, reverse=True) == whole[::-1]
+    for after, before, limit in ((0, 30, None), (7, 44, 5), (49, None, None), (3, 4, None)):
+        wanted = [one for one in whole if after < one.seq < (before or 99)]
+        got = await read(store, after=after, before=before, limit=limit)
+        assert got == wanted[:limit]
+        got = await read(store, after=after, before=before, limit=limit, reverse=True)
+        assert got == wanted[::-1][:limit]
+
+
+async def test_a_chunk_is_never_much_larger_than_a_part(store) -> None:
+    grant = await take(store)
+    head = 1
+    for _ in range(40):
+        head = await append_ok(store, grant, head + 1, *group(*["x" * 10_000] * 4))
+    sizes = []
+    async for chunk in store.read_log(KEY):
+        sizes.append(sum(len(record.payload) for record in chunk.records))
+    assert len(sizes) > 4
+    assert max(sizes) < 2 * streaming.PART
+
+
+async def test_a_restore_reads_the_tail_and_not_the_history(
+    store, open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await take(store)
+    head = await write(store, grant, *["x" * 5000] * 60)
+    documents = {"session.json": b"{}"}
+    await store.write_documents(KEY, documents, manifest_of(grant, head, documents))
+    await append_ok(store, grant, head + 1, *group("new"))
+    other = await open_store("other")
+    counted = [0]
+    real = os.read
+
+    def count(fd: int, size: int) -> bytes:
+        data = real(fd, size)
+        counted[0] += len(data)
+        return data
+
+    monkeypatch.setattr(os, "read", count)
+    assert tuple(entries(await read(other, after=head))) == group("new")
+    assert counted[0] < 80_000  # of 600,000: the first line of the segment, and the tail
+    counted[0] = 0
+    assert await other.head(KEY) == head + 1
+    assert counted[0] < 80_000
+
+
+async def test_a_fold_of_less_than_everything_still_finds_its_place(store, open_store) -> None:
+    grant = await take(store)
+    first = await write(store, grant, "a", "b")
+    documents = {"session.json": b"1", "memory.json": b"2"}
+    before = manifest_of(grant, first, documents)
+    await store.write_documents(KEY, documents, before)
+    head = await write(store, grant, "c", "d", "e")
+    one = {"session.json": b"3"}
+    manifest = manifest_of(grant, head, one)
+    manifest.documents["memory.json"] = before.documents["memory.json"]
+    await store.write_documents(KEY, one, manifest)
+    whole = await read(store)
+    other = await open_store("other")
+    found = (await other.read_documents(KEY)).manifest
+    assert found is not None
+    known = reading.position_of(found.position)
+    assert known is not None
+    assert known.at.seq == first
+    for after in range(head + 1):
+        assert await read(other, after=after) == whole[after:]
+
+
+async def test_a_position_of_another_release_is_passed_over(store) -> None:
+    import msgspec
+
+    for raw in (b"null", b"7", b'{"somewhere":1}', b'"x"'):
+        assert reading.position_of(msgspec.Raw(raw)) is None
+
+
+# damage
+
+
+async def damaged_store(store, open_store, root: Path) -> list[bytes]:
+    """Make a log of two epochs, and return what it holds."""
+    await write(store, await take(store), "a", "b", "c")
+    other = await open_store("other")
+    await write(other, await take(other), "d", "e")
+    return [record.payload for record in await read(store)]
+
+
+async def test_any_flipped_bit_is_told_or_cuts_the_tail(
+    store, open_store, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    payloads = await damaged_store(store, open_store, root)
+    reader = await open_store("reader")
+    for name in segments(root):
+        path = log_folder(root) / name
+        good = path.read_bytes()
+        for place in range(0, len(good), 7):
+            bad = bytearray(good)
+            bad[place] ^= 1 << (place % 8)
+            path.write_bytes(bad)
+            seen = contents(root)
+            for reverse in (False, True):
+                try:
+                    got = [one.payload for one in await read(reader, reverse=reverse)]
+                except CorruptRecordError as error:
+                    assert str(path) in str(error)
+                    assert error.facts["path"] == str(path)
+                    assert 0 <= error.facts["offset"] <= place
+                else:
+                    assert name == segments(root)[-1]
+                    assert sorted(got[::-1] if reverse else got) == sorted(payloads[: len(got)])
+                    assert len(got) >= len(payloads) - 2
+            assert contents(root) == seen
+        path.write_bytes(good)
+    assert [one.payload for one in await read(reader)] == payloads
+
+
+async def test_a_file_that_is_cut_anywhere_is_told_or_cuts_the_tail(
+    store, open_store, root: Path
+) -> None:
+    payloads = await damaged_store(store, open_store, root)
+    reader = await open_store("reader")
+    first, last = [log_folder(root) / name for name in segments(root)]
+    good = first.read_bytes()
+    for length in range(0, len(good), 11):
+        first.write_bytes(good[:length])
+        with pytest.raises(CorruptRecordError, match="restore the file"):
+            await read(reader)
+        with pytest.raises(CorruptRecordError):
+            await read(reader, reverse=True)
+    first.write_bytes(good)
+    good = last.read_bytes()
+    begin = good.index(b"\n") + 1
+    for length in range(begin, len(good)):
+        last.write_bytes(good[:length])
+        got = [one.payload for one in await read(reader)]
+        assert got == payloads[: len(got)]
+        assert len(got) in (8, 10, 12)
+    last.write_bytes(good)
+    assert len(await read(reader)) == len(payloads)
+
+
+async def test_a_missing_segment_is_told(store, open_store, root: Path) -> None:
+    await damaged_store(store, open_store, root)
+    (log_folder(root) / "1-0.jsonl").unlink()
+    with pytest.raises(CorruptRecordError, match=r"1-0\.jsonl"):
+        await read(store)
+    assert [one.epoch for one in await read(store, after=7)] == [2] * 5
+
+
+async def test_damage_is_not_taken_over(store, open_store, root: Path) -> None:
+    await damaged_store(store, open_store, root)
+    path = log_folder(root) / "2-0.jsonl"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    for owner in ("next", "one after"):
+        taker = await open_store(owner)
+        with pytest.raises(CorruptRecordError, match=r"2-0\.jsonl"):
+            await take(taker)
+        holder = await store.holder(KEY)
+        assert holder is not None
+        assert holder.released  # nobody waits for who gave up
+    assert path.read_bytes() == data
+
+
+async def test_a_log_that_ends_before_what_was_folded_is_not_taken_over(
+    store, open_store, root: Path
+) -> None:
+    grant = await take(store)
+    head = await write(store, grant, "a", "b", "c")
+    documents = {"session.json": b"{}"}
+    await store.write_documents(KEY, documents, manifest_of(grant, head, documents))
+    path = log_folder(root) / "1-0.jsonl"
+    good = path.read_bytes()
+    path.write_bytes(good[: good.rindex(b"\n", 0, -1) - 40])
+    other = await open_store("other")
+    with pytest.raises(CorruptRecordError, match=f"record {head}"):
+        await take(other)
+    with pytest.raises(CorruptRecordError):
+        await read(other, after=head)
+    path.write_bytes(good)
+    assert (await take(other)).head == head + 1
+
+
+async def test_a_torn_tail_is_copied_by_the_next_holder_and_stays_where_it_is(
+    store, open_store, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await write(store, await take(store), "a", "b")
+    path = log_folder(root) / "1-0.jsonl"
+    good = path.read_bytes()
+    torn = good + b'{"n":6,"e":1,"k":"mess'
+    path.write_bytes(torn)
+    other = await open_store("other")
+    assert len(await read(other)) == 5
+    assert not (root / "agents/agent/quarantine").exists()
+    assert (await take(other)).head == 6
+    assert path.read_bytes() == torn
+    (copy,) = (root / "agents/agent/quarantine").iterdir()
+    assert copy.read_bytes() == b'{"n":6,"e":1,"k":"mess'
+    assert any("unfinished write" in message for message in caplog.messages)
+    assert len(await read(other)) == 6
+
+
+async def test_half_a_group_at_the_end_does_not_count(store, open_store, root: Path) -> None:
+    await write(store, await take(store), "a")
+    path = log_folder(root) / "1-0.jsonl"
+    good = path.read_bytes()
+    path.write_bytes(good[: good.rindex(b"\n", 0, -1) + 1])
+    other = await open_store("other")
+    assert len(await read(other)) == 1
+    grant = await take(other)
+    assert grant.head == 2
+    await append_ok(other, grant, 3, *group("b"))
+    assert tuple(entries(await read(other))) == group("b")
+
+
+async def test_a_folder_of_another_session_is_told_with_both_names(store, root: Path) -> None:
+    await write(store, await take(store), "a")
+    shutil.copytree(root / "agents/agent", root / "agents/copy")
+    for call in (
+        lambda key: read(store, key),
+        store.read_documents,
+        store.holder,
+        lambda key: store.acquire(key, after=1),
+    ):
+        with pytest.raises(CorruptRecordError, match=r"belongs to session agent, not to copy"):
+            await call(SessionKey("copy"))
+    for lease in (root / "agents/copy").glob("lease-*"):
+        lease.unlink()
+    with pytest.raises(CorruptRecordError, match=r"belongs to session agent, not to copy"):
+        await read(store, SessionKey("copy"))
+
+
+async def test_a_copy_without_leases_can_be_read_and_its_epochs_go_on(
+    store, open_store, root: Path
+) -> None:
+    await write(store, await take(store), "a")
+    await store.aclose()
+    (root / "agents/agent/lease-1.json").unlink()
+    other = await open_store("other")
+    assert tuple(entries(await read(other))) == group("a", "a")
+    assert await other.holder(KEY) == Holder(1, "", released=True)
+    assert (await take(other)).epoch == 2
+
+
+async def test_a_session_of_a_newer_format_is_refused_and_left(store, root: Path) -> None:
+    await write(store, await take(store), "a")
+    path = root / "agents/agent/lease-1.json"
+    import msgspec
+
+    from perdure.codec.frames import open_sealed, seal
+
+    lease = msgspec.json.decode(open_sealed(path.read_bytes()) or b"")
+    path.write_bytes(seal(msgspec.json.encode({**lease, "format": 99})))
+    seen = contents(root)
+    for call in (read(store), store.read_documents(KEY), store.holder(KEY)):
+        with pytest.raises(UnsupportedVersionError, match="99"):
+            await call
+    assert contents(root) == seen
+
+
+# a takeover under way
+
+
+async def test_a_reader_waits_for_a_takeover_and_then_says_so(
+    store, open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure.stores.file import store as module
+
+    monkeypatch.setattr(module, "_SETTLE", 0.0)
+    await write(store, await take(store), "a")
+    other = await open_store("other")
+    with store._root.enter("agents", "agent") as folder:
+        assert leases.publish(folder, KEY, 2, other._owners.me, since=1)
+    chunks = [chunk async for chunk in store.read_log(KEY)]
+    assert not any(chunk.settled for chunk in chunks)
+    assert tuple(entries([one for chunk in chunks for one in chunk.records])) == group("a", "a")
+    chunks = [chunk async for chunk in store.read_log(KEY, after=99)]
+    assert [(chunk.records, chunk.settled) for chunk in chunks] == [((), False)]
+
+
+async def test_nobody_waits_for_a_taker_that_is_dead(store) -> None:
+    await write(store, await take(store), "a")
+    dead = Owner(owner="dead", host="", pid=0, boot=store._owners.me.boot)
+    with store._root.enter("agents", "agent") as folder:
+        assert leases.publish(folder, KEY, 2, dead, since=1)
+    assert tuple(entries(await read(store))) == group("a", "a")
+
+
+async def test_readers_write_nothing_at_all(store, open_store, root: Path) -> None:
+    grant = await take(store)
+    head = await write(store, grant, "a")
+    documents = {"session.json": b"{}", "memory.json": b"{}"}
+    await store.write_documents(KEY, documents, manifest_of(grant, head, documents))
+    (root / "agents/agent/memory.json").write_bytes(b"damaged")
+    path = log_folder(root) / "1-0.jsonl"
+    path.write_bytes(path.read_bytes() + b"torn")
+    reader = await open_store("reader")
+    before = contents(root)
+    for key in (KEY, SessionKey("nobody"), SessionKey("agent", "none")):
+        with contextlib.suppress(CorruptRecordError):
+            await read(reader, key)
+        await reader.head(key)
+        await reader.read_documents(key)
+        await reader.holder(key)
+    await reader.sessions()
+    assert contents(root) == before

@@ -1,0 +1,384 @@
+"""Appending: what OK means, and what a failing disk or a takeover does to it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure.errors import CorruptRecordError, LeaseLostError, StoreUnavailableError
+from perdure.model.keys import SessionKey
+from perdure.model.records import Entry
+from perdure.store import Batch, Status
+from perdure.stores.file import leases, writing
+from perdure.testing.conformance._kit import append, append_ok, entries, group, read, take
+from tests.stores.file.kit import KEY, log_folder, segments
+
+
+def texts(count: int, size: int = 100) -> list[str]:
+    return [f"{n}".ljust(size, ".") for n in range(count)]
+
+
+async def test_the_log_is_readable_lines(store, root: Path) -> None:
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a", "b"))
+    lines = [json.loads(line) for line in (log_folder(root) / "1-0.jsonl").read_text().splitlines()]
+    assert [line["n"] for line in lines] == [1, 2, 3]
+    assert [line.get("end") for line in lines] == [True, None, True]
+    assert lines[0]["k"] == "epoch"
+    assert lines[0]["r"]["owner"] == "one"
+    assert lines[0]["r"]["key"] == {"agent": "agent", "session": "default", "tenant": ""}
+    assert lines[1]["r"] == {"text": "a"}
+
+
+async def test_what_was_written_is_counted(store, root: Path) -> None:
+    grant = await take(store)
+    before = (log_folder(root) / "1-0.jsonl").stat().st_size
+    outcome = await append(store, grant, 2, *group("a", "b"))
+    assert before + outcome.written == (log_folder(root) / "1-0.jsonl").stat().st_size
+
+
+async def test_a_full_segment_is_followed_by_another(
+    store, open_store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "SEGMENT_BYTES", 2000)
+    grant = await take(store)
+    for seq, text in enumerate(texts(60), 2):
+        await append_ok(store, grant, seq, *group(text))
+    assert len(segments(root)) > 3
+    assert all(path.stat().st_size <= 2000 for path in log_folder(root).iterdir())
+    records = await read(store)
+    assert [record.seq for record in records] == list(range(1, 62))
+    assert entries(records) == [entry for text in texts(60) for entry in group(text)]
+    other = await open_store("other")
+    assert await read(other) == records
+    assert await read(other, reverse=True) == records[::-1]
+    grant = await take(other)
+    assert grant.head == 62
+    await append_ok(other, grant, 63, *group("after"))
+    assert len(await read(store)) == 63
+
+
+async def test_sending_again_is_known_over_segments(
+    store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "SEGMENT_BYTES", 1000)
+    grant = await take(store)
+    sent = [entry for text in texts(20) for entry in group(text)]
+    for seq, entry in enumerate(sent, 2):
+        await append_ok(store, grant, seq, entry)
+    for first in (2, 10, 21):
+        await append_ok(store, grant, first, *sent[first - 2 :])
+    assert (await append(store, grant, 10, *group("other"))).status is Status.PERMANENT
+    assert entries(await read(store)) == sent
+
+
+async def test_a_large_batch_gets_a_segment_to_itself(
+    store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "SEGMENT_BYTES", 1000)
+    grant = await take(store)
+    head = 1
+    for size in (10, 5000, 10, 5000):
+        head = await append_ok(store, grant, head + 1, *group("x" * size))
+    assert len(await read(store)) == 5
+    assert len(segments(root)) == 4
+
+
+# a disk that fails
+
+
+async def test_a_sync_that_fails_once_costs_nothing(store, open_store, disk, root: Path) -> None:
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    disk.bad_syncs = 1
+    await append_ok(store, grant, 3, *group("b", "c"))
+    await append_ok(store, grant, 5, *group("d"))
+    assert segments(root) == ["1-0.jsonl", "1-1.jsonl"]
+    for reader in (store, await open_store("other")):
+        assert tuple(entries(await read(reader))) == group("a") + group("b", "c") + group("d")
+
+
+@pytest.mark.parametrize("failures", [2, 3, 7])
+async def test_syncs_that_go_on_failing_leave_the_batch_in_doubt(
+    store, open_store, disk, failures: int
+) -> None:
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    disk.bad_syncs = failures
+    outcomes = []
+    while not outcomes or outcomes[-1].status is not Status.OK:
+        outcomes.append(await append(store, grant, 3, *group("b", "c")))
+    for outcome in outcomes[:-1]:
+        assert outcome.status is Status.IN_DOUBT
+        assert isinstance(outcome.error, StoreUnavailableError)
+        assert isinstance(outcome.error.__cause__, OSError)
+    assert len(outcomes) == 1 + failures // 2
+    await append_ok(store, grant, 5, *group("d"))
+    wanted = group("a") + group("b", "c") + group("d")
+    assert tuple(entries(await read(store))) == wanted
+    other = await open_store("other")
+    grant = await take(other)
+    assert grant.head == 6
+    assert tuple(entries(await read(other))) == wanted
+
+
+async def test_a_batch_in_doubt_may_be_changed_by_the_sender(store, open_store, disk) -> None:
+    grant = await take(store)
+    disk.bad_syncs = 2
+    assert (await append(store, grant, 2, *group("a"))).status is Status.IN_DOUBT
+    await append_ok(store, grant, 2, *group("b"), *group("c"))
+    for reader in (store, await open_store("other")):
+        assert tuple(entries(await read(reader))) == group("b") + group("c")
+
+
+SENT = group("first", "second") + group("third")
+
+
+@pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+async def test_a_full_disk_loses_nothing_and_saving_goes_on(
+    store, open_store, disk, root: Path, full: int
+) -> None:
+    grant = await take(store)
+    head = await append_ok(store, grant, 2, *group("before"))
+    disk.full = full
+    size = 320  # of what SENT amounts to, at least
+    for room in range(0, size, 37):
+        disk.room = room
+        outcome = await append(store, grant, head + 1, *SENT)
+        if outcome.status is Status.OK:
+            break
+        assert outcome.status in (Status.TRANSIENT, Status.IN_DOUBT)
+        assert isinstance(outcome.error, StoreUnavailableError)
+        assert "goes on by itself" in str(outcome.error) or "ulimit" in str(outcome.error)
+        found = entries(await read(store))
+        assert tuple(found[:1]) == group("before")
+    disk.room = None
+    await append_ok(store, grant, head + 1, *SENT)
+    await append_ok(store, grant, head + 4, *group("after"))
+    for reader in (store, await open_store("other")):
+        assert tuple(entries(await read(reader))) == group("before") + SENT + group("after")
+    assert segments(root) == ["1-0.jsonl"]
+
+
+async def test_nothing_whole_was_written_means_transient(store, disk) -> None:
+    grant = await take(store)
+    disk.room = 10
+    outcome = await append(store, grant, 2, *SENT)
+    assert outcome.status is Status.TRANSIENT
+    assert len(await read(store)) == 1
+
+
+async def test_another_batch_behind_a_torn_one_leaves_it_behind_a_seal(
+    store, open_store, disk, root: Path
+) -> None:
+    grant = await take(store)
+    disk.room = 150  # the first group and a part of the second
+    outcome = await append(store, grant, 2, *group("torn"), *group("x" * 200))
+    assert outcome.status is Status.IN_DOUBT
+    disk.room = None
+    await append_ok(store, grant, 2, *group("other"))
+    assert segments(root) == ["1-0.jsonl", "1-1.jsonl"]
+    for reader in (store, await open_store("other")):
+        assert tuple(entries(await read(reader))) == group("other")
+
+
+async def test_a_disk_that_is_full_at_a_new_segment_is_waited_for(
+    store, open_store, disk, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "SEGMENT_BYTES", 500)
+    grant = await take(store)
+    head = await append_ok(store, grant, 2, *group("x" * 100))
+    for room in (0, 1, 100, 150, 200):
+        disk.room = room
+        assert (await append(store, grant, head + 1, *group("y" * 200))).status is Status.TRANSIENT
+    disk.room = None
+    head = await append_ok(store, grant, head + 1, *group("y" * 200))
+    assert segments(root) == ["1-0.jsonl", "1-1.jsonl"]
+    other = await open_store("other")
+    grant = await take(other)
+    assert grant.head == head + 1
+    assert tuple(entries(await read(other))) == group("x" * 100) + group("y" * 200)
+
+
+async def test_an_error_of_the_disk_while_writing_leads_to_a_new_segment(
+    store, open_store, disk
+) -> None:
+    grant = await take(store)
+    disk.full, disk.room = errno.EIO, 40
+    outcome = await append(store, grant, 2, *SENT)
+    assert outcome.status is Status.TRANSIENT
+    disk.room = None
+    await append_ok(store, grant, 2, *SENT)
+    for reader in (store, await open_store("other")):
+        assert tuple(entries(await read(reader))) == SENT
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limit")
+async def test_a_limit_of_the_kernel_s_own_is_met_and_lifted(root: Path) -> None:
+    program = f"""
+import anyio, resource
+from perdure.store import Status
+from perdure.stores.file import FileStore
+from perdure.testing.conformance._kit import append, append_ok, entries, group, read, take
+async def main():
+    store = FileStore({str(root)!r})
+    await store.open()
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    for _ in range(3):
+        outcome = await append(store, grant, 3, *group("b" * 2000))
+        assert outcome.status is Status.TRANSIENT, outcome
+        assert len(await read(store)) == 2
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    await append_ok(store, grant, 3, *group("b" * 2000))
+    assert tuple(entries(await read(store))) == group("a") + group("b" * 2000)
+    await store.aclose()
+anyio.run(main)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+async def test_a_file_that_somebody_cut_is_not_written_to(store, root: Path) -> None:
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    store._files.close(store._writers[KEY])
+    path = log_folder(root) / "1-0.jsonl"
+    os.truncate(path, path.stat().st_size - 5)
+    outcome = await append(store, grant, 3, *group("b"))
+    assert outcome.status is Status.PERMANENT
+    assert isinstance(outcome.error, CorruptRecordError)
+    assert str(path) in str(outcome.error)
+
+
+async def test_a_folder_that_was_removed_is_nobody_s_session(store, root: Path) -> None:
+    grant = await take(store)
+    shutil.rmtree(root / "agents" / "agent")
+    outcome = await append(store, grant, 2, *group("a"))
+    assert outcome.status is Status.CONFLICT
+    assert not (root / "agents" / "agent").exists()
+
+
+async def test_few_files_stay_open_and_every_session_goes_on(store) -> None:
+    store._files._limit = 3
+    keys = [SessionKey(f"s{n}") for n in range(8)]
+    grants = [await take(store, key) for key in keys]
+    for round_ in range(3):
+        for grant in grants:
+            await append_ok(store, grant, 2 + round_, *group(str(round_)))
+        open_now = [writer for writer in store._writers.values() if writer._folder is not None]
+        assert len(open_now) == 3
+    for key in keys:
+        assert len(await read(store, key)) == 4
+
+
+async def test_kinds_of_the_store_s_own_are_refused(store) -> None:
+    grant = await take(store)
+    for kind in ("epoch", "segment", "no kind"):
+        outcome = await append(store, grant, 2, Entry(kind, b"{}"))
+        assert outcome.status is Status.PERMANENT
+    assert (await append(store, grant, 2, Entry("message", b"{\n}"))).status is Status.PERMANENT
+    await append_ok(store, grant, 2, *group("a"))
+
+
+async def test_an_abandoned_append_is_waited_for_without_a_thread(store) -> None:
+    grant = await take(store)
+    writer = store._writers[KEY]
+    writer.lock.acquire()
+    import anyio
+
+    outcomes = []
+
+    async def send() -> None:
+        outcomes.append(await append(store, grant, 2, *group("a")))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(send)
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        assert store._appends.borrowed_tokens == 0
+        assert not outcomes
+        writer.lock.release()
+    assert outcomes[0].status is Status.OK
+
+
+# a takeover in the middle of an append
+
+
+def take_over(store, after: int = 1):
+    """Return what takes the session over at once, as another process would."""
+    return lambda: leases.take(store._root, KEY, after, store._owners.me)
+
+
+async def test_what_was_written_before_the_seal_is_ok_however_late(store, open_store, disk) -> None:
+    other = await open_store("other")
+    grant = await take(store)
+    disk.before_sync = take_over(other)
+    outcome = await append(store, grant, 2, *group("a", "b"))
+    assert outcome.status is Status.OK
+    assert [(one.seq, one.epoch, one.kind) for one in await read(other)] == [
+        (1, 1, "epoch"),
+        (2, 1, "message"),
+        (3, 1, "message"),
+        (4, 2, "epoch"),
+    ]
+    outcome = await append(store, grant, 4, *group("late"))
+    assert outcome.status is Status.CONFLICT
+    assert isinstance(outcome.error, LeaseLostError)
+    assert len(await read(other)) == 4
+
+
+async def test_what_was_written_behind_the_seal_is_not_in_the_log(store, open_store, disk) -> None:
+    other = await open_store("other")
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    disk.before_write = take_over(other)
+    outcome = await append(store, grant, 3, *group("late"))
+    assert outcome.status is Status.CONFLICT
+    assert isinstance(outcome.error, LeaseLostError)
+    assert outcome.error.facts["sealed_seq"] == 2
+    assert tuple(entries(await read(other))) == group("a")
+
+
+async def test_a_batch_is_in_doubt_until_a_seal_decides(store, open_store, disk) -> None:
+    other = await open_store("other")
+    grant = await take(store)
+    folder = store._root.enter("agents", "agent")
+    disk.before_sync = lambda: leases.publish(folder, KEY, 2, other._owners.me, since=1)
+    batch = Batch(KEY, grant.epoch, 2, group("a", "b"))
+    for _ in range(3):
+        (outcome,) = await store.append_many([batch])
+        assert outcome.status is Status.IN_DOUBT
+    folder.close()
+    # The taker died without an epoch record: the next one reads what lies there.
+    grant = await other.acquire(KEY, after=2)
+    assert grant.head == 4
+    (outcome,) = await store.append_many([batch])
+    assert outcome.status is Status.OK
+    assert tuple(entries(await read(other))) == group("a", "b")
+
+
+async def test_a_number_that_comes_again_is_not_mistaken_for_the_own_one(
+    store, open_store, disk, root: Path
+) -> None:
+    other = await open_store("other")
+    old = await take(store)
+    for after in (1, 2):
+        await other.acquire(KEY, after=after)
+    folder = store._root.enter("agents", "agent")
+    # A taker that overslept everything publishes epoch 1 once more: its link finds no file.
+    assert leases.publish(folder, KEY, 1, other._owners.me, since=1) is None
+    assert (root / "agents/agent/lease-1.json").exists()
+    (root / "agents/agent/lease-3.json").rename(root / "agents/agent/moved")
+    folder.close()
+    outcome = await append(store, old, 2, *group("zombie"))
+    assert outcome.status is Status.CONFLICT
