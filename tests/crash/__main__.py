@@ -3,6 +3,7 @@
     python -m tests.crash steps --scenario fold     # kill at every call
     python -m tests.crash kill --cycles 300         # kill at random, under load
     python -m tests.crash stop --cycles 50          # stop, take over, go on; without: every call
+    python -m tests.crash race --rounds 50          # eight processes want one session
     python -m tests.crash readers --seconds 10      # readers beside a folding writer
     python -m tests.crash cuts --limit 1000         # states that a cut of power may leave
 
@@ -17,6 +18,7 @@ import sys
 
 from tests.crash.cuts import cuts
 from tests.crash.kill import kill
+from tests.crash.race import race
 from tests.crash.readers import readers
 from tests.crash.steps import steps
 from tests.crash.stop import stop
@@ -29,7 +31,6 @@ def parser() -> argparse.ArgumentParser:
     for name in ("steps", "cuts"):
         command = commands.add_parser(name)
         command.add_argument("--scenario", choices=sorted(SCENARIOS), default="everything")
-    commands.choices["steps"].add_argument("--stride", type=int, default=1)
     commands.choices["cuts"].add_argument("--limit", type=int)
     commands.choices["cuts"].add_argument(
         "--lie", choices=["fsync", "fdatasync"], help="break this sync: must be seen"
@@ -40,6 +41,9 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("stop")
     command.add_argument("--cycles", type=int, help="at random; else once at every call")
     command.add_argument("--unfenced", action="store_true", help="break the store: must be seen")
+    command = commands.add_parser("race")
+    command.add_argument("--rounds", type=int, default=10)
+    command.add_argument("--racers", type=int, default=8)
     command = commands.add_parser("readers")
     command.add_argument("--seconds", type=float, default=3.0)
     for name in ("kill", "stop", "cuts"):
@@ -52,7 +56,14 @@ def main() -> int:
     command = options.pop("command")
     if command in ("steps", "cuts"):
         options["name"] = options.pop("scenario")
-    run = {"steps": steps, "kill": kill, "stop": stop, "readers": readers, "cuts": cuts}[command]
+    run = {
+        "steps": steps,
+        "kill": kill,
+        "stop": stop,
+        "race": race,
+        "readers": readers,
+        "cuts": cuts,
+    }[command]
     summary = run(**options)
     print(json.dumps(summary, indent=2))
     tested = summary.get("acknowledged", summary.get("with_promises"))

@@ -68,6 +68,11 @@ class Child:
             if not self._read(left) and self._closed():
                 return
 
+    def listen_on(self) -> bool:
+        """Read what there is by now; False once the child has said its last."""
+        self._read(0.001)
+        return not self._closed()
+
     def go_on(self) -> None:
         """Let a stopped child continue; one that has ended stays as it is."""
         if not self._ended:

@@ -67,7 +67,7 @@ class Tripwire:
     """
 
     def __init__(self, at: int, act: Act, *, looking: bool = False) -> None:
-        self.calls = 0
+        self.calls: list[str] = []
         self._at = at
         self._act = act
         self._looking = looking
@@ -80,8 +80,8 @@ class Tripwire:
     def __call__(self, name: str, real: Real, *args: Any, **kwargs: Any) -> Any:
         if self._looking or changes(name, args):
             with self._lock:  # Two threads may call at once; only one is the k-th.
-                self.calls += 1
-                due = self.calls == self._at
+                self.calls.append(name)
+                due = len(self.calls) == self._at
             if due:
                 self._trip(name, real, args)
         return real(*args, **kwargs)

@@ -33,6 +33,10 @@ class Ledger:
         self.views: dict[Place, list[str]] = {}
         """What a holder found when it had taken the session."""
         self.folded: dict[str, int] = defaultdict(int)
+        self.ended: dict[str, int] = defaultdict(int)
+        """The last epoch of a life that was ended."""
+        self.deleting: dict[str, int] = {}
+        """Epochs whose life may have been ended; nobody knows of that until it is judged."""
         self.problems: list[str] = []
 
     @property
@@ -60,6 +64,19 @@ class Ledger:
                 self.acknowledged[agent, epoch] = count
             case "folded", [agent, as_of]:
                 self.folded[agent] = max(self.folded[agent], as_of)
+            case "deleting", [agent, epoch]:
+                self.deleting[agent] = epoch
+            case "deleted", [agent, epoch]:
+                self.forget(agent)
+
+    def forget(self, agent: str) -> None:
+        """Expect nothing any more of a life that was ended, but that its epochs are used up."""
+        epoch = self.deleting.pop(agent)
+        for place in [place for place in self.sent if place[0] == agent and place[1] <= epoch]:
+            del self.sent[place]
+            self.acknowledged.pop(place, None)
+        self.ended[agent] = epoch
+        self.folded.pop(agent, None)
 
     def agents(self) -> set[str]:
         """Return every agent that anybody took."""
@@ -80,7 +97,8 @@ def judge_log(ledger: Ledger, agent: str, records: list[Record]) -> list[str]:
     for epoch in sorted({*found, *(of for name, of in ledger.acknowledged if name == agent)}):
         problems += _judge_epoch(ledger, (agent, epoch), found.get(epoch, []))
     starts = {record.epoch for record in records if record.kind == EPOCH}
-    missing = set(ledger.granted[agent]) - starts
+    alive = [epoch for epoch in ledger.granted[agent] if epoch > ledger.ended[agent]]
+    missing = set(alive) - starts
     if missing:
         problems.append(f"{agent}: granted epochs {sorted(missing)} have no record in the log")
     return problems + _judge_views(ledger, agent, records)
@@ -100,6 +118,8 @@ def _judge_views(ledger: Ledger, agent: str, records: list[Record]) -> list[str]
     """What a holder found below its epoch is what stays there: the seal holds."""
     problems: list[str] = []
     for epoch in ledger.granted[agent]:
+        if epoch <= ledger.ended[agent]:
+            continue
         below = texts_of([record for record in records if record.epoch < epoch])
         if below != ledger.views[agent, epoch]:
             problems.append(f"{agent}: below epoch {epoch} the log changed behind the seal")
@@ -132,7 +152,10 @@ async def judge(store: Store, ledger: Ledger, report: Report, *, damage: bool = 
         holder = await store.holder(key)
         if holder is not None and holder.alive:
             report("problem", f"{agent}: its dead holder looks alive: {holder}")
-        problems = judge_log(ledger, agent, records := await read(store, key))
+        records = await read(store, key)
+        if agent in ledger.deleting and not records:
+            ledger.forget(agent)  # A deletion that nobody was told of: it is over, or not begun.
+        problems = judge_log(ledger, agent, records)
         if await store.head(key) != len(records):
             problems.append(f"{agent}: the head is not the log's end")
         found = await store.read_documents(key)

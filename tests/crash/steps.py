@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,56 +15,61 @@ from tests.crash.oracle import Ledger, verify
 from tests.crash.work import SCENARIOS, Scenario, run
 
 
-class Cut(NamedTuple):
+class Kill(NamedTuple):
     """One run that was killed, or that came to its end untouched."""
 
     at: int
     act: Act
     killed: bool
     ledger: Ledger
+    calls: list[str]
+    """What was called, if it came to its end."""
 
 
-def kill_at(root: Path, work: Scenario, at: int, act: Act) -> Cut:
+def kill_at(work: Scenario, at: int, act: Act) -> Kill:
     """Run a scenario on an empty root, kill it at a call, and judge what is left."""
+    top = Path(tempfile.mkdtemp(prefix="perdure-crash-"))
 
     def program(report: Report) -> None:
         wire = Tripwire(at, act)
         wire.install()
-        run(root, work, report)
+        run(top / "store", work, report)
         report("calls", wire.calls)
 
-    ledger = Ledger()
-    child = Child(program)
-    ledger.add(child.wait())
-    if not child.was_killed and child.status:
-        ledger.problems.append(f"the child ended with status {child.status}")
-    return Cut(at, act, child.was_killed, verify(root, ledger))
+    try:
+        ledger = Ledger()
+        child = Child(program)
+        ledger.add(child.wait())
+        if not child.was_killed and child.status:
+            ledger.problems.append(f"the child ended with status {child.status}")
+        verify(top / "store", ledger)
+    finally:
+        shutil.rmtree(top, ignore_errors=True)
+    calls = [name for event in child.events if event[0] == "calls" for name in event[1]]
+    return Kill(at, act, child.was_killed, ledger, calls)
 
 
-def every_step(work: Scenario, *, act: Act, stride: int = 1) -> Iterator[Cut]:
-    """Kill at call 1, 2, 3 … (or every *stride*-th) up to the first run that none touches."""
-    at = 1
-    while True:
-        root = Path(tempfile.mkdtemp(prefix="perdure-crash-"))
-        try:
-            cut = kill_at(root / "store", work, at, act)
-        finally:
-            shutil.rmtree(root, ignore_errors=True)
-        yield cut
-        if not cut.killed:
-            return
-        at += stride
+def every_call(work: Scenario) -> Iterator[Kill]:
+    """Kill before call 1, 2, 3 … up to the first run that is through by then, and in each write."""
+    for at in itertools.count(1):
+        kill = kill_at(work, at, "kill")
+        yield kill
+        if not kill.killed:
+            break
+    for at, name in enumerate(kill.calls, 1):
+        if name == "write":
+            yield kill_at(work, at, "kill torn")
 
 
-def steps(name: str, *, stride: int = 1) -> dict[str, object]:
+def steps(name: str) -> dict[str, object]:
     """Kill a scenario at every call, clean and in the middle of a write."""
-    acts: tuple[Act, ...] = ("kill", "kill torn")
-    cuts = [cut for act in acts for cut in every_step(SCENARIOS[name], act=act, stride=stride)]
+    kills = list(every_call(SCENARIOS[name]))
     return {
         "scenario": name,
-        "kills": sum(cut.killed for cut in cuts),
-        "acknowledged": sum(cut.ledger.total for cut in cuts),
+        "kills": sum(kill.killed for kill in kills),
+        "torn": sum(kill.act == "kill torn" for kill in kills),
+        "acknowledged": sum(kill.ledger.total for kill in kills),
         "problems": [
-            f"{cut.act} at {cut.at}: {text}" for cut in cuts for text in cut.ledger.problems
+            f"{kill.act} at {kill.at}: {text}" for kill in kills for text in kill.ledger.problems
         ],
     }

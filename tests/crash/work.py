@@ -20,7 +20,7 @@ from perdure.model.keys import SessionKey
 from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.model.records import EPOCH, MESSAGE, Entry, Record
 from perdure.store import Batch, Grant, Status, Store
-from perdure.stores.file import FileStore
+from perdure.stores.file import FileStore, writing
 from tests.crash.forks import Report
 
 _TRIES = 500
@@ -173,11 +173,40 @@ async def everything(store: Store, report: Report) -> None:
         await writer.release()
 
 
+async def roll(store: Store, report: Report) -> None:
+    """Fill one segment after the other, with folds, and take the session over from oneself."""
+    writing.SEGMENT_BYTES = 400  # In this process, which ends with this work.
+    writer = await Writer.take(store, AGENT, report)
+    for size in (1, 3, 2):
+        await writer.append(size, padding=90)
+    await writer.fold()
+    await writer.append(2, padding=90)
+    again = await Writer.take(store, AGENT, report)
+    for size in (2, 2):
+        await again.append(size, padding=90)
+
+
+async def delete(store: Store, report: Report) -> None:
+    """Delete a session, and begin its next life."""
+    writer = await Writer.take(store, AGENT, report)
+    await writer.append(2)
+    await writer.fold()
+    await writer.append(1)
+    report("deleting", AGENT.agent, writer.epoch)
+    await store.delete(AGENT, writer.epoch)
+    report("deleted", AGENT.agent, writer.epoch)
+    again = await Writer.take(store, AGENT, report)
+    await again.append(1)
+    await again.fold()
+
+
 SCENARIOS: dict[str, Scenario] = {
     "append": append,
     "acquire": acquire,
     "fold": fold,
     "release": release,
+    "roll": roll,
+    "delete": delete,
     "everything": everything,
 }
 

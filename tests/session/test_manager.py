@@ -188,7 +188,9 @@ async def test_hooks_are_told_and_before_save_is_awaited(again: Connect) -> None
 async def test_store_that_stays_down_is_reported_at_the_end() -> None:
     store = FaultyStore(MemoryStore(), fail_on="append_many", nth=1, times=10**9)
     with pytest.raises(UnsavedChangesError) as caught:
-        async with connect(store, shutdown=Shutdown(deadline=0.3, turn_grace=0, signals=False)) as s:
+        async with connect(
+            store, shutdown=Shutdown(deadline=0.3, turn_grace=0, signals=False)
+        ) as s:
             session = await s.open("a")
             session.append(Message.user("x"))
     assert "a" in str(caught.value)

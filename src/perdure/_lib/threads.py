@@ -29,17 +29,12 @@ Ts = TypeVarTuple("Ts")
 class _Call(Generic[T]):
     """A call, and what came of it."""
 
-    __slots__ = ("_args", "_function", "_post", "done", "error", "value")
+    __slots__ = ("_args", "_function", "_threads", "done", "error", "value")
 
-    def __init__(
-        self,
-        function: Callable[..., T],
-        args: tuple[Any, ...],
-        post: Callable[[Callable[[], object]], object],
-    ) -> None:
+    def __init__(self, threads: Threads, function: Callable[..., T], args: tuple[Any, ...]) -> None:
+        self._threads = threads
         self._function = function
         self._args = args
-        self._post = post
         self.done = anyio.Event()
         self.error: BaseException | None = None
         self.value: T
@@ -51,7 +46,12 @@ class _Call(Generic[T]):
         except BaseException as error:  # noqa: BLE001  # raised where somebody waits for it
             self.error = error
         with contextlib.suppress(RuntimeError):  # the event loop has ended: nobody waits
-            self._post(self.done.set)
+            self._threads.post(self._finish)
+
+    def _finish(self) -> None:
+        # On the event loop; also for a call that was abandoned, whose thread is free only now.
+        self._threads.busy -= 1
+        self.done.set()
 
 
 _Jobs = SimpleQueue["_Call[Any] | None"]
@@ -62,27 +62,26 @@ class Threads:
     """At most ``most`` threads, begun when they are needed. Made on a running event loop."""
 
     def __init__(self, most: int, *, name: str) -> None:
+        self.busy = 0
+        """Calls whose threads are not free again yet."""
+        self.post = _post_to_loop()
+        """Runs a function soon on the event loop."""
         self._most = most
         self._name = name
         self._begun = 0
-        self._busy = 0
-        self._post = _post_to_loop()
         self._jobs: _Jobs = SimpleQueue()
         self._end = weakref.finalize(self, _end, self._jobs, most)
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call ``function(*args)`` in a thread; return its value or raise its error."""
-        call: _Call[T] = _Call(function, args, self._post)
-        self._busy += 1
-        if self._busy > self._begun < self._most:
+        call: _Call[T] = _Call(self, function, args)
+        self.busy += 1
+        if self.busy > self._begun < self._most:
             self._begun += 1
             name = f"{self._name} {self._begun}"
             threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
         self._jobs.put(call)
-        try:
-            await call.done.wait()
-        finally:
-            self._busy -= 1
+        await call.done.wait()
         if call.error is not None:
             raise call.error
         return call.value

@@ -78,7 +78,7 @@ class Core:
         self.stopped = False
         """No save will begin any more."""
         self.books = Books(engine)
-        self.schedule = Schedule(engine, self.books.pressure, self.books.events, chance)
+        self.schedule = Schedule(engine, self.books.events, chance)
         self.intake = Intake(
             self.books, self.schedule, engine, record_max=capabilities.max_record_bytes
         )
@@ -278,7 +278,10 @@ class Core:
                 self.books.events.append(BreakerClosed(outage=now - since, unsaved=unsaved))
         elif self.breaker.failed(now):
             self.books.events.append(BreakerOpened(error=error, unsaved=unsaved))
+        rushed = self.books.pressure.rising
         self.books.note_age(now)
+        if rushed and not self.books.pressure.rising:
+            self.schedule.rush((), rushed=False)
 
     # what goes wrong for good
 

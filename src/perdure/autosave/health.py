@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from perdure._lib.display import card
 from perdure.autosave.breaker import BreakerState
 from perdure.autosave.core import Core
 
@@ -28,6 +29,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions with changes that are not durable, by state."""
     unsaved_bytes: int
     breaker: BreakerState
+
+    def _repr_html_(self) -> str:
+        return card("Health", msgspec.structs.asdict(self))
 
 
 def health_of(core: Core, now: float) -> Health:

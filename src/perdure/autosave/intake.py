@@ -82,7 +82,7 @@ class Intake:
         if largest > self._record_max:
             raise refusals.too_large(t, size=largest, limit=self._record_max)
         if self._pressure.rises():
-            self._schedule.review(self._books.unsaved)
+            self._schedule.rush(self._books.unsaved, rushed=True)
             self._books.note_pressure(now)
         if self._pressure.blocking and not t.contributing:
             if not t.granted:
@@ -100,7 +100,11 @@ class Intake:
             t.oldest_at = now
             if t.end is None:
                 self._books.unsaved[t] = None
-        self._fill(t, now)
+        o = t.options
+        if o is not None and (
+            t.pending_bytes >= o.max_bytes or t.version - t.durable >= o.max_records
+        ):
+            self._fill(t, now)
         self._schedule.arm(t, now)
 
     def _fill(self, t: Tracked, now: float) -> None:

@@ -14,7 +14,6 @@ from typing import Final, final
 
 from perdure.autosave.events import Event, GroupOpenTooLong
 from perdure.autosave.options import Engine
-from perdure.autosave.pressure import Pressure
 from perdure.autosave.ready import Ready
 from perdure.autosave.tracked import Tracked
 from perdure.autosave.wheel import NEVER, Wheel
@@ -40,7 +39,6 @@ class Schedule:
 
     Args:
         engine: The finer knobs.
-        pressure: How much is unsaved.
         events: Where to note what is worth a report.
         chance: Returns a random number from 0 up to 1.
 
@@ -49,23 +47,24 @@ class Schedule:
     def __init__(
         self,
         engine: Engine,
-        pressure: Pressure,
         events: list[Event],
         chance: Callable[[], float],
     ) -> None:
         self.ready = Ready()
         self.wheel: Wheel[Tracked] = Wheel(SLOT)
+        self._buckets = self.wheel.buckets
         self.shrink = 1.0
         """The share of the debounce that is used while the store has time to spare."""
         self.nudged = False
         """Something may be due earlier than was said before; whoever looks clears it."""
         self.draining = False
         self._engine = engine
-        self._pressure = pressure
         self._events = events
         self._chance = chance
         self._review: list[Tracked] = []
-        self._flush_mark = float("-inf")
+        self._flushed_at = float("-inf")
+        self._due_before = float("-inf")
+        """Changes until then are due at once, debounce or not."""
 
     def arm(self, t: Tracked, now: float) -> None:
         """See to it that the session is looked at when it is due."""
@@ -76,19 +75,18 @@ class Schedule:
         if t.groups and t.group_from <= t.durable:
             self._watch_group(t, now)
             return
-        due = self.due_at(t, now)
-        if due <= now or (slot := int(due / SLOT)) * SLOT <= now:
+        slot = int(self.due_at(t, t.first_at, now) / SLOT)
+        if slot * SLOT <= now:
             self.ready.push(t, deadline(t), urgent=t.urgent_to > t.durable)
             self.nudged = True
         elif slot < t.slot:
-            self._wait_for(t, slot)
-
-    def _wait_for(self, t: Tracked, slot: int) -> None:
-        before = self.wheel.next_at
-        t.slot = slot
-        self.wheel.add(t, slot)
-        if self.wheel.next_at < before:
-            self.nudged = True
+            t.slot = slot
+            # Written out, because most changes come by here: an earlier slot is the exception.
+            bucket = self._buckets.get(slot)
+            if bucket is not None:
+                bucket.append(t)
+            elif self.wheel.add(t, slot):
+                self.nudged = True
 
     def _watch_group(self, t: Tracked, now: float) -> None:
         """Report a group that stays open for longer than its changes may stay unsaved."""
@@ -99,24 +97,25 @@ class Schedule:
             t.group_warned = True
             self._events.append(GroupOpenTooLong(key=t.key, age=now - t.group_at))
         elif slot < t.slot:
-            self._wait_for(t, slot)
+            t.slot = slot
+            self.nudged = self.wheel.add(t, slot) or self.nudged
 
-    def due_at(self, t: Tracked, now: float) -> float:
-        """Return when to save a session that has changes which no save has captured."""
-        o, first = t.options, t.first_at
-        if first is None:
-            return NEVER * SLOT
-        if t.urgent_to > t.durable or t.hurry or first <= self._flush_mark or self._rushed():
+    def due_at(self, t: Tracked, first: float, now: float) -> float:
+        """Return when to save changes of which ``first`` is the oldest that no save has captured."""
+        o = t.options
+        if first <= self._due_before or t.hurry or t.urgent_to > t.durable:
             due = now
         elif o is None:
             return NEVER * SLOT
         else:
-            quiet = max(o.debounce * self.shrink, min(o.debounce, self._engine.debounce_min))
-            due = min(t.last_at + quiet * t.earliness, first + o.max_delay * t.earliness)
-        return max(due, t.retry_at)
-
-    def _rushed(self) -> bool:
-        return self.draining or self._pressure.rising
+            quiet = o.debounce
+            if self.shrink < 1.0:
+                quiet = max(quiet * self.shrink, min(quiet, self._engine.debounce_min))
+            due = t.last_at + quiet * t.earliness
+            latest = first + o.max_delay * t.earliness
+            if latest < due:
+                due = latest
+        return due if due >= t.retry_at else t.retry_at
 
     def hasten(self, t: Tracked, now: float) -> None:
         """Make due now what no save has captured."""
@@ -142,8 +141,21 @@ class Schedule:
 
     def flush(self, sessions: Iterable[Tracked], now: float) -> None:
         """Make all these due now, with everything they have got until now."""
-        self._flush_mark = now
+        self._flushed_at = now
+        self._due_before = max(self._due_before, now)
         self.review(sessions)
+
+    def drain(self, sessions: Iterable[Tracked], now: float) -> None:
+        """Make everything due at once from now on, and try again more often."""
+        self.draining = True
+        self.rush(sessions, rushed=True)
+        self._flushed_at = now
+
+    def rush(self, sessions: Iterable[Tracked], *, rushed: bool) -> None:
+        """Make everything due at once, these to begin with, or let debounces count again."""
+        self._due_before = float("inf") if rushed or self.draining else self._flushed_at
+        if rushed:
+            self.review(sessions)
 
     def advance(self, now: float, limit: int) -> bool:
         """Look at what the wheel brings, at most ``limit`` entries; return whether more is due."""

@@ -10,6 +10,7 @@ import logging
 
 import msgspec
 
+from perdure._lib.display import card
 from perdure.autosave.core import Core
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import UnsavedChangesError
@@ -46,7 +47,7 @@ class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
         return self.version - self.durable
 
 
-class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True):
+class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What became of everything; each session is in one list at most."""
 
     duration: float
@@ -92,6 +93,15 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True):
         parts = [f"{len(ones)} {name}: {_names(ones)}" for name, ones in self._classes() if ones]
         said = "; ".join(parts) if parts else "nothing unsaved"
         return f"stopped in {self.duration:.2f} s, saved {self.saved} sessions, {said}"
+
+    def _repr_html_(self) -> str:
+        facts: dict[str, object] = {
+            "clean": self.clean,
+            "duration": f"{self.duration:.2f} s",
+            "saved": f"{self.saved} sessions",
+        }
+        facts.update({name: _names(ones) for name, ones in self._classes() if ones})
+        return card("ShutdownReport", facts)
 
     def _classes(self) -> list[tuple[str, tuple[Unsaved, ...]]]:
         return [

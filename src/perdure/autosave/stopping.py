@@ -66,9 +66,8 @@ class Stopping:
         if self._core.schedule.draining:
             return
         now = self._clock()
-        self._core.schedule.draining = True
+        self._core.schedule.drain(self._core.books.unsaved, now)
         self._core.breaker.hurry(now)
-        self._core.schedule.flush(self._core.books.unsaved, now)
         self._timer.attend()
 
     def cut(self) -> None:

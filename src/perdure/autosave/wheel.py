@@ -28,28 +28,30 @@ class Wheel(Generic[T]):
 
     """
 
-    __slots__ = ("_buckets", "_order", "next_at", "width")
+    __slots__ = ("_order", "buckets", "next_at", "width")
 
     def __init__(self, width: float) -> None:
         self.width = width
         self.next_at = float("inf")
         """When the first slot that holds something begins."""
-        self._buckets: dict[int, list[T]] = {}
+        self.buckets: dict[int, list[T]] = {}
+        """What is in each slot; others may append to a slot that is there, not add one."""
         self._order: list[int] = []
 
     def slot(self, at: float) -> int:
         """Return the slot in which a time lies."""
         return int(at / self.width)
 
-    def add(self, entry: T, slot: int) -> None:
-        """Put an entry into a slot."""
-        bucket = self._buckets.get(slot)
+    def add(self, entry: T, slot: int) -> bool:
+        """Put an entry into a slot; return whether it is now the first one."""
+        bucket = self.buckets.get(slot)
         if bucket is not None:
             bucket.append(entry)
-            return
-        self._buckets[slot] = [entry]
+            return False
+        self.buckets[slot] = [entry]
         heapq.heappush(self._order, slot)
         self.next_at = self._order[0] * self.width
+        return self._order[0] == slot
 
     def pop(self, now: float, limit: int) -> tuple[int, list[T]]:
         """Take at most ``limit`` entries out of the first slot that has begun.
@@ -59,11 +61,11 @@ class Wheel(Generic[T]):
         if self.next_at > now:
             return NEVER, []
         slot = self._order[0]
-        bucket = self._buckets[slot]
+        bucket = self.buckets[slot]
         taken = bucket[-limit:]
         del bucket[-limit:]
         if not bucket:
-            del self._buckets[slot]
+            del self.buckets[slot]
             heapq.heappop(self._order)
             self.next_at = self._order[0] * self.width if self._order else float("inf")
         return slot, taken

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import anyio.to_thread
 import msgspec
 
+from perdure.cli.findings import Finding
+from perdure.cli.leftovers import readable_to
 from perdure.codec.messages import decode_message
 from perdure.codec.registry import Registry
 from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
@@ -23,22 +25,9 @@ from perdure.session.options import Limits
 from perdure.session.rebuilding import context_bytes_of, fold_afresh
 from perdure.store import Documents, Holder, Store
 
-__all__ = ["Audit", "Finding", "audit", "log_problems"]
+__all__ = ["Audit", "audit", "log_problems"]
 
 REBUILD = "a rebuild from the log makes it anew"
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with a session, or worth knowing."""
-
-    what: str
-    """log, document, lease, or leftover."""
-    detail: str
-    cure: str = ""
-    problem: bool = True
-    """False for what is worth knowing and in order."""
-    repairable: bool = False
-    """Whether rebuilding the documents mends it."""
 
 
 class Audit(msgspec.Struct, kw_only=True):
@@ -97,8 +86,8 @@ async def _records(store: Store, seen: Audit) -> list[Record]:
                 records += chunk.records
                 settled = settled and chunk.settled
     except (CorruptRecordError, UnsupportedVersionError) as error:
-        upto = records[-1].seq if records else 0
-        readable = f"; records 1 to {upto} are readable" if upto else "; no record is readable"
+        upto = readable_to(error) if isinstance(error, CorruptRecordError) else 0
+        readable = f"; up to record {upto} it is sound" if upto else ""
         seen.findings.append(Finding(what="log", detail=f"{error}{readable}"))
     if not settled:
         detail = "somebody is taking the session over: the newest records may be missing here"

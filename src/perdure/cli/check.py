@@ -9,11 +9,12 @@ import msgspec
 from cyclopts import Parameter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from perdure.cli.audit import Audit, Finding, audit
+from perdure.cli.audit import Audit, audit
+from perdure.cli.findings import Finding
 from perdure.cli.leftovers import leftovers
 from perdure.cli.options import Named
 from perdure.cli.output import print_json, say, stderr
-from perdure.cli.reach import existing, managed, no_session, opened
+from perdure.cli.reach import existing, is_there, managed, no_session, opened
 from perdure.cli.rebuild import rebuild_session
 from perdure.errors import PerdureError
 from perdure.model.keys import SessionKey
@@ -50,7 +51,7 @@ async def _check(id: str | None, repair: bool, where: Named) -> int:
             keys = await _keys(store, where.tenant)
         else:
             keys = [where.key(id)]
-            if not await store.head(keys[0]):
+            if not await is_there(store, keys[0]):
                 raise no_session(keys[0], store)
         audits = await _audit_all(store, keys)
         location = store.location
@@ -80,7 +81,9 @@ async def _keys(store: Store, tenant: str) -> list[SessionKey]:
 async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     audits: list[Audit] = []
     columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=stderr(), transient=True) as progress:
+    console = stderr()
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("checking", total=len(keys))
         for key in keys:
             seen = await audit(store, key)

@@ -1,4 +1,4 @@
-"""What kills and damage have left in a file store's session folder. Reads only.
+"""What kills and damage have left in a file store. Reads only.
 
 None of it counts for anything: the store passes it over, or replaces it in time. What lies in
 quarantine is evidence, kept until somebody removes it.
@@ -10,14 +10,34 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from perdure.cli.audit import Finding
+import msgspec
+
+from perdure.cli.findings import Finding
 from perdure.cli.output import size
+from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
 from perdure.store import Store
 from perdure.stores.file import FileStore
 from perdure.stores.file.layout import QUARANTINE, lease_epoch, manifest_epoch, session_path
 
-__all__ = ["leftovers"]
+__all__ = ["leftovers", "readable_to"]
+
+
+def readable_to(error: CorruptRecordError) -> int:
+    """Return the last record before the damage that a file store reports, 0 if it is unknown."""
+    path, offset = error.facts.get("path"), error.facts.get("offset")
+    if not isinstance(path, str) or not isinstance(offset, int) or not Path(path).is_file():
+        return 0
+    with Path(path).open("rb") as file:
+        lines = file.read(offset).splitlines()
+    try:
+        return msgspec.json.decode(lines[-1], type=_Numbered).n if lines else 0
+    except msgspec.MsgspecError:
+        return 0
+
+
+class _Numbered(msgspec.Struct):
+    n: int
 
 
 def leftovers(store: Store, key: SessionKey) -> list[Finding]:

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import perdure
-from perdure.errors import SessionNotFoundError, StoreUnavailableError
+from perdure.errors import CorruptRecordError, SessionNotFoundError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.options import Shutdown
 from perdure.store import Holder, Store
 
-__all__ = ["existing", "holder_of", "managed", "no_session", "opened"]
+__all__ = ["existing", "holder_of", "is_there", "managed", "no_session", "opened"]
 
 
 def existing(url: str | None) -> Store:
@@ -46,6 +46,14 @@ async def opened(url: str | None) -> AsyncGenerator[Store, None]:
 def managed(store: Store) -> SessionManager:
     """Return a manager for a command: it saves when it is told to, and Ctrl-C ends it."""
     return perdure.connect(store, autosave=None, shutdown=Shutdown(signals=False))
+
+
+async def is_there(store: Store, key: SessionKey) -> bool:
+    """Say whether there is such a session, damaged or not."""
+    try:
+        return await store.head(key) > 0
+    except CorruptRecordError:
+        return True
 
 
 def no_session(key: SessionKey, store: Store) -> SessionNotFoundError:

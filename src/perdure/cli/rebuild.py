@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from perdure.cli.audit import audit
 from perdure.cli.options import Named
 from perdure.cli.output import print_json, say
-from perdure.cli.reach import existing, managed, no_session, opened
+from perdure.cli.reach import existing, is_there, managed, no_session, opened
 from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
@@ -45,7 +45,7 @@ def rebuild(
 async def _rebuild(id: str, dry_run: bool, where: Named) -> int:
     key = where.key(id)
     async with opened(where.store) as store:
-        if not await store.head(key):
+        if not await is_there(store, key):
             raise no_session(key, store)
         seen = await audit(store, key)
     for finding in seen.problems:

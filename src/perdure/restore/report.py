@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from perdure._lib.display import card
+
 __all__ = ["RestoreReport", "RestoreStep", "Source"]
 
 Source = Literal["fresh", "snapshot", "catch_up", "rebuild"]
@@ -21,7 +23,7 @@ class RestoreStep(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
+class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """How a session came back."""
 
     source: Source
@@ -37,3 +39,11 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         steps = "; ".join(f"{step.what} {step.detail}".strip() for step in self.steps)
         return f"restored from {self.source} at record {self.head}: {steps}"
+
+    def _repr_html_(self) -> str:
+        facts: dict[str, object] = {"source": self.source, "head": self.head}
+        facts["records read"] = self.records_read
+        facts.update({step.what: step.detail for step in self.steps})
+        if self.damaged:
+            facts["damaged"] = ", ".join(self.damaged)
+        return card("RestoreReport", facts)

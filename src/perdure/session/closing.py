@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 import anyio
 import msgspec
 
-from perdure.autosave.shutdown import ShutdownReport
+from perdure.autosave.shutdown import ShutdownReport, Unsaved
+from perdure.session import spilling
 from perdure.session.keeping import Keeper
 from perdure.session.runtime import Runtime
 from perdure.session.session import Session
@@ -58,12 +59,39 @@ class Closing:
             self._runtime.saver.seal()
             left = max(total - (self._runtime.clock() - start), 0.0)
             report = await self._runtime.saver.aclose(deadline=left, hard_grace=options.hard_grace)
+            report = self._spill(report)
             left = max(total - (self._runtime.clock() - start), 0.0)
             await self._let_go(left)
             took = self._runtime.clock() - start
             self.report = msgspec.structs.replace(report, duration=took)
         finally:
             self.done.set()
+
+    def _spill(self, report: ShutdownReport) -> ShutdownReport:
+        """Keep in local files what the store would not take, if a place for them was named."""
+        folder = self._runtime.shutdown.spill
+        if folder is None:
+            return report
+        kept: list[Unsaved] = []
+        for one in report.unsaved + report.in_doubt:
+            session = self._runtime.sessions.get(one.key)
+            if session is None:
+                continue
+            tracked = session.tracked
+            try:
+                path = spilling.write(
+                    folder,
+                    one.key,
+                    epoch=tracked.epoch,
+                    base=tracked.durable,
+                    entries=tracked.pending,
+                )
+            except OSError as error:
+                log.exception("spill failed", extra={"session": str(one.key)}, exc_info=error)
+            else:
+                log.warning("spilled", extra={"session": str(one.key), "path": path})
+                kept.append(one)
+        return _with_spilled(report, kept)
 
     async def _turns_end(self, grace: float) -> None:
         """Give open turns, and loads under way, time to come to their end."""
@@ -104,3 +132,15 @@ class Closing:
             await self._runtime.store.release(session.key, session.epoch)
         except Exception as error:  # it expires by itself then
             log.warning("release failed", extra={"session": str(session.key)}, exc_info=error)
+
+
+def _with_spilled(report: ShutdownReport, kept: list[Unsaved]) -> ShutdownReport:
+    unsaved = tuple(one for one in report.unsaved if one not in kept)
+    in_doubt = tuple(one for one in report.in_doubt if one not in kept)
+    return msgspec.structs.replace(
+        report,
+        unsaved=unsaved,
+        in_doubt=in_doubt,
+        spilled=tuple(kept),
+        clean=not (unsaved or in_doubt or report.quarantined or report.lost),
+    )

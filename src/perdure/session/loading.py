@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import Any, final
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from perdure.autosave.core import INHERIT, Inherit
 from perdure.errors import CorruptRecordError, SessionClosedError, SessionNotFoundError
 from perdure.lease.lease import obtain
 from perdure.model.keys import SessionKey
+from perdure.model.records import Entry, Record
 from perdure.restore.ladder import restore
+from perdure.session import spilling
 from perdure.session.events import SessionOpened
 from perdure.session.keeping import Keeper
 from perdure.session.options import Autosave, OnHeld
@@ -137,12 +141,34 @@ class Opener:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1):
                 await runtime.store.release(key, grant.epoch)
             raise
+        await self._replay(session)
         runtime.sessions[key] = session
         changes = _changes(session, wanted)
         if changes:
             session.describe(**changes)
         runtime.hooks.emit("opened", SessionOpened(str(key), grant.epoch, session.restore_report))
         return session
+
+    async def _replay(self, session: Session) -> None:
+        """Append what a shutdown spilled of this session, unless others have written since."""
+        folder, key = self._runtime.shutdown.spill, session.key
+        if folder is None:
+            return
+        for spilled in await anyio.to_thread.run_sync(spilling.find, folder, key):
+            records: list[Record] = []
+            log = self._runtime.store.read_log(key, after=spilled.base)
+            async with contextlib.aclosing(log):
+                async for chunk in log:
+                    records.extend(chunk.records)
+            left = spilling.left_of(spilled, records)
+            if left is None:
+                session.report_step("spill kept", f"{spilled.name}: the log has gone on without it")
+                continue
+            for group in _groups(left):
+                session.accept(group)
+            await self._runtime.saver.save(session.tracked)
+            await anyio.to_thread.run_sync(spilling.remove, folder, spilled.name)
+            session.report_step("spill replayed", f"{len(left)} records of {spilled.name}")
 
     async def _restore(self, grant: Grant, wanted: Wanted) -> Session:
         runtime = self._runtime
@@ -159,6 +185,16 @@ class Opener:
             grant.key, epoch=grant.epoch, head=grant.head, autosave=wanted.autosave
         )
         return self._keeper.keep(Session(runtime, self._keeper, restored, tracked))
+
+
+def _groups(records: Sequence[Record]) -> Iterator[tuple[Entry, ...]]:
+    """Give the groups that records were appended in."""
+    group: list[Entry] = []
+    for record in records:
+        group.append(Entry(record.kind, record.payload, record.end))
+        if record.end:
+            yield tuple(group)
+            group = []
 
 
 def _changes(session: Session, wanted: Wanted) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import anyio
 
+from perdure._lib.display import card
 from perdure.autosave.core import INHERIT, Inherit
 from perdure.autosave.shutdown import ShutdownReport
 from perdure.codec.registry import Registry
@@ -62,6 +63,28 @@ class SessionManager:
         self._limits = limits
         self._connected: Connected | None = None
         self._started = False
+
+    def __repr__(self) -> str:
+        return f"<SessionManager {', '.join(map(str, self._facts().values()))}>"
+
+    def _repr_html_(self) -> str:
+        return card("SessionManager", self._facts())
+
+    def _facts(self) -> dict[str, object]:
+        """Return how it stands, for people; from any thread, at any time."""
+        if self._connected is None:
+            return {"state": "not connected"}
+        report, runtime = self._connected.closing.report, self._connected.runtime
+        if report is not None:
+            return {"state": "closed", "store": self._store.location, "report": report}
+        health = runtime.saver.health()
+        return {
+            "state": "open",
+            "store": self._store.location,
+            "sessions": f"{health.sessions} sessions",
+            "saving": health.status,
+            "unsaved": f"{health.unsaved_bytes} bytes unsaved",
+        }
 
     # its life
 

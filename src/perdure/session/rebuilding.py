@@ -14,7 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure.codec.json import decode
-from perdure.errors import CorruptRecordError
+from perdure.errors import CorruptRecordError, FormatError
 from perdure.memory.context import SNAPSHOT, Snapshot
 from perdure.memory.documents import names_of
 from perdure.model.keys import SessionKey
@@ -42,7 +42,7 @@ def context_bytes_of(snapshot: bytes | None) -> int:
     """
     try:
         stored = decode(snapshot or b"", Snapshot)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except FormatError:
         return 0
     return sum(len(bytes(raw)) for raw in stored.messages[int(stored.pinned) :])
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import msgspec
 
+from perdure._lib.display import card
 from perdure.codec.encoded import Encoded
 from perdure.codec.json import encode
 from perdure.codec.messages import encode_message
@@ -17,6 +18,7 @@ from perdure.memory.documents import Meta, SessionDocument, Turned, note_turn
 from perdure.model.messages import Message
 from perdure.model.records import CONTEXT, META, RETRACT, TURN, Entry, Record
 from perdure.restore.ladder import Restored, restore
+from perdure.restore.report import RestoreReport, RestoreStep
 from perdure.session.contents import Contents, HistoryItem
 from perdure.session.rendering import ContextFormat, render
 from perdure.session.runtime import Runtime, wrong_loop
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from perdure.memory.working import WorkingMemory
     from perdure.model.keys import SessionKey
     from perdure.model.manifest import Manifest
-    from perdure.restore.report import RestoreReport
     from perdure.session.keeping import Keeper
 
 __all__ = ["Receipt", "Session"]
@@ -88,6 +89,18 @@ class Session:
     def __repr__(self) -> str:
         state = "open" if self.closed_by is None else "closed"
         return f"<Session {self.key} {state} version={self.version} durable={self.durable_version}>"
+
+    def _repr_html_(self) -> str:
+        about = self.info
+        facts = {
+            "title": about.metadata.title or "",
+            "state": "open" if self.closed_by is None else "closed",
+            "turns": about.turns,
+            "records": self.version,
+            "durable up to": self.durable_version,
+            "unsaved for": f"{self.unsaved_age:.1f} s",
+        }
+        return card(f"Session {self.key}", facts)
 
     async def __aenter__(self) -> Self:
         self._check_open()
@@ -356,6 +369,11 @@ class Session:
         self._check_home()
         if self.closed_by is not None:
             raise self.closed_by
+
+    def report_step(self, what: str, detail: str) -> None:
+        """Add a step to the restore report."""
+        steps = (*self._report.steps, RestoreStep(what, detail))
+        self._report = msgspec.structs.replace(self._report, steps=steps)
 
     @property
     def is_writable(self) -> bool:

@@ -170,7 +170,10 @@ class LoopThread:
             self.tasks.cancel_scope.cancel()
 
     def stop(self) -> None:
-        """End the loop, and whatever still runs in it."""
+        """End the loop, whatever still runs in it, and every wait for it."""
+        self._ended = True
+        for call in tuple(self._calls):
+            _fail(call.future, closed())
         self._stop.set()
 
     async def _answer(self, call: _Call[T], make: Callable[[], Awaitable[T]]) -> None:

@@ -6,16 +6,21 @@ wait and not the closing.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, TypeVar, final
+
+import anyio
+from anyio import to_thread
 
 from perdure import _connect
 from perdure._connect import DEFAULT
 from perdure.autosave.options import INHERIT, Inherit
+from perdure.errors import SessionClosedError, StoreError
 from perdure.model.keys import DEFAULT_SESSION
 from perdure.sync import exiting
 from perdure.sync.hooks import HookThread
@@ -31,7 +36,12 @@ if TYPE_CHECKING:
     from perdure.session.options import Autosave, Engine, Lease, Limits, OnHeld, Shutdown
     from perdure.store import SessionInfo, Store
 
+T = TypeVar("T")
+
 __all__ = ["SessionManager", "connect"]
+
+_PATIENCE = 1.0
+"""Seconds to wait for threads that have nothing left to do but to end."""
 
 
 def connect(
@@ -76,12 +86,245 @@ class SessionManager:
         self._inner = inner
         self._loop = LoopThread("perdure")
         self._hooks = HookThread("perdure hooks")
-        self._wrapped: weakref.WeakValueDictionary[SessionKey, Session]
-        self._wrapped = weakref.WeakValueDictionary()
-        self._closing = threading.Lock()
+        self._shared: weakref.WeakValueDictionary[SessionKey, Session]
+        self._shared = weakref.WeakValueDictionary()
+        self._closing = False
+        self._report: Future[ShutdownReport] = Future()
         try:
             self._loop.call(lambda: _awaited(inner))
         except BaseException:
             self._loop.post(self._loop.stop)
             raise
         exiting.remember(self)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def _repr_html_(self) -> str:
+        return self._loop.read(self._inner._repr_html_)
+
+    def __enter__(self) -> Self:
+        if self._report.done():
+            raise closed()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._loop.forked:  # the parent's manager
+            return
+        report = self.close()
+        if exc_type is None or issubclass(exc_type, Exception):
+            report.raise_if_unsaved()
+
+    # sessions
+
+    def open(
+        self,
+        id: str,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+        owner: str | None = None,
+        tags: Sequence[str] = (),
+        create: bool = True,
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+        force: bool = False,
+        autosave: Autosave | Inherit | None = INHERIT,
+    ) -> Session:
+        """Open a session to write: ``with sessions.open("my-assistant") as session``.
+
+        Everybody in this process who opens the same id shares one object. Leaving
+        ``with`` lets go of it; autosave owns it from then on.
+
+        Args:
+            id: The agent's id.
+            session: Which of its conversations.
+            tenant: Whose it is, where customers share a store.
+            owner: Who it belongs to, kept as metadata.
+            tags: Kept as metadata.
+            create: Whether to make a session that does not exist.
+            on_held: What to do if another process holds it: ask for a handover and wait,
+                raise at once, or steal it once its holder has expired.
+            wait: Seconds to wait for another process.
+            force: Open it even if it is quarantined in this process.
+            autosave: This session's own settings; None for no timers.
+
+        Raises:
+            LeaseHeldError: Another process goes on holding it.
+            SessionNotFoundError: It does not exist, and ``create`` is False.
+            SessionQuarantinedError: The store refuses one of its records for good.
+            CorruptRecordError: Its log is damaged before the tail.
+            UnsupportedVersionError: A newer release wrote it.
+            StoreUnavailableError: The store cannot be reached.
+
+        """
+
+        async def opened() -> Session:
+            inner = await self._inner.open(
+                id,
+                session=session,
+                tenant=tenant,
+                owner=owner,
+                tags=tags,
+                create=create,
+                on_held=on_held,
+                wait=wait,
+                force=force,
+                autosave=autosave,
+            )
+            return self._share(inner)
+
+        return self._loop.call(opened)
+
+    def _share(self, inner: session.Session) -> Session:
+        """Return the one object for a session, in the loop's thread."""
+        found = self._shared.get(inner.key)
+        if found is None or found._inner is not inner:
+            found = self._shared[inner.key] = Session(self._loop, inner)
+        return found
+
+    def load(
+        self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = ""
+    ) -> SessionView | None:
+        """Read a session without a lease, as of now; None if there is none.
+
+        Of a session that is open here, it shows what is durable.
+        """
+        view = self._loop.call(lambda: self._inner.load(id, session=session, tenant=tenant))
+        return None if view is None else SessionView(self._loop, view)
+
+    def list(
+        self,
+        *,
+        tenant: str = "",
+        prefix: str = "",
+        after: SessionInfo | None = None,
+        limit: int = 100,
+    ) -> list[SessionInfo]:
+        """List sessions by id; pass the last one as ``after`` for the next page."""
+        return self._loop.call(
+            lambda: self._inner.list(tenant=tenant, prefix=prefix, after=after, limit=limit)
+        )
+
+    def exists(self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = "") -> bool:
+        """Say whether there is such a session."""
+        return self._loop.call(lambda: self._inner.exists(id, session=session, tenant=tenant))
+
+    def delete(
+        self,
+        id: str,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+    ) -> bool:
+        """Remove a session and all that it owns; False if there was none.
+
+        Raises:
+            LeaseHeldError: Another process goes on holding it.
+
+        """
+        return self._loop.call(
+            lambda: self._inner.delete(
+                id, session=session, tenant=tenant, on_held=on_held, wait=wait
+            )
+        )
+
+    # all of them
+
+    def on(self, event: EventName, hook: Callable[[Any], object]) -> Callable[[], None]:
+        """Call ``hook`` at each event, and return what takes it off again.
+
+        Hooks run in threads of their own and may use this API: ``before_save`` before a due
+        save, which waits for it, with the session; all others in the events' order, with facts. A
+        hook that fails is logged.
+
+        Raises:
+            ConfigError: There is no such event.
+
+        """
+
+        async def ask(inner: session.Session) -> None:
+            await to_thread.run_sync(hook, self._share(inner), abandon_on_cancel=True)
+
+        def tell(facts: object) -> None:
+            self._hooks.tell(hook, facts)
+
+        relay = ask if event == "before_save" else tell
+        off = self._loop.do(lambda: self._inner.on(event, relay))
+        return lambda: self._loop.do(off)
+
+    def flush(self, deadline: float | None = None) -> None:
+        """Save every session now, and return when all is durable or the deadline is over."""
+        self._loop.call(lambda: self._inner.flush(deadline))
+
+    def health(self) -> Health:
+        """Say how saving goes: for readiness probes, never for liveness.
+
+        A restart because of a store that is down would destroy the only copy.
+        """
+        return self._loop.do(self._inner.health)
+
+    def tune(self, autosave: Autosave | None) -> None:
+        """Change the autosave settings of all sessions without settings of their own."""
+        self._loop.do(lambda: self._inner.tune(autosave))
+
+    def drain(self) -> None:
+        """Begin to stop: open no more sessions, save every change as it comes; turns go on."""
+        self._loop.do(self._inner.drain)
+
+    def close(self, deadline: float | None = None) -> ShutdownReport:
+        """Drain, flush, fold, release and stop, within the shutdown deadline.
+
+        Ctrl-C ends the wait, not the closing.
+
+        Returns:
+            What was saved, and what could not be: ``report.raise_if_unsaved()``.
+
+        """
+        if not self._report.done():
+            with contextlib.suppress(SessionClosedError):  # the loop's end is what it waits for
+                self._loop.call(lambda: self._closed(deadline))
+            self._hooks.finish(_PATIENCE)
+            self._loop.join(_PATIENCE)
+        exiting.forget(self)
+        if not self._report.done():
+            raise StoreError("the thread of this manager has failed; stderr says how")
+        return self._report.result()
+
+    async def _closed(self, deadline: float | None) -> None:
+        """Begin to close, unless that has begun, and wait for the loop's end."""
+        if not self._closing:
+            self._closing = True
+            self._loop.tasks.start_soon(self._close, deadline)
+        await anyio.sleep_forever()
+
+    async def _close(self, deadline: float | None) -> None:
+        try:
+            self._report.set_result(await self._inner.aclose(deadline))
+        except Exception as error:  # noqa: BLE001  # whoever closes gets it
+            self._report.set_exception(error)
+        finally:
+            self._loop.stop()
+
+    # for the end of the process
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether this process has its thread, and did not get it by a fork."""
+        return not self._loop.forked
+
+    @property
+    def _patience(self) -> float:
+        shutdown = self._inner._shutdown
+        return shutdown.deadline + shutdown.hard_grace + _PATIENCE
+
+
+async def _awaited(value: Awaitable[T]) -> T:
+    return await value

@@ -144,7 +144,7 @@ async def test_any_flipped_bit_is_told_or_cuts_the_tail(
     for name in segments(root):
         path = log_folder(root) / name
         good = path.read_bytes()
-        for place in range(0, len(good), 7):
+        for place in range(0, len(good), 13):
             bad = bytearray(good)
             bad[place] ^= 1 << (place % 8)
             path.write_bytes(bad)

@@ -21,6 +21,7 @@ import msgspec
 from perdure._lib.files import Folder
 from perdure._lib.ids import random_id
 from perdure._lib.platform import open_files_limit
+from perdure._lib.threads import Threads
 from perdure.errors import StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
@@ -36,10 +37,8 @@ from perdure.store import (
     Status,
     Swept,
 )
-from perdure.stores.file import directory, documents, leases, reading
+from perdure.stores.file import acts, directory, leases, reading
 from perdure.stores.file.blobs import get, put, sweep
-from perdure.stores.file.chain import Known
-from perdure.stores.file.layout import released_name, session_path
 from perdure.stores.file.open_files import OpenFiles
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.place import is_local, open_root, resolve_root
@@ -72,6 +71,15 @@ _BEHIND = 2**62
 """A seq behind every log."""
 
 
+class _Opened(msgspec.Struct, frozen=True):
+    """What a store has while it is open."""
+
+    root: Folder
+    owners: Owners
+    files: OpenFiles
+    pid: int
+
+
 class _Claim:
     """Whether somebody still waits for an acquire; guarded by the store's lock."""
 
@@ -95,8 +103,7 @@ class FileStore:
     ) -> None:
         self._wanted = root
         self._owner = owner or random_id()
-        self._path: str | None = None
-        self._pid = 0
+        self._opened: _Opened | None = None
         self._writers: dict[SessionKey, Writer] = {}
         self._lock = threading.Lock()
 
@@ -113,7 +120,7 @@ class FileStore:
     @property
     def location(self) -> str:
         """The folder."""
-        return self._path or resolve_root(self._wanted)[0]
+        return self._opened.root.path if self._opened else resolve_root(self._wanted)[0]
 
     async def open(self) -> None:
         """Open the folder, make it if only it is missing, and become known as an owner.
@@ -123,55 +130,60 @@ class FileStore:
             StoreUnavailableError: It cannot be made, read or written.
 
         """
-        if self._pid:
+        if self._opened:
             return
-        self._appends = anyio.CapacityLimiter(PARALLELISM)
+        self._appends = Threads(PARALLELISM, name="perdure append")
         self._others = anyio.CapacityLimiter(PARALLELISM)
         path, parents = resolve_root(self._wanted)
         with troubles("open", path):
-            self._root, self._owners = await anyio.to_thread.run_sync(self._enter, path, parents)
-        self._files = OpenFiles(min(_MOST_OPEN, open_files_limit() // 8))
-        self._path = path
-        self._pid = os.getpid()
+            self._opened = await anyio.to_thread.run_sync(self._enter, path, parents)
 
-    def _enter(self, path: str, parents: bool) -> tuple[Folder, Owners]:  # noqa: FBT001
+    def _enter(self, path: str, parents: bool) -> _Opened:  # noqa: FBT001  # from a thread
         root = open_root(path, parents=parents)
         try:
-            return root, Owners(root, self._owner, local=is_local(path))
+            owners = Owners(root, self._owner, local=is_local(path))
         except BaseException:
             root.close()
             raise
+        files = OpenFiles(min(_MOST_OPEN, open_files_limit() // 8))
+        return _Opened(root, owners, files, os.getpid())
 
     async def aclose(self) -> None:
         """Close every file; leases that were not released look like a dead owner's."""
-        if self._pid == os.getpid():
-            self._pid = 0
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._leave)
-
-    def _leave(self) -> None:
+        here, self._opened = self._opened, None
         self._writers.clear()
-        self._files.close_all()
-        self._owners.close()
-        self._root.close()
+        if here is not None and here.pid == os.getpid():
+            self._appends.close()
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(_leave, here)
 
     async def _hop(self, doing: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        self._require_open()
-        with troubles(doing, self.location):
+        with troubles(doing, self._here.root.path):
             return await anyio.to_thread.run_sync(
                 function, *args, abandon_on_cancel=True, limiter=self._others
             )
 
-    def _require_open(self) -> None:
-        if self._pid == os.getpid():
-            return
+    @property
+    def _here(self) -> _Opened:
+        """What is open; raise where nothing is."""
+        here = self._opened
+        if here is not None and here.pid == os.getpid():
+            return here
         message = (
             f"the file store at {self.location} was opened in another process: open a store of "
             "its own in this one"
-            if self._pid
+            if here
             else f"the file store at {self.location} is not open: await its open() first"
         )
         raise StoreUnavailableError(message, path=self.location)
+
+    @property
+    def _root(self) -> Folder:
+        return self._here.root
+
+    @property
+    def _owners(self) -> Owners:
+        return self._here.owners
 
     # the log
 
@@ -191,14 +203,14 @@ class FileStore:
 
     async def _append(self, batch: Batch) -> Outcome:
         writer = self._writers.get(batch.key)
-        if writer is None or writer.epoch != batch.epoch or self._pid != os.getpid():
+        here = self._opened
+        mine = here is not None and here.pid == os.getpid()  # not so in a forked child
+        if writer is None or writer.epoch != batch.epoch or not mine:
             return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch))
         if writer.lock.locked():
             await idle(writer)
         try:
-            return await anyio.to_thread.run_sync(
-                writer.append, batch, abandon_on_cancel=True, limiter=self._appends
-            )
+            return await self._appends.run(writer.append, batch)
         except Exception as error:  # noqa: BLE001  # one session's trouble must not be another's
             return Outcome(Status.IN_DOUBT, error)
 
@@ -235,7 +247,6 @@ class FileStore:
         return (await self._plan(key, _BEHIND, None)).head
 
     async def _plan(self, key: SessionKey, after: int, before: int | None) -> reading.Plan:
-        self._require_open()
         deadline = anyio.current_time() + _SETTLE
         pause = _POLL
         while True:
@@ -255,24 +266,8 @@ class FileStore:
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         """Read documents, verified against their manifests; see the port."""
-        return await self._hop("read", self._read_documents, key, names)
-
-    def _read_documents(self, key: SessionKey, names: Collection[str] | None) -> Documents:
-        try:
-            folder = self._root.enter(*session_path(key))
-        except FileNotFoundError:
-            return Documents()
-        with folder:
-            lease = leases.read_lease(folder, leases.newest_epoch(folder))
-            if lease is not None:
-                leases.require_key(folder, key, lease)
-                if lease.deleted:
-                    return Documents()
-            since = lease.since if lease else 0
-            found = documents.read(folder, key, names, since=since)
-            if found.damaged and key in self._writers:
-                documents.keep_evidence(folder, found.damaged)
-            return found
+        held = key in self._writers
+        return await self._hop("read", acts.read_documents, self._root, key, names, held)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
@@ -280,7 +275,7 @@ class FileStore:
         """Fold: documents first, the manifest last; see the port."""
         writer = self._held(key, manifest.epoch)
         await idle(writer)
-        await self._hop("write", _write_documents, writer, dict(documents), manifest)
+        await self._hop("write", acts.write_documents, writer, dict(documents), manifest)
 
     # blobs
 
@@ -315,26 +310,26 @@ class FileStore:
             raise
 
     def _acquire(self, key: SessionKey, after: int, claim: _Claim) -> Grant:
-        taken = leases.take(self._root, key, after, self._owners.me)
-        writer = Writer(self._root, key, taken, self._files)
+        here = self._here
+        taken = leases.take(here.root, key, after, here.owners.me)
+        writer = Writer(here.root, key, taken, here.files)
         with self._lock:
             before = self._writers.get(key)
             if not claim.abandoned and (before is None or before.epoch < writer.epoch):
                 self._writers[key] = writer
         if claim.abandoned:
-            _release(writer)  # nobody waits for it: let the next one have it at once
+            acts.release(writer)  # nobody waits for it: let the next one have it at once
         elif before is not None:
-            self._files.close(before)
+            here.files.close(before)
         return Grant(key, writer.epoch, taken.end.seq, taken.created)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """Say that the epoch's holder writes no more; see the port."""
-        self._require_open()
-        writer = self._writers.get(key)
+        writer = self._writers.get(key) if self._here else None
         if writer is not None and writer.epoch == epoch:
             await idle(writer)
             self._writers.pop(key, None)
-            await self._hop("write", _release, writer)
+            await self._hop("write", acts.release, writer)
 
     async def heartbeat(self) -> list[SessionKey]:
         """Renew this owner's heartbeat, and return the sessions that others ask for."""
@@ -364,11 +359,10 @@ class FileStore:
         writer = self._held(key, epoch)
         await idle(writer)
         self._writers.pop(key, None)
-        await self._hop("delete", _delete, writer, self._owners)
+        await self._hop("delete", acts.delete, writer, self._owners.me)
 
     def _held(self, key: SessionKey, epoch: int) -> Writer:
-        self._require_open()
-        writer = self._writers.get(key)
+        writer = self._writers.get(key) if self._here else None
         if writer is None or writer.epoch != epoch:
             raise lost(key, epoch)
         return writer
@@ -380,52 +374,7 @@ async def idle(writer: Writer) -> None:
         await anyio.sleep(_POLL)
 
 
-def _release(writer: Writer) -> None:
-    with writer.lock:
-        folder = writer.folder()
-        if writer.fence.holds(folder):
-            # Empty, so it needs no temporary file that a successor could tidy away from us.
-            os.close(folder.open(released_name(writer.epoch), os.O_WRONLY | os.O_CREAT))
-        writer.close_files()
-
-
-def _delete(writer: Writer, owners: Owners) -> None:
-    with writer.lock:
-        folder = writer.folder()
-        try:
-            writer.require_mine()
-            if not leases.mark_deleted(folder, writer.key, writer.epoch, owners.me):
-                raise lost(writer.key, writer.epoch)
-        finally:
-            writer.close_files()
-
-
-def _write_documents(writer: Writer, new: dict[str, bytes], manifest: Manifest) -> None:
-    with writer.lock:
-        folder = writer.folder()
-        at = _vouched(writer, folder, manifest)
-        position = msgspec.Raw(msgspec.json.encode(at))
-        try:
-            documents.write(
-                folder,
-                new,
-                msgspec.structs.replace(manifest, position=position),
-                writer.require_mine,
-            )
-        except OSError:
-            writer.require_mine()  # a new holder tidies up what an old one left
-            raise
-        finally:
-            writer.rest()
-
-
-def _vouched(writer: Writer, folder: Folder, manifest: Manifest) -> Known | None:
-    """Return the last known position that all documents are at or behind."""
-    lowest = min([manifest.as_of_seq, *(one.as_of_seq for one in manifest.documents.values())])
-    for known in (writer.durable, writer.before):
-        if known.at.seq <= lowest:
-            return known
-    before = documents.read_manifests(folder, writer.key)
-    positions = filter(None, (reading.position_of(one.manifest.position) for one in before))
-    near = [known for known in positions if known.at.seq <= lowest]
-    return max(near, key=lambda known: known.at.seq, default=None)
+def _leave(here: _Opened) -> None:
+    here.files.close_all()
+    here.owners.close()
+    here.root.close()

@@ -1,0 +1,129 @@
+"""Spill files: what the store would not take at shutdown, kept beside it and replayed later.
+
+A spill file holds one session's unsaved groups, in the log's own line format behind a
+header with the session's key and the last durable record. The next open of the
+session here appends what the log does not hold yet, and removes the file. Records that
+the log holds already must be the same, byte for byte; if somebody else has written
+other ones since, the file is kept and named in the restore report.
+
+Blocking and short: written synchronously when nothing else can be waited for any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from perdure._lib.files import Folder
+from perdure.codec import frames
+from perdure.codec.json import decode
+from perdure.errors import CorruptRecordError
+from perdure.model.keys import SessionKey
+from perdure.model.records import EPOCH, Entry, Record
+
+__all__ = ["Spilled", "find", "left_of", "remove", "write"]
+
+log = logging.getLogger("perdure")
+
+FORMAT = 1
+
+
+class Spilled(msgspec.Struct, frozen=True):
+    """One spill file, read back."""
+
+    name: str
+    base: int
+    """The last record that was known to be durable."""
+    records: tuple[Record, ...]
+    """The groups that follow it."""
+
+
+class _Header(msgspec.Struct, frozen=True):
+    format: int
+    key: SessionKey
+    epoch: int
+    base: int
+
+
+def write(folder: str, key: SessionKey, *, epoch: int, base: int, entries: Sequence[Entry]) -> str:
+    """Keep a session's unsaved entries in a file of its own, durably; return its path.
+
+    Raises:
+        OSError: It could not be written.
+
+    """
+    header = msgspec.json.encode(_Header(FORMAT, key, epoch, base))
+    lines, _ = frames.encode(entries, first=base + 1, epoch=epoch, crc=0)
+    path = Path(folder).expanduser()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    name = f"{_prefix(key)}{epoch}-{base}.jsonl"
+    with Folder.root(str(path)) as place:
+        place.replace(name, frames.seal(header) + lines)
+    return str(path / name)
+
+
+def find(folder: str, key: SessionKey) -> list[Spilled]:
+    """Return a session's spill files, oldest first; damaged ones are left and logged."""
+    path = Path(folder).expanduser()
+    found: list[Spilled] = []
+    with contextlib.suppress(FileNotFoundError), Folder.root(str(path)) as place:
+        for name in place.names():
+            if not name.startswith(_prefix(key)) or not name.endswith(".jsonl"):
+                continue
+            spilled = _read(name, place.read(name) or b"", key)
+            if spilled is None:
+                extra = {"session": str(key), "path": str(path / name)}
+                log.error("a spill file is damaged and was left as it is", extra=extra)
+            else:
+                found.append(spilled)
+    return sorted(found, key=lambda one: one.base)
+
+
+def remove(folder: str, name: str) -> None:
+    """Remove a spill file whose records are durable in the store."""
+    with Folder.root(str(Path(folder).expanduser())) as place:
+        place.remove(name)
+        place.sync()
+
+
+def left_of(spilled: Spilled, log_after: Iterable[Record]) -> tuple[Record, ...] | None:
+    """Return what a log does not hold yet of a spill file, None for a conflict.
+
+    Args:
+        spilled: The file.
+        log_after: The log's records after ``spilled.base``.
+
+    """
+    there = [record for record in log_after if record.kind != EPOCH]
+    for mine, theirs in zip(spilled.records, there, strict=False):
+        if (mine.kind, mine.payload, mine.end) != (theirs.kind, theirs.payload, theirs.end):
+            return None
+    return spilled.records[len(there) :]
+
+
+def _prefix(key: SessionKey) -> str:
+    digest = hashlib.sha256(msgspec.json.encode(key)).hexdigest()
+    return f"spill-{digest[:32]}-"
+
+
+def _read(name: str, data: bytes, key: SessionKey) -> Spilled | None:
+    line, newline, rest = data.partition(b"\n")
+    body = frames.open_sealed(line + newline)
+    if body is None:
+        return None
+    try:
+        header = decode(body, _Header)
+    except CorruptRecordError:
+        return None
+    if header.format != FORMAT or header.key != key:
+        return None
+    start = frames.Position(0, header.base, 0)
+    scanner = frames.Scanner(header.epoch, start)
+    records = scanner.feed(rest)
+    whole = scanner.end.offset == len(rest)
+    return Spilled(name, header.base, tuple(records)) if whole else None

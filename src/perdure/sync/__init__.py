@@ -1,0 +1,31 @@
+"""perdure for blocking code: scripts, notebooks, frameworks without an event loop.
+
+    import perdure.sync
+    from perdure import Message
+
+    with perdure.sync.connect("file:~/agents") as sessions:
+        with sessions.open("my-assistant") as session:
+            with session.turn():
+                session.append(Message.user("Hello"))
+
+The same names as in `perdure`, without ``await``; ``aclose`` is ``close``. A manager keeps a
+loop in a thread of its own, so autosave goes on while the caller's code blocks, and every
+thread of the process may use it. What lies here only passes calls on.
+"""
+
+from __future__ import annotations
+
+from perdure.sync.manager import SessionManager, connect
+from perdure.sync.memory import States, WorkingMemory
+from perdure.sync.session import Session, SessionView
+from perdure.sync.turn import Turn
+
+__all__ = [
+    "Session",
+    "SessionManager",
+    "SessionView",
+    "States",
+    "Turn",
+    "WorkingMemory",
+    "connect",
+]

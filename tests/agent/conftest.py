@@ -1,0 +1,70 @@
+"""A world for agents: a place that managers connect to, and what a kill would leave of it."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perdure import Shutdown, connect, store_for
+from perdure.agent import AgentConfig, AgentFactory, EchoModel
+from perdure.session.manager import SessionManager
+from perdure.stores.memory import MemoryBacking, MemoryStore
+
+
+class World:
+    """One store's content, as processes come and go."""
+
+    def __init__(self, content: MemoryBacking | Path) -> None:
+        self.content = content
+        self.kills = 0
+
+    def connect(self, **options: object) -> SessionManager:
+        """Return what a new process connects with."""
+        options.setdefault("shutdown", Shutdown(signals=False))
+        content = self.content
+        store = MemoryStore(backing=content) if isinstance(content, MemoryBacking) else None
+        return connect(store or store_for(content), **options)  # type: ignore[arg-type]
+
+    def killed(self) -> World:
+        """Return the world as it would be if this process were killed now."""
+        if isinstance(self.content, MemoryBacking):
+            image = copy.deepcopy(self.content)
+            for owner in image.owners.values():
+                owner.alive = False
+            return World(image)
+        self.kills += 1
+        image_path = self.content.with_name(f"{self.content.name}-{self.kills}")
+        shutil.copytree(self.content, image_path)
+        return World(image_path)
+
+
+@pytest.fixture(params=["memory", "file"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """Return an empty world, in memory and on files."""
+    return World(MemoryBacking() if request.param == "memory" else tmp_path / "data")
+
+
+@pytest.fixture
+def memory_world() -> World:
+    """Return an empty world in memory, for what has nothing to do with the store."""
+    return World(MemoryBacking())
+
+
+Configure = Callable[..., AgentConfig]
+
+
+@pytest.fixture
+def configured() -> Configure:
+    """Return a maker of configs, with an echo for a model."""
+
+    def make(**options: object) -> AgentConfig:
+        return AgentConfig(**{"name": "tester", "model": EchoModel(), **options})  # type: ignore[arg-type]
+
+    return make
+
+
+__all__ = ["AgentFactory", "Configure", "World"]

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import anyio
+import pytest
+
+import perdure
+from perdure import Message, Shutdown
+from perdure.model.records import EPOCH, MESSAGE, Record
+from perdure.cli.audit import log_problems
+from tests.cli.conftest import Command
+
+SNAPSHOT = "working_context_snapshot.json"
+
+
+def ada(store: Path) -> Path:
+    return store / "agents" / "ada"
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Return all files of the sessions, by path."""
+    files = (path for path in (root / "agents").rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+def test_a_sound_store_has_no_problems(command: Command, store: Path) -> None:
+    ran = command("check", "--store", str(store))
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.splitlines()[-1].startswith("3 sessions with ")
+    assert ran.out.endswith(": no problems\n")
+
+
+def test_check_changes_nothing(command: Command, store: Path) -> None:
+    (ada(store) / "session.json").write_text("{}")
+    before = tree(store)
+    assert command("check", "--store", str(store)).status == 1
+    assert tree(store) == before
+
+
+def test_check_as_json_tells_what_it_saw(command: Command, store: Path) -> None:
+    report = command("check", "ada", "--store", str(store), "--json").json
+    assert (report["checked"], report["problems"], report["repairable"]) == (1, 0, 0)
+    (session,) = report["sessions"]
+    assert session["agent"] == "ada"
+    assert session["documents"] == 4
+    assert session["findings"] == []
+
+
+@pytest.mark.parametrize("name", ["session.json", "memory.json", SNAPSHOT, "state/mood.json"])
+def test_a_damaged_document_is_found_and_repaired(
+    name: str, command: Command, store: Path
+) -> None:
+    document = ada(store) / name
+    whole = document.read_bytes()
+    document.write_bytes(whole.replace(b"5", b"6").replace(b"good", b"bad!")[:-1])
+    ran = command("check", "--store", str(store))
+    assert ran.status == 1
+    assert f"ada: PROBLEM: document: {name} is lost, or not what its manifest says" in ran.out
+    assert "`perdure check --repair` would mend 1 sessions" in ran.out
+    ran = command("check", "--repair", "--store", str(store))
+    assert ran.status == 0, ran
+    assert "ada: repaired" in ran.out
+    assert command("check", "--store", str(store)).status == 0
+    assert name == "session.json" or name == SNAPSHOT or document.read_bytes() == whole
+
+
+def test_a_lost_document_is_found_and_repaired(command: Command, store: Path) -> None:
+    (ada(store) / "memory.json").unlink()
+    assert command("check", "ada", "--store", str(store)).status == 1
+    report = command("check", "ada", "--repair", "--store", str(store), "--json").json
+    assert (report["problems"], report["repaired"]) == (0, 1)
+    assert (ada(store) / "memory.json").exists()
+
+
+def test_a_document_that_its_manifest_vouches_for_and_the_log_does_not_is_found(
+    command: Command, store: Path
+) -> None:
+    anyio.run(_fold_a_lie, store)
+    ran = command("check", "ada", "--store", str(store))
+    assert ran.status == 1
+    assert "memory.json differs from a fresh fold of the log up to record" in ran.out
+    assert "state/mood.json is missing from the manifest" in ran.out
+    assert command("check", "ada", "--repair", "--store", str(store)).status == 0
+    assert command("check", "ada", "--store", str(store)).status == 0
+
+
+async def _fold_a_lie(root: Path) -> None:
+    """Write, as a broken release might, documents that the log does not fold to."""
+    import hashlib
+
+    import msgspec
+
+    from perdure.model.manifest import FoldedDocument
+
+    store = perdure.store_for(root)
+    async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+        session = await sessions.open("ada")
+        old = await store.read_documents(session.key, None)
+        lie = old.found["memory.json"].data.replace(b"favorite", b"despised")
+        assert old.manifest is not None
+        told = FoldedDocument(old.manifest.as_of_seq, hashlib.sha256(lie).hexdigest(), len(lie))
+        documents = {**old.manifest.documents, "memory.json": told}
+        del documents["state/mood.json"]
+        manifest = msgspec.structs.replace(
+            old.manifest, epoch=session.epoch, documents=documents
+        )
+        await store.write_documents(session.key, {"memory.json": lie}, manifest)
+
+
+def test_damage_in_the_log_is_a_problem_that_nothing_mends(command: Command, store: Path) -> None:
+    log = ada(store) / "log" / "1-0.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"2 + 3", b"2 + 4"))
+    before = tree(store)
+    for tokens in (["check"], ["check", "--repair"]):
+        ran = command(*tokens, "--store", str(store))
+        assert ran.status == 1
+        assert "ada: PROBLEM: log: " in ran.out
+        assert "is damaged at byte" in ran.out
+        assert re.search(r"up to record [23] it is sound", ran.out)
+        assert "--repair` would mend" not in ran.out
+    assert {name: data for name, data in tree(store).items() if "/log/" in name} == {
+        name: data for name, data in before.items() if "/log/" in name
+    }
+    assert command("rebuild", "ada", "--store", str(store)).status == 1
+
+
+def test_a_log_that_is_shorter_than_its_documents_is_a_problem(
+    command: Command, store: Path
+) -> None:
+    log = ada(store) / "log" / "1-0.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:-3]))
+    ran = command("check", "ada", "--store", str(store))
+    assert ran.status == 1
+    assert "PROBLEM: log: " in ran.out
+    assert command("check", "ada", "--repair", "--store", str(store)).status == 1
+
+
+def test_a_torn_last_write_is_no_problem(command: Command, store: Path) -> None:
+    with (ada(store) / "log" / "1-0.jsonl").open("ab") as log:
+        log.write(b'{"n":99,"e":1,"k":"mess')
+    assert command("check", "ada", "--store", str(store)).status == 0
+
+
+def test_what_kills_leave_behind_is_noted(command: Command, store: Path) -> None:
+    folder = ada(store)
+    shutil.copy(folder / "manifest-1.json", folder / "manifest-1.next")
+    (folder / "quarantine").mkdir()
+    (folder / "quarantine" / "memory.json.1").write_text("evidence")
+    ran = command("check", "ada", "--store", str(store))
+    assert ran.status == 0
+    assert "note: leftover: a fold that did not end left manifest-1.next" in ran.out
+    assert "note: leftover: 1 files (8 B) in" in ran.out
+
+
+def test_a_session_in_use_is_checked_and_not_repaired(command: Command, store: Path) -> None:
+    (ada(store) / "memory.json").unlink()
+
+    async def held() -> None:
+        async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+            async with sessions.open("ada") as session:
+                session.append(Message.user("More"))
+                await session.save()
+                ran = await anyio.to_thread.run_sync(
+                    lambda: command("check", "ada", "--repair", "--store", str(store))
+                )
+                assert ran.status == 1
+                assert "note: lease: process" in ran.out
+                assert "not repaired: session ada is held by process" in ran.out
+
+    anyio.run(held)
+
+
+def test_check_of_an_unknown_id_says_so(command: Command, store: Path) -> None:
+    ran = command("check", "nobody", "--store", str(store))
+    assert ran.status == 1
+    assert "there is no session nobody" in ran.err
+
+
+def record(seq: int, epoch: int, kind: str = MESSAGE, *, end: bool = True) -> Record:
+    payload = b'{"role":"user","content":"x"}' if kind == MESSAGE else b"{}"
+    return Record(seq, epoch, kind, payload, end)
+
+
+SOUND = [record(1, 1, EPOCH), record(2, 1), record(3, 2, EPOCH), record(4, 2)]
+
+
+def test_a_sound_log_has_no_problems() -> None:
+    assert log_problems(SOUND) == []
+    assert log_problems([]) == []
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([SOUND[0], SOUND[3]], "record 4 stands where record 2 belongs"),
+        ([*SOUND, record(5, 1)], "record 5 is of epoch 1, behind one of epoch 2"),
+        ([SOUND[0], record(2, 2)], "epoch 2 begins at record 2 without an epoch record"),
+        ([SOUND[0], record(2, 1, end=False)], "the last group, at record 2, has no end"),
+        (
+            [SOUND[0], Record(2, 1, MESSAGE, b'{"role":"pope"}', True)],
+            "record 2, of kind message, cannot be decoded",
+        ),
+        ([SOUND[0], Record(2, 1, "future", b"{", True)], "record 2, of kind future, cannot be"),
+    ],
+)
+def test_a_log_out_of_order_is_a_problem(records: list[Record], said: str) -> None:
+    (finding,) = log_problems(records)
+    assert finding.detail.startswith(said)
+    assert (finding.problem, finding.repairable) == (True, False)

@@ -1,0 +1,101 @@
+"""Turns, read back from the log."""
+
+from __future__ import annotations
+
+import msgspec
+
+from perdure import Message
+from perdure.codec.json import encode
+from perdure.codec.messages import encode_message
+from perdure.memory.documents import Turned
+from perdure.memory.traces import RawTurn, Turns, newest_turns, read_turns
+from perdure.model.keys import SessionKey
+from perdure.model.records import TURN, Entry, Record
+from perdure.store import Batch
+from perdure.stores.memory import MemoryStore
+
+KEY = SessionKey("a")
+
+
+def turn(number: int, phase: str) -> Entry:
+    return Entry(TURN, encode(Turned(turn=f"turn_{number:04d}", number=number, phase=phase)))
+
+
+def said(text: str, role: str = "user") -> Entry:
+    return encode_message(Message(role=role, content=text))
+
+
+def whole(number: int) -> list[Entry]:
+    return [turn(number, "begin"), said(f"q{number}"), said(f"a{number}", "assistant"), turn(number, "end")]
+
+
+def grouped(entries: list[Entry]) -> list[RawTurn]:
+    turns = Turns()
+    records = (Record(seq, 1, *entry) for seq, entry in enumerate(entries, 1))
+    found = [turns.feed(record) for record in records]
+    return [one for one in (*found, turns.rest()) if one is not None]
+
+
+def texts(turn: RawTurn) -> list[str]:
+    return [msgspec.json.decode(payload)["content"] for payload in turn.messages]
+
+
+def test_each_turn_has_its_messages_and_how_it_ended() -> None:
+    first, second, third = grouped(
+        [*whole(1), turn(2, "begin"), said("q2"), turn(2, "interrupted"), turn(3, "begin"), said("q3")]
+    )
+    assert (first.id, texts(first), first.phase, first.last) == ("turn_0001", ["q1", "a1"], "end", 4)
+    assert (second.id, second.phase) == ("turn_0002", "interrupted")
+    assert (third.id, texts(third), third.phase) == ("turn_0003", ["q3"], "open")
+
+
+def test_a_turn_that_a_kill_cut_ends_where_the_next_begins() -> None:
+    first, second = grouped([turn(1, "begin"), said("q1"), *whole(2)])
+    assert (first.id, first.phase) == ("turn_0001", "open")
+    assert second.phase == "end"
+
+
+def test_messages_outside_of_turns_make_turns_of_their_own() -> None:
+    found = grouped([said("x"), said("y", "assistant"), said("z"), *whole(1)])
+    assert [(one.id, texts(one)) for one in found] == [
+        ("", ["x", "y"]),
+        ("", ["z"]),
+        ("turn_0001", ["q1", "a1"]),
+    ]
+
+
+async def filled(entries: list[Entry]) -> MemoryStore:
+    store = MemoryStore()
+    await store.open()
+    grant = await store.acquire(KEY, after=0)
+    await store.append_many([Batch(KEY, grant.epoch, grant.head + 1, tuple(entries))])
+    return store
+
+
+async def test_turns_are_read_behind_a_record() -> None:
+    store = await filled([*whole(1), *whole(2), *whole(3)])
+    found = [one.id async for one in read_turns(store, KEY, after=5)]
+    assert found == ["turn_0002", "turn_0003"]
+
+
+async def test_the_newest_turns_come_oldest_first() -> None:
+    store = await filled([entry for number in range(1, 8) for entry in whole(number)])
+    found = await newest_turns(store, KEY, 2)
+    assert [one.id for one in found] == ["turn_0006", "turn_0007"]
+
+
+async def test_a_turn_can_be_left_out() -> None:
+    """S1-16: the running turn is no part of the tail."""
+    store = await filled([*whole(1), *whole(2), turn(3, "begin"), said("q3")])
+    found = await newest_turns(store, KEY, 1, exclude="turn_0003")
+    assert [one.id for one in found] == ["turn_0002"]
+
+
+async def test_a_log_without_turns_is_counted_by_its_users() -> None:
+    store = await filled([said("x"), said("y", "assistant"), said("z")])
+    found = await newest_turns(store, KEY, 1)
+    assert [texts(one) for one in found] == [["z"]]
+
+
+async def test_no_turns_are_none() -> None:
+    assert await newest_turns(await filled(whole(1)), KEY, 0) == []

@@ -1,0 +1,83 @@
+"""The store is gone until shutdown: what was accepted is spilled, and replayed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from perdure import Message, Shutdown, connect
+from perdure.autosave.shutdown import ShutdownReport
+from perdure.session.manager import SessionManager
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing.faulty import FaultyStore
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="perdure")
+
+
+def manager(backing: MemoryBacking, spill: Path, how: str | None = None) -> SessionManager:
+    store = MemoryStore(backing=backing)
+    shutdown = Shutdown(deadline=0.2, turn_grace=0, hard_grace=0.2, signals=False, spill=str(spill))
+    if how is None:
+        return connect(store, shutdown=shutdown)
+    faulty = FaultyStore(store, fail_on="append_many", nth=2, how=how, times=10**9)  # type: ignore[arg-type]
+    return connect(faulty, autosave=None, shutdown=shutdown)
+
+
+def said(session: object) -> list[object]:
+    return [message.content for message in session.context()]  # type: ignore[attr-defined]
+
+
+async def lose_the_store(backing: MemoryBacking, spill: Path, how: str) -> ShutdownReport:
+    sessions = await manager(backing, spill, how)
+    session = await sessions.open("a")
+    session.append(Message.user("saved"))
+    await session.save()
+    session.append(Message.user("spilled 1"), Message.user("spilled 2"))
+    session.append(Message.user("spilled 3"))
+    return await sessions.aclose()
+
+
+@pytest.mark.parametrize("how", ["transient", "in_doubt_lost", "in_doubt_applied"])
+async def test_spill_is_replayed_by_the_next_open(tmp_path: Path, how: str) -> None:
+    backing = MemoryBacking()
+    report = await lose_the_store(backing, tmp_path, how)
+    assert report.clean
+    assert [one.key.agent for one in report.spilled] == ["a"]
+    [file] = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    for _ in range(2):
+        async with manager(backing, tmp_path) as sessions, sessions.open("a") as session:
+            assert said(session) == ["saved", "spilled 1", "spilled 2", "spilled 3"]
+            assert session.durable_version == session.version
+        assert list(tmp_path.iterdir()) == []
+
+
+async def test_conflicting_spill_is_kept_and_named(tmp_path: Path) -> None:
+    backing = MemoryBacking()
+    await lose_the_store(backing, tmp_path, "transient")
+    async with connect(MemoryStore(backing=backing), shutdown=Shutdown(signals=False)) as other:
+        async with other.open("a") as session:
+            session.append(Message.user("somebody else's"))
+    async with manager(backing, tmp_path) as sessions, sessions.open("a") as session:
+        assert said(session) == ["saved", "somebody else's"]
+        assert "spill kept" in [step.what for step in session.restore_report.steps]
+    [file] = tmp_path.iterdir()
+    assert file.name in str(session.restore_report)
+
+
+async def test_damaged_spill_is_left_as_it_is(tmp_path: Path) -> None:
+    backing = MemoryBacking()
+    await lose_the_store(backing, tmp_path, "transient")
+    [file] = tmp_path.iterdir()
+    os.truncate(file, file.stat().st_size - 5)
+    async with manager(backing, tmp_path) as sessions, sessions.open("a") as session:
+        assert said(session) == ["saved"]
+    assert list(tmp_path.iterdir()) == [file]

@@ -1,0 +1,174 @@
+"""Documents on files: a fold that is cut anywhere, damage, and whose evidence is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure.errors import LeaseLostError, StoreUnavailableError
+from perdure.store import Document
+from perdure.stores.file import leases
+from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
+from tests.stores.file.kit import KEY, contents
+
+OLD = {"session.json": b"old", "plugins/x.json": b"old"}
+NEW = {"session.json": b"new", "plugins/x.json": b"new"}
+
+
+async def folded(store):
+    grant = await take(store)
+    await store.write_documents(KEY, OLD, manifest_of(grant, 1, OLD))
+    head = await append_ok(store, grant, 2, *group("a"))
+    return grant, head
+
+
+async def test_documents_lie_readable_at_their_names(store, root: Path) -> None:
+    await folded(store)
+    names = contents(root / "agents/agent").keys()
+    assert names == {"lease-1.json", "log/1-0.jsonl", "manifest-1.json", *OLD}
+
+
+async def test_a_fold_that_fails_at_any_step_leaves_each_document_old_or_new(
+    store, open_store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure._lib.files import Folder
+
+    grant, head = await folded(store)
+    reader = await open_store("reader")
+    original = Folder.rename
+    steps = 0
+
+    for fail_at in range(1, 10):
+        steps = 0
+
+        def rename(self, *args, **kwargs):
+            nonlocal steps
+            steps += 1
+            if steps == fail_at:
+                raise OSError(28, "No space left on device")
+            return original(self, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Folder, "rename", rename)
+            try:
+                await store.write_documents(KEY, NEW, manifest_of(grant, head, NEW))
+            except StoreUnavailableError:
+                failed = True
+            else:
+                failed = False
+        got = await reader.read_documents(KEY)
+        assert got.damaged == ()
+        assert got.found.keys() == OLD.keys()
+        for document in got.found.values():
+            assert document in (Document(b"old", 1), Document(b"new", head))
+        if not failed:
+            break
+        await store.write_documents(KEY, OLD, manifest_of(grant, 1, OLD))
+    assert fail_at == 5
+    assert not [name for name in contents(root) if name.endswith((".tmp", ".next"))]
+
+
+async def test_damage_is_copied_by_the_holder_before_it_is_written_over(
+    store, open_store, root: Path
+) -> None:
+    grant, head = await folded(store)
+    path = root / "agents/agent/session.json"
+    path.write_bytes(b"damaged")
+    reader = await open_store("reader")
+    for who in (reader, store, store):
+        got = await who.read_documents(KEY)
+        assert got.damaged == ("session.json",)
+        assert got.found == {"plugins/x.json": Document(b"old", 1)}
+        if who is reader:
+            assert not (root / "agents/agent/quarantine").exists()
+    (copy,) = (root / "agents/agent/quarantine").iterdir()
+    assert copy.read_bytes() == b"damaged"
+    await store.write_documents(KEY, NEW, manifest_of(grant, head, NEW))
+    assert copy.read_bytes() == b"damaged"
+    assert not (await store.read_documents(KEY)).damaged
+
+
+async def test_any_flip_in_a_manifest_or_document_is_found(store, open_store, root: Path) -> None:
+    await folded(store)
+    reader = await open_store("reader")
+    good = await reader.read_documents(KEY)
+    for name in ("manifest-1.json", *OLD):
+        path = root / "agents/agent" / name
+        data = path.read_bytes()
+        for place in range(len(data)):
+            bad = bytearray(data)
+            bad[place] ^= 1 << (place % 8)
+            path.write_bytes(bad)
+            got = await reader.read_documents(KEY)
+            assert got.found.items() < good.found.items()
+            if name in OLD:
+                assert got.damaged == (name,)
+            else:
+                assert got.manifest is None
+        path.write_bytes(data)
+    assert await reader.read_documents(KEY) == good
+
+
+async def test_a_document_that_an_old_holder_wrote_late_is_damaged(
+    store, open_store, root: Path
+) -> None:
+    await folded(store)
+    other = await open_store("other")
+    grant = await take(other)
+    await other.write_documents(KEY, NEW, manifest_of(grant, grant.head, NEW))
+    (root / "agents/agent/session.json").write_bytes(b"late")
+    got = await other.read_documents(KEY)
+    assert got.damaged == ("session.json",)
+    assert got.found["plugins/x.json"].data == b"new"
+
+
+async def test_a_fold_that_is_overtaken_in_the_middle_replaces_no_manifest(
+    store, open_store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure._lib.files import Folder
+
+    grant, head = await folded(store)
+    other = await open_store("other")
+    original = Folder.rename
+    done = []
+
+    def rename(self, name, new, *args, **kwargs):
+        original(self, name, new, *args, **kwargs)
+        if new == "session.json" and not done:
+            done.append(new)
+            leases.take(other._root, KEY, 1, other._owners.me)
+
+    monkeypatch.setattr(Folder, "rename", rename)
+    with pytest.raises(LeaseLostError):
+        await store.write_documents(KEY, NEW, manifest_of(grant, head, NEW))
+    assert done
+    got = await other.read_documents(KEY)
+    assert got.manifest is not None
+    assert got.manifest.as_of_seq == 1
+    assert not got.damaged
+    assert got.found["plugins/x.json"] in (Document(b"old", 1), Document(b"new", head))
+    taken = await take(other)
+    await other.write_documents(KEY, OLD, manifest_of(taken, taken.head, OLD))
+    assert {name for name in contents(root / "agents/agent") if "manifest" in name} == {
+        f"manifest-{taken.epoch}.json"
+    }
+
+
+async def test_what_is_no_longer_listed_is_removed_with_its_folder(store, root: Path) -> None:
+    grant, head = await folded(store)
+    one = {"session.json": b"new"}
+    await store.write_documents(KEY, one, manifest_of(grant, head, one))
+    assert not (root / "agents/agent/plugins").exists()
+
+
+async def test_a_link_in_a_document_s_place_is_not_followed(store, root: Path, tmp_path: Path) -> None:
+    grant, head = await folded(store)
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"old")
+    path = root / "agents/agent/session.json"
+    path.unlink()
+    path.symlink_to(outside)
+    await store.write_documents(KEY, NEW, manifest_of(grant, head, NEW))
+    assert outside.read_bytes() == b"old"
+    assert not path.is_symlink()

@@ -1,0 +1,368 @@
+"""Leases on files: who is alive, what a deletion leaves, and takers that overslept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perdure.codec.frames import open_sealed, seal
+from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUnavailableError
+from perdure.model.keys import SessionKey
+from perdure.store import Status
+from perdure.stores.file import FileStore, documents, leases
+from perdure.testing.conformance._kit import append, append_ok, entries, group, manifest_of, read, take
+from tests.stores.file.kit import KEY, contents, segments
+
+HOLD = """
+import anyio, sys
+from perdure.stores.file import FileStore
+from perdure.testing.conformance._kit import append_ok, group, take
+async def main():
+    store = FileStore(sys.argv[1])
+    await store.open()
+    grant = await take(store)
+    await append_ok(store, grant, grant.head + 1, *group("from a process"))
+    print("ready", flush=True)
+    await anyio.to_thread.run_sync(sys.stdin.read)
+    {end}
+anyio.run(main)
+"""
+
+
+def holder_process(root: Path, end: str = "pass") -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD.format(end=end), str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    process.communicate()
+
+
+async def test_a_killed_process_is_known_to_be_dead_at_once(store, root: Path) -> None:
+    process = holder_process(root)
+    holder = await store.holder(KEY)
+    assert holder is not None
+    assert (holder.alive, holder.pid) == (True, process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    finish(process)
+    holder = await store.holder(KEY)
+    assert holder is not None
+    assert holder.alive is False
+    grant = await store.acquire(KEY, after=holder.epoch)
+    assert grant.head == 3
+    assert tuple(entries(await read(store))) == group("from a process")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+async def test_a_forked_child_does_not_keep_its_parent_alive(store, root: Path) -> None:
+    end = """
+    import os, signal
+    if os.fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        anyio.from_thread.threadlocals  # whatever state the loop is in here
+        import asyncio
+        print("child", flush=True)
+        sys.stdout.close()
+        signal.pause()
+    finally:
+        os._exit(0)"""
+    process = holder_process(root, end.strip())
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    process.wait()
+    try:
+        assert process.stdout.readline() == b"child\n"
+        holder = await store.holder(KEY)
+        assert holder is not None
+        assert holder.alive is False
+    finally:
+        process.stdout.close()
+        subprocess.run(["pkill", "-KILL", "-g", "0", "-f", "nothing-matches-this"], check=False)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+async def test_a_store_is_of_no_use_in_a_forked_child(store) -> None:
+    grant = await take(store)
+    here = store._opened
+    # What a child sees: the process that opened the store was another.
+    store._opened = msgspec.structs.replace(here, pid=here.pid + 1)
+    try:
+        with pytest.raises(StoreUnavailableError, match="another process"):
+            await store.holder(KEY)
+        outcome = await append(store, grant, 2, *group("a"))
+        assert outcome.status is Status.CONFLICT
+    finally:
+        store._opened = here
+    await append_ok(store, grant, 2, *group("a"))
+
+
+async def test_a_store_that_is_not_open_says_so(root: Path) -> None:
+    store = FileStore(root)
+    with pytest.raises(StoreUnavailableError, match="not open"):
+        await store.holder(KEY)
+    with pytest.raises(StoreUnavailableError, match="not open"):
+        await read(store)
+    await store.aclose()
+    assert not root.exists()
+
+
+async def test_an_owner_s_id_is_its_own(open_store, root: Path) -> None:
+    await open_store("me")
+    other = FileStore(root, owner="me")
+    with pytest.raises(ConfigError, match="in use"):
+        await other.open()
+    assert FileStore(root).owner != FileStore(root).owner
+
+
+async def test_an_id_may_be_used_again_when_its_owner_is_gone(open_store, root: Path) -> None:
+    first = await open_store("me")
+    await take(first)
+    await first.aclose()
+    again = await open_store("me")
+    holder = await again.holder(KEY)
+    assert holder is not None
+    assert holder.alive is True
+
+
+async def test_the_files_of_dead_owners_are_swept_and_no_others(open_store, root: Path) -> None:
+    alive = await open_store("alive")
+    for name in ("dead.lock", "dead.json"):
+        (root / "owners" / name).write_bytes(b"")
+    (root / "owners/dead.wanted").mkdir()
+    (root / "owners/dead.wanted/letter").write_bytes(b"")
+    await open_store("new")
+    names = {path.name for path in (root / "owners").iterdir()}
+    assert names == {f"{who}.{part}" for who in ("alive", "new") for part in ("lock", "json", "wanted")}
+    await alive.aclose()
+    names = {path.name for path in (root / "owners").iterdir()}
+    assert names == {"new.lock", "new.json", "new.wanted"}
+
+
+def rewrite_lease(path: Path, **changes: object) -> None:
+    lease = msgspec.json.decode(open_sealed(path.read_bytes()) or b"")
+    path.write_bytes(seal(msgspec.json.encode({**lease, **changes})))
+
+
+async def test_an_owner_of_another_boot_is_dead_here(open_store, root: Path) -> None:
+    store, other = await open_store("one"), await open_store("other")
+    await take(store)
+    rewrite_lease(root / "agents/agent/lease-1.json", boot="before the restart")
+    holder = await other.holder(KEY)
+    assert holder is not None
+    assert holder.alive is False
+
+
+async def test_on_a_network_only_the_heartbeat_tells_of_other_machines(
+    open_store, root: Path
+) -> None:
+    store, other = await open_store("one"), await open_store("other")
+    await take(store)
+    rewrite_lease(root / "agents/agent/lease-1.json", boot="another machine's")
+    other._owners._local = False
+    holder = await other.holder(KEY)
+    assert holder is not None
+    assert holder.alive is None
+    await store.heartbeat()
+    later = await other.holder(KEY)
+    assert later is not None
+    assert later.beat == holder.beat + 1
+
+
+async def test_without_locks_only_the_heartbeat_tells(
+    open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure._lib import platform
+
+    monkeypatch.setattr(platform, "fcntl", None)
+    store, other = await open_store("one"), await open_store("other")
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    holder = await other.holder(KEY)
+    assert holder is not None
+    assert holder.alive is None
+    assert (await take(other)).head == 3
+
+
+async def test_a_letter_to_somebody_who_is_gone_is_lost_quietly(open_store) -> None:
+    store, other = await open_store("one"), await open_store("other")
+    await take(store)
+    holder = await other.holder(KEY)
+    assert holder is not None
+    await store.aclose()
+    await other.request_handover(KEY, holder)
+
+
+async def test_a_letter_that_is_no_letter_is_thrown_away(store, root: Path) -> None:
+    (root / "owners/one.wanted/noise").write_bytes(b"\xff\x00")
+    assert await store.heartbeat() == []
+    assert list((root / "owners/one.wanted").iterdir()) == []
+
+
+async def test_a_lease_that_is_not_whole_can_be_taken_over(open_store, root: Path) -> None:
+    store, other = await open_store("one"), await open_store("other")
+    await append_ok(store, await take(store), 2, *group("a"))
+    (root / "agents/agent/lease-1.json").write_bytes(b'{"torn')
+    holder = await other.holder(KEY)
+    assert holder is not None
+    assert (holder.epoch, holder.alive, holder.released) == (1, None, False)
+    assert (await other.acquire(KEY, after=1)).head == 3
+
+
+async def test_only_the_newest_lease_is_kept(open_store, root: Path) -> None:
+    for owner in ("a", "b", "c"):
+        store = await open_store(owner)
+        grant = await take(store)
+        await store.release(KEY, grant.epoch)
+    names = sorted(path.name for path in (root / "agents/agent").glob("lease-*"))
+    assert names == ["lease-3.json", "lease-3.released"]
+
+
+async def test_a_takeover_leaves_no_litter(store, root: Path) -> None:
+    (root / "agents/agent").mkdir(parents=True)
+    (root / "agents/agent/.abc.tmp").write_bytes(b"half")
+    await take(store)
+    assert sorted(path.name for path in (root / "agents/agent").iterdir()) == ["lease-1.json", "log"]
+
+
+async def test_an_acquire_that_nobody_waits_for_lets_go(store, disk) -> None:
+    import anyio
+
+    with anyio.CancelScope() as scope:
+
+        def cancel() -> None:
+            anyio.from_thread.run_sync(scope.cancel)
+            # The caller is gone before the thread is: it must find that out itself.
+            while not claims[0].abandoned:
+                pass
+
+        claims = []
+        original = store._acquire
+
+        def acquire(key, after, claim):
+            claims.append(claim)
+            return original(key, after, claim)
+
+        store._acquire = acquire
+        disk.before_sync = cancel
+        await store.acquire(KEY, after=0)
+    with anyio.fail_after(10):
+        while True:
+            holder = await store.holder(KEY)
+            if holder is not None and holder.released:
+                break
+            await anyio.sleep(0.001)
+    assert KEY not in store._writers
+    assert (await take(store)).epoch == 2
+
+
+# deletion
+
+
+async def filled(store, key: SessionKey = KEY):
+    grant = await take(store, key)
+    head = await append_ok(store, grant, 2, *group("secret"))
+    new = {"session.json": b"secret", "plugins/x.json": b"secret"}
+    await store.write_documents(key, new, manifest_of(grant, head, new))
+    return grant
+
+
+async def test_a_deletion_leaves_the_epoch_and_what_is_not_ours(store, root: Path) -> None:
+    grant = await filled(store)
+    (root / "agents/agent/custom_instructions.md").write_bytes(b"mine")
+    await filled(store, SessionKey("agent", "other"))
+    await store.delete(KEY, grant.epoch)
+    left = contents(root / "agents/agent")
+    assert {name for name in left if not name.startswith("sessions/")} == {
+        "lease-2.json",
+        "custom_instructions.md",
+    }
+    assert not any(b"secret" in data for name, data in left.items() if "sessions/" not in name)
+    assert tuple(entries(await read(store, SessionKey("agent", "other")))) == group("secret")
+
+
+async def test_a_deletion_that_was_cut_short_is_finished_by_the_next_life(
+    store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await filled(store)
+
+    def killed(*_: object, **__: object) -> None:
+        raise OSError(5, "killed here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "remove_owned", killed)
+        with pytest.raises(StoreUnavailableError):
+            await store.delete(KEY, grant.epoch)
+    assert await read(store) == []
+    assert (await store.read_documents(KEY)).found == {}
+    assert await store.sessions() == []
+    grant = await take(store)
+    assert (grant.epoch, grant.head, grant.created) == (3, 1, True)
+    assert segments(root) == ["3-0.jsonl"]
+    assert not any(b"secret" in data for data in contents(root).values())
+
+
+async def test_a_deleter_that_overslept_cannot_touch_the_next_life(store, root: Path) -> None:
+    grant = await filled(store)
+    await store.delete(KEY, grant.epoch)
+    grant = await take(store)
+    head = await append_ok(store, grant, 2, *group("new"))
+    new = {"session.json": b"new"}
+    await store.write_documents(KEY, new, manifest_of(grant, head, new))
+    with store._root.enter("agents", "agent") as folder:
+        documents.remove_owned(folder, KEY, below=2, evidence=True)
+    assert tuple(entries(await read(store))) == group("new")
+    assert (await store.read_documents(KEY)).found["session.json"].data == b"new"
+
+
+async def test_what_an_old_life_writes_late_is_not_of_the_new_one(store, root: Path) -> None:
+    await filled(store)
+    old = contents(root / "agents/agent")
+    await store.delete(KEY, 1)
+    # A holder of the old life that overslept its deletion leaves this behind.
+    await take(store)
+    for name in ("manifest-1.json", "session.json", "plugins/x.json", "log/1-0.jsonl"):
+        path = root / "agents/agent" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(old[name])
+    found = await store.read_documents(KEY)
+    assert (found.manifest, found.found) == (None, {})
+    assert len(await read(store)) == 1
+    again = await take(store)
+    assert (again.epoch, again.head) == (4, 2)
+    assert segments(root) == ["3-0.jsonl", "4-0.jsonl"]
+
+
+async def test_a_deletion_loses_against_a_taker(open_store, monkeypatch) -> None:
+    store, other = await open_store("one"), await open_store("other")
+    grant = await filled(store)
+    original = leases.mark_deleted
+
+    def overtaken(*args: object):
+        leases.take(other._root, KEY, 1, other._owners.me)
+        return original(*args)
+
+    monkeypatch.setattr(leases, "mark_deleted", overtaken)
+    with pytest.raises(LeaseLostError):
+        await store.delete(KEY, grant.epoch)
+    assert tuple(entries(await read(other))) == group("secret")
+
+
+async def test_a_race_is_lost_with_both_numbers(store) -> None:
+    await take(store)
+    with pytest.raises(LeaseHeldError, match=r"at epoch 1, not at 0"):
+        await store.acquire(KEY, after=0)

@@ -1,0 +1,171 @@
+"""The store's folder: where it is, who may write to it, and what is said when it will not do."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure._lib import platform
+from perdure.errors import ConfigError, StoreUnavailableError
+from perdure.stores.file import FileStore, place
+from perdure.testing.conformance._kit import append_ok, group, take
+from tests.stores.file.kit import KEY
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="modes and links are POSIX's")
+
+
+async def opened(root: object = None) -> FileStore:
+    store = FileStore(root)  # type: ignore[arg-type]
+    await store.open()
+    return store
+
+
+async def test_the_argument_decides_then_the_environment_then_the_user_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "home"))
+    for root, wanted in ((tmp_path / "here", "here"), (str(tmp_path / "here"), "here"), (None, "home")):
+        store = await opened(root)
+        assert store.location == str(tmp_path / wanted)
+        await store.aclose()
+    monkeypatch.delenv("PERDURE_HOME")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg" / "deep"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store = await opened()
+    assert store.location.startswith(str(tmp_path))
+    assert store.location.endswith("perdure")
+    await store.aclose()
+
+
+async def test_a_tilde_is_the_user_s_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store = await opened("~/agents")
+    assert store.location == str(tmp_path / "agents")
+    await store.aclose()
+    for bad in ("", "~nobody-of-this-name/x"):
+        with pytest.raises(ConfigError, match="names no folder"):
+            await opened(bad)
+
+
+async def test_the_environment_is_asked_when_the_store_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore()
+    monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "late"))
+    await store.open()
+    assert store.location == str(tmp_path / "late")
+    await store.aclose()
+
+
+@posix
+async def test_everything_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = await opened(tmp_path / "store")
+        await append_ok(store, await take(store), 2, *group("a"))
+        await store.put_blobs("", {})
+    finally:
+        os.umask(before)
+    for path in [tmp_path / "store", *(tmp_path / "store").rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    await store.aclose()
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
+async def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    root.chmod(mode)
+    with pytest.raises(ConfigError, match="chmod go-w"):
+        await opened(root)
+    assert list(root.iterdir()) == []
+    root.chmod(0o755)
+    await (await opened(root)).aclose()
+
+
+async def test_a_missing_parent_is_told_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError, match="mkdir -p"):
+        await opened(tmp_path / "typo" / "store")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"mine")
+    for root in (tmp_path / "file", tmp_path / "file" / "store"):
+        with pytest.raises(ConfigError, match="choose another folder"):
+            await opened(root)
+    assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+async def test_a_folder_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    real = os.open
+
+    def refuse(path, flags, *args, **kwargs):
+        if flags & os.O_CREAT:
+            raise OSError(code, os.strerror(code), path)
+        return real(path, flags, *args, **kwargs)
+
+    (tmp_path / "store").mkdir(0o700)
+    (tmp_path / "store/owners").mkdir(0o700)
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StoreUnavailableError, match="another") as caught:
+        await opened(tmp_path / "store")
+    assert isinstance(caught.value.__cause__, OSError)
+    assert str(tmp_path / "store") in str(caught.value)
+
+
+@posix
+async def test_a_link_may_lead_to_the_store_and_not_lead_out_of_it(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    store = await opened(tmp_path / "link")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "real/agents").mkdir()
+    (tmp_path / "real/agents/agent").symlink_to(elsewhere)
+    for call in (lambda: take(store), lambda: store.head(KEY), lambda: store.read_documents(KEY)):
+        with pytest.raises(ConfigError, match="symbolic link"):
+            await call()
+    assert list(elsewhere.iterdir()) == []
+    assert await store.sessions() == []
+    await store.aclose()
+
+
+async def test_a_network_file_system_is_warned_about_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(place, "network_file_system", lambda _: "nfs4")
+    with caplog.at_level(logging.WARNING, "perdure"):
+        for _ in range(3):
+            await (await opened(tmp_path / "store")).aclose()
+    (record,) = [one for one in caplog.records if "network file system" in one.message]
+    assert record.type == "nfs4"
+    assert platform.network_file_system("/proc") is None
+
+
+async def test_opening_and_closing_twice_is_fine(tmp_path: Path) -> None:
+    store = await opened(tmp_path / "store")
+    await store.open()
+    await store.aclose()
+    await store.aclose()
+    await store.open()
+    assert (await take(store)).epoch == 1
+    await store.aclose()
+
+
+async def test_it_says_what_it_is(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store")
+    assert store.location == str(tmp_path / "store")
+    assert store.capabilities.durability == "fsync"
+    assert not store.capabilities.shared
+    assert not store.capabilities.memory_bound
