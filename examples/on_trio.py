@@ -15,14 +15,18 @@ async def converse(sessions: SessionManager, agent: str, turns: int) -> None:
                 session.append(Message.user(f"Question {number}"))
                 await trio.lowlevel.checkpoint()  # the model would be asked here
                 session.append(Message.assistant(f"Answer {number}"))
-        print(f"{agent}: {session.info.turns} turns, durable up to record {session.durable_version}")
+        print(
+            f"{agent}: {session.info.turns} turns, durable up to record {session.durable_version}"
+        )
 
 
 async def main() -> None:
-    async with perdure.connect(autosave=Autosave.server()) as sessions:
-        async with trio.open_nursery() as nursery:
-            for name in ("amber", "basalt", "cedar"):
-                nursery.start_soon(converse, sessions, name, 3)
+    async with (
+        perdure.connect(autosave=Autosave.server()) as sessions,
+        trio.open_nursery() as nursery,
+    ):
+        for name in ("amber", "basalt", "cedar"):
+            nursery.start_soon(converse, sessions, name, 3)
 
 
 trio.run(main)

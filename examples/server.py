@@ -121,7 +121,7 @@ async def ready(request: Request) -> Response:
     )
 
 
-async def stopping(request: Request, error: Exception) -> Response:
+async def stopping(_: Request, error: Exception) -> Response:
     """Send a client elsewhere while the manager stops."""
     return JSONResponse({"error": str(error)}, status_code=503, headers={"retry-after": "1"})
 

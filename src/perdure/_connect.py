@@ -44,7 +44,8 @@ def connect(
         url: Where sessions are kept: a path or ``file:~/agents``, ``memory:``, or a store
             object. None: the variable ``PERDURE_URL``, else a folder of the user's.
         autosave: When sessions save themselves; None switches the timers off, and turns,
-            ``save`` and closing still save.
+            ``save`` and closing still save. Not given: the variables ``PERDURE_AUTOSAVE…``,
+            else the defaults of `Autosave`.
         lease: How the right to write is kept.
         shutdown: How it stops.
         limits: How large things may become.
@@ -55,12 +56,13 @@ def connect(
         ConfigError: The URL or an option does not fit.
 
     """
+    from perdure.autosave.environment import autosave_from
     from perdure.session import options
     from perdure.session.manager import SessionManager
 
     return SessionManager(
         store_for(url),
-        autosave=options.Autosave() if autosave is DEFAULT else autosave,
+        autosave=autosave_from(os.environ) if autosave is DEFAULT else autosave,
         lease=options.Lease() if lease is DEFAULT else lease,
         shutdown=options.Shutdown() if shutdown is DEFAULT else shutdown,
         limits=options.Limits() if limits is DEFAULT else limits,

@@ -130,7 +130,7 @@ async def test_a_tool_that_takes_too_long_is_a_result_with_an_error() -> None:
     async def waits() -> None:
         await anyio.sleep_forever()
 
-    assert "TimeoutError" in (await run(waits, {}, limit=0.01)).error
+    assert "TimeoutError" in (await run(waits, {}, limit=0)).error
 
 
 async def test_the_context_is_given_and_never_shown() -> None:
@@ -166,7 +166,9 @@ def without_schema(what: threading.Thread) -> None: ...
 def unresolved(what: NoSuchType) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
-@pytest.mark.parametrize("function", [with_rest, with_options, without_schema, unresolved, lambda: 1])
+@pytest.mark.parametrize(
+    "function", [with_rest, with_options, without_schema, unresolved, lambda: 1]
+)
 def test_what_cannot_be_a_tool_is_refused_by_name(function: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=function.__name__):
         Tool(function)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -18,9 +17,12 @@ def say(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Chat by lines of standard input."""
 
     def chat(*lines: str, json: bool = False):
-        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        typed = tmp_path / "typed"
+        typed.write_text("".join(f"{line}\n" for line in lines))
         flags = ["--json"] if json else []
-        return command("chat", "--store", str(tmp_path / "store"), *flags)
+        with typed.open() as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            return command("chat", "--store", str(tmp_path / "store"), *flags)
 
     return chat
 
@@ -50,6 +52,21 @@ def test_as_json_each_turn_is_a_line(say) -> None:
 
 def test_quit_leaves_and_what_follows_is_not_said(say) -> None:
     assert len(say("Hello", "/quit", "Never said", json=True).out.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_while_it_waits_for_a_line(number: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "perdure.cli", "chat", "--json"]
+    command += ["--store", str(tmp_path / "store")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as chat:
+        chat.stdin.write("Hello\n")
+        chat.stdin.flush()
+        assert "Hello" in chat.stdout.readline()
+        chat.send_signal(number)
+        chat.wait(30)  # standard input stays open all the time
+        assert chat.returncode == (130 if number == signal.SIGINT else -number)
+        assert chat.stderr.read() == ""
 
 
 def test_an_answered_turn_outlives_a_kill(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 import perdure
-from perdure import Message, Shutdown
-from perdure.model.records import EPOCH, MESSAGE, Record
+from perdure import Limits, Message, Shutdown
 from perdure.cli.audit import log_problems
+from perdure.model.records import EPOCH, MESSAGE, Record
 from tests.cli.conftest import Command
 
 SNAPSHOT = "working_context_snapshot.json"
@@ -50,9 +50,7 @@ def test_check_as_json_tells_what_it_saw(command: Command, store: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["session.json", "memory.json", SNAPSHOT, "state/mood.json"])
-def test_a_damaged_document_is_found_and_repaired(
-    name: str, command: Command, store: Path
-) -> None:
+def test_a_damaged_document_is_found_and_repaired(name: str, command: Command, store: Path) -> None:
     document = ada(store) / name
     whole = document.read_bytes()
     document.write_bytes(whole.replace(b"5", b"6").replace(b"good", b"bad!")[:-1])
@@ -104,10 +102,32 @@ async def _fold_a_lie(root: Path) -> None:
         told = FoldedDocument(old.manifest.as_of_seq, hashlib.sha256(lie).hexdigest(), len(lie))
         documents = {**old.manifest.documents, "memory.json": told}
         del documents["state/mood.json"]
-        manifest = msgspec.structs.replace(
-            old.manifest, epoch=session.epoch, documents=documents
-        )
+        manifest = msgspec.structs.replace(old.manifest, epoch=session.epoch, documents=documents)
         await store.write_documents(session.key, {"memory.json": lie}, manifest)
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(context_bytes=4000)])
+def test_a_context_that_was_cut_or_taken_back_is_sound(
+    limits: Limits, command: Command, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+
+    async def write() -> None:
+        silent = Shutdown(signals=False)
+        async with perdure.connect(root, limits=limits, shutdown=silent) as sessions:
+            session = await sessions.open("ada")
+            for number in range(40):
+                version = session.append(Message.user(f"{number} {'x' * 200}"))
+                session.append(Message.assistant("yes"))
+                if number % 10 == 9:
+                    await session.aclose()  # folds
+                    session = await sessions.open("ada")
+                    session.append(Message.user("never mind"))
+                    await session.retract(after=version)
+
+    anyio.run(write)
+    ran = command("check", "--store", str(root))
+    assert ran.status == 0, ran.out
 
 
 def test_damage_in_the_log_is_a_problem_that_nothing_mends(command: Command, store: Path) -> None:

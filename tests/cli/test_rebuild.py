@@ -11,9 +11,7 @@ from tests.cli.conftest import Command
 
 def test_rebuild_makes_every_document_anew(command: Command, store: Path) -> None:
     folder = store / "agents" / "ada"
-    kept = {
-        name: (folder / name).read_bytes() for name in ("memory.json", "state/mood.json")
-    }
+    kept = {name: (folder / name).read_bytes() for name in ("memory.json", "state/mood.json")}
     for name in (*kept, "session.json", "working_context_snapshot.json"):
         (folder / name).write_text("damaged")
     ran = command("rebuild", "ada", "--store", str(store))

@@ -86,18 +86,19 @@ def test_show_log_lists_every_record_and_limit_the_newest(command: Command, stor
     assert {"tool_call", "tool_result", "memory_set", "state", "meta", "turn"} <= {
         record["kind"] for record in log
     }
-    (newest,) = command("show", "ada", "--log", "--limit", "1", "--store", str(store), "--json").json[
-        "log"
-    ]
+    (newest,) = command(
+        "show", "ada", "--log", "--limit", "1", "--store", str(store), "--json"
+    ).json["log"]
     assert newest == log[-1]
     lines = command("show", "ada", "--log", "--store", str(store)).out.splitlines()
     assert any('"content":"It is 5."' in line for line in lines)
 
 
 def test_show_takes_a_session_and_a_tenant(command: Command, store: Path) -> None:
-    assert "Hello from second" in command(
-        "show", "bob", "--session", "second", "--store", str(store)
-    ).out
+    assert (
+        "Hello from second"
+        in command("show", "bob", "--session", "second", "--store", str(store)).out
+    )
     assert command("show", "eve", "--store", str(store)).status == 1
     assert command("show", "eve", "--tenant", "acme", "--store", str(store)).status == 0
 

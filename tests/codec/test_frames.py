@@ -24,11 +24,14 @@ PAYLOADS = st.recursive(
 ENTRIES = st.lists(st.builds(Entry, KINDS, PAYLOADS, st.booleans()), max_size=12)
 
 
-def log_of(entries: list[Entry], *, epoch: int = 3, start: Position = Position()) -> bytes:
+BEGIN = Position()
+
+
+def log_of(entries: list[Entry], *, epoch: int = 3, start: Position = BEGIN) -> bytes:
     return frames.encode(entries, first=start.seq + 1, epoch=epoch, crc=start.crc)[0]
 
 
-def scan(data: bytes, *, epoch: int = 3, start: Position = Position()) -> list[Record]:
+def scan(data: bytes, *, epoch: int = 3, start: Position = BEGIN) -> list[Record]:
     return Scanner(epoch, start).feed(data)
 
 

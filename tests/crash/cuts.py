@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import os
 import random
-import shutil
-import tempfile
-from pathlib import Path
 
 from tests.crash.disk import Disk, Recorder, Tree
 from tests.crash.forks import Child, Event, Report
 from tests.crash.oracle import Ledger, verify
+from tests.crash.scratch import scratch
 from tests.crash.work import SCENARIOS, Scenario, run
 
 
@@ -20,17 +18,16 @@ def record(work: Scenario, *, lie: str | None = None) -> list[Event]:
 
     ``lie`` names a sync that does nothing, to see that the judge finds out.
     """
-    top = Path(tempfile.mkdtemp(prefix="perdure-crash-"))
+    with scratch() as top:
 
-    def program(report: Report) -> None:
-        Recorder(top, report).install()
-        if lie:
-            setattr(os, lie, lambda _fd: None)
-        run(top / "store", work, report)
+        def program(report: Report) -> None:
+            Recorder(top, report).install()
+            if lie:
+                setattr(os, lie, lambda _fd: None)
+            run(top / "store", work, report)
 
-    child = Child(program)
-    events = child.wait()
-    shutil.rmtree(top, ignore_errors=True)
+        child = Child(program)
+        events = child.wait()
     if child.status:
         message = f"the recorded run failed: {[e for e in events if e[0] == 'problem']}"
         raise RuntimeError(message)
@@ -57,13 +54,9 @@ def states(events: list[Event]) -> list[tuple[Tree, Ledger]]:
 
 def open_again(tree: Tree, promised: Ledger) -> list[str]:
     """Put a disk state into a folder, open it, and return what is wrong."""
-    top = Path(tempfile.mkdtemp(prefix="perdure-crash-"))
-    ledger = copy.deepcopy(promised)
-    try:
+    with scratch() as top:
         tree.write(top)
-        return verify(top / "store", ledger).problems
-    finally:
-        shutil.rmtree(top, ignore_errors=True)
+        return verify(top / "store", copy.deepcopy(promised)).problems
 
 
 def cuts(

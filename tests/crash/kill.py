@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 from pathlib import Path
 
 import anyio
@@ -13,6 +11,7 @@ from perdure.model.keys import SessionKey
 from perdure.store import Store
 from tests.crash.forks import Child, Report
 from tests.crash.oracle import Ledger, verify
+from tests.crash.scratch import scratch
 from tests.crash.work import Writer, run
 
 _FRESH_ROOT_EVERY = 10
@@ -56,14 +55,13 @@ def kill(*, cycles: int, sessions: int = 4, seed: int = 0) -> dict[str, object]:
     killed = acknowledged = 0
     problems: list[str] = []
     for start in range(0, cycles, _FRESH_ROOT_EVERY):
-        root = Path(tempfile.mkdtemp(prefix="perdure-crash-"))
         ledger = Ledger()
-        for number in range(start, min(start + _FRESH_ROOT_EVERY, cycles)):
-            killed += cycle(root / "store", ledger, dice, sessions=sessions)
-            problems += [f"cycle {number}: {text}" for text in ledger.problems]
-            ledger.problems.clear()
+        with scratch(on_disk=True) as top:  # To be hit within a sync, too.
+            for number in range(start, min(start + _FRESH_ROOT_EVERY, cycles)):
+                killed += cycle(top / "store", ledger, dice, sessions=sessions)
+                problems += [f"cycle {number}: {text}" for text in ledger.problems]
+                ledger.problems.clear()
         acknowledged += ledger.total
-        shutil.rmtree(root, ignore_errors=True)
     return {
         "cycles": cycles,
         "kills": killed,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-
 import anyio
 
 from perdure.errors import LeaseHeldError
 from perdure.store import Store
 from tests.crash.forks import Child, Report
 from tests.crash.oracle import Ledger, verify
+from tests.crash.scratch import scratch
 from tests.crash.work import AGENT, Lost, Writer, run
 
 
@@ -34,22 +31,21 @@ async def want(store: Store, report: Report, *, rounds: int) -> None:
 
 def race(*, rounds: int, racers: int = 8) -> dict[str, object]:
     """Let processes race for every epoch up to a number of them."""
-    top = Path(tempfile.mkdtemp(prefix="perdure-crash-"))
-    place = top / "store"
-    children = [
-        Child(lambda report: run(place, lambda s, r: want(s, r, rounds=rounds), report))
-        for _ in range(racers)
-    ]
     ledger = Ledger()
-    # Together: none may wait with its pipe full until another's turn to be read has come.
-    while any([child.listen_on() for child in children]):
-        pass
-    for child in children:
-        ledger.add(child.wait())
-        if child.status:
-            ledger.problems.append(f"a racer ended with status {child.status}")
-    verify(place, ledger)
-    shutil.rmtree(top, ignore_errors=True)
+    with scratch() as top:
+        place = top / "store"
+        children = [
+            Child(lambda report: run(place, lambda s, r: want(s, r, rounds=rounds), report))
+            for _ in range(racers)
+        ]
+        talking = children
+        while talking:  # Together: none may wait with its pipe full until the others are through.
+            talking = [child for child in talking if child.listen_on()]
+        for child in children:
+            ledger.add(child.wait())
+            if child.status:
+                ledger.problems.append(f"a racer ended with status {child.status}")
+        verify(place, ledger)
     return {
         "racers": racers,
         "epochs": len(ledger.granted[AGENT.agent]),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 import time
-from pathlib import Path
 
 from perdure.store import Store
 from tests.crash.forks import Child, Report
 from tests.crash.oracle import Ledger, verify
+from tests.crash.scratch import scratch
 from tests.crash.work import AGENT, Writer, read, run, texts_of
 
 
@@ -49,20 +47,19 @@ async def watch(store: Store, report: Report, *, until: float) -> None:
 
 def readers(*, seconds: float) -> dict[str, object]:
     """Let two readers and a writer run for some seconds."""
-    root = Path(tempfile.mkdtemp(prefix="perdure-crash-"))
     until = time.monotonic() + seconds
-    place = root / "store"
-    writer = Child(lambda report: run(place, lambda s, r: write(s, r, until=until), report))
-    watchers = [
-        Child(lambda report: run(place, lambda s, r: watch(s, r, until=until), report))
-        for _ in range(2)
-    ]
     ledger = Ledger()
-    for child in [writer, *watchers]:
-        ledger.add(child.wait())
-        if child.status:
-            ledger.problems.append(f"a child ended with status {child.status}")
-    views = [event[1] for child in watchers for event in child.events if event[0] == "views"]
-    verify(place, ledger)
-    shutil.rmtree(root, ignore_errors=True)
+    with scratch() as top:
+        place = top / "store"
+        programs = [write, watch, watch]
+        children = [
+            Child(lambda report, do=do: run(place, lambda s, r: do(s, r, until=until), report))
+            for do in programs
+        ]
+        for child in children:
+            ledger.add(child.wait())
+            if child.status:
+                ledger.problems.append(f"a child ended with status {child.status}")
+        verify(place, ledger)
+    views = [event[1] for child in children for event in child.events if event[0] == "views"]
     return {"acknowledged": ledger.total, "views": views, "problems": ledger.problems}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from tests.crash.forks import Child, Report
 from tests.crash.hooks import Act, Tripwire
 from tests.crash.oracle import Ledger, verify
+from tests.crash.scratch import scratch
 from tests.crash.work import SCENARIOS, Scenario, run
 
 
@@ -28,23 +26,20 @@ class Kill(NamedTuple):
 
 def kill_at(work: Scenario, at: int, act: Act) -> Kill:
     """Run a scenario on an empty root, kill it at a call, and judge what is left."""
-    top = Path(tempfile.mkdtemp(prefix="perdure-crash-"))
+    ledger = Ledger()
+    with scratch() as top:
 
-    def program(report: Report) -> None:
-        wire = Tripwire(at, act)
-        wire.install()
-        run(top / "store", work, report)
-        report("calls", wire.calls)
+        def program(report: Report) -> None:
+            wire = Tripwire(at, act)
+            wire.install()
+            run(top / "store", work, report)
+            report("calls", wire.calls)
 
-    try:
-        ledger = Ledger()
         child = Child(program)
         ledger.add(child.wait())
         if not child.was_killed and child.status:
             ledger.problems.append(f"the child ended with status {child.status}")
         verify(top / "store", ledger)
-    finally:
-        shutil.rmtree(top, ignore_errors=True)
     calls = [name for event in child.events if event[0] == "calls" for name in event[1]]
     return Kill(at, act, child.was_killed, ledger, calls)
 

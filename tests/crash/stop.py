@@ -8,8 +8,6 @@ that no time has passed.
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +18,7 @@ from perdure.stores.file.leases import Fence
 from tests.crash.forks import Child, Report
 from tests.crash.hooks import Tripwire
 from tests.crash.oracle import Ledger, verify
+from tests.crash.scratch import scratch
 from tests.crash.work import AGENT, Lost, Writer, run
 
 
@@ -103,9 +102,8 @@ def stop(*, cycles: int | None = None, seed: int = 0, unfenced: bool = False) ->
             if cycles is None
             else [dice.randint(1, 140) for _ in range(dice.randint(1, 3))]
         )
-        root = Path(tempfile.mkdtemp(prefix="perdure-crash-"))
-        outcome = round_(root / "store", stops, unfenced=unfenced)
-        shutil.rmtree(root, ignore_errors=True)
+        with scratch() as top:
+            outcome = round_(top / "store", stops, unfenced=unfenced)
         rounds += 1
         stopped += outcome.stopped
         lost += outcome.lost

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from starlette.applications import Starlette
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,6 +59,41 @@ def test_a_session_moves_from_one_worker_to_another_and_loses_nothing(shell: She
     assert turn >= 1
     assert done == f"second is done after turn {turn + 5}"
     assert last == f"{turn + 5} turns, the last: Answer {turn + 5}, by second"
+
+
+def test_an_agent_with_tools_goes_on_with_what_its_tools_have_said(shell: Shell) -> None:
+    first = shell.run("worker_with_tools.py")
+    assert first[0].startswith("tide({'harbor': 'Oosthaven', 'hour': 1}) -> ")
+    again = shell.run("worker_with_tools.py")
+    assert "I have looked 2 tides up for you so far." in again[1]
+    assert again[2].startswith("The turn is durable, up to record ")
+
+
+async def test_the_server_of_the_readme_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (code,) = [block for block in blocks if "app = " in block]
+    monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "home"))
+    names: dict[str, Any] = {}
+    exec(code, names)
+    for text in ("Hello", "Again"):
+        async with serving(names["app"]) as client:
+            answer = await client.post("/agents/ada", json={"text": text})
+            assert answer.json() == {"answer": f"You said: {text}"}
+            assert (await client.get("/ready")).json() == {"saving": "ok"}
+    assert (tmp_path / "home" / "agents" / "ada" / "log" / "2-0.jsonl").exists()
+
+
+@asynccontextmanager
+async def serving(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://here") as client,
+    ):
+        yield client
 
 
 def test_every_example_is_run_here() -> None:

@@ -13,11 +13,15 @@ from perdure.model.records import Record
 
 
 def episode(number: int) -> EpisodicItem:
-    return EpisodicItem(id=f"ep_{number}", ts=float(number), summary=f"part {number}", as_of_seq=number)
+    return EpisodicItem(
+        id=f"ep_{number}", ts=float(number), summary=f"part {number}", as_of_seq=number
+    )
 
 
 def fact(number: int, salience: float = 0.0) -> SemanticItem:
-    return SemanticItem(id=f"sem_{number}", ts=float(number), fact=f"fact {number}", salience=salience)
+    return SemanticItem(
+        id=f"sem_{number}", ts=float(number), fact=f"fact {number}", salience=salience
+    )
 
 
 def test_the_newest_episodes_come_in_their_order() -> None:

@@ -7,10 +7,11 @@ import msgspec
 from perdure import Message
 from perdure.codec.json import encode
 from perdure.codec.messages import encode_message
+from perdure.memory.context import Retraction
 from perdure.memory.documents import Turned
-from perdure.memory.traces import RawTurn, Turns, newest_turns, read_turns
+from perdure.memory.traces import BEGIN, RawTurn, Turns, find_turn, newest_turns, read_turns
 from perdure.model.keys import SessionKey
-from perdure.model.records import TURN, Entry, Record
+from perdure.model.records import CONTEXT, RETRACT, TURN, Entry, Record
 from perdure.store import Batch
 from perdure.stores.memory import MemoryStore
 
@@ -26,7 +27,12 @@ def said(text: str, role: str = "user") -> Entry:
 
 
 def whole(number: int) -> list[Entry]:
-    return [turn(number, "begin"), said(f"q{number}"), said(f"a{number}", "assistant"), turn(number, "end")]
+    return [
+        turn(number, "begin"),
+        said(f"q{number}"),
+        said(f"a{number}", "assistant"),
+        turn(number, "end"),
+    ]
 
 
 def grouped(entries: list[Entry]) -> list[RawTurn]:
@@ -42,9 +48,21 @@ def texts(turn: RawTurn) -> list[str]:
 
 def test_each_turn_has_its_messages_and_how_it_ended() -> None:
     first, second, third = grouped(
-        [*whole(1), turn(2, "begin"), said("q2"), turn(2, "interrupted"), turn(3, "begin"), said("q3")]
+        [
+            *whole(1),
+            turn(2, "begin"),
+            said("q2"),
+            turn(2, "interrupted"),
+            turn(3, "begin"),
+            said("q3"),
+        ]
     )
-    assert (first.id, texts(first), first.phase, first.last) == ("turn_0001", ["q1", "a1"], "end", 4)
+    assert (first.id, texts(first), first.phase, first.last) == (
+        "turn_0001",
+        ["q1", "a1"],
+        "end",
+        4,
+    )
     assert (second.id, second.phase) == ("turn_0002", "interrupted")
     assert (third.id, texts(third), third.phase) == ("turn_0003", ["q3"], "open")
 
@@ -99,3 +117,44 @@ async def test_a_log_without_turns_is_counted_by_its_users() -> None:
 
 async def test_no_turns_are_none() -> None:
     assert await newest_turns(await filled(whole(1)), KEY, 0) == []
+
+
+def retract(after: int) -> Entry:
+    return Entry(RETRACT, encode(Retraction(after)))
+
+
+async def both_ways(entries: list[Entry]) -> list[str]:
+    """Return the messages that still count, read forwards and backwards alike."""
+    store = await filled(entries)
+    forwards = [text async for one in read_turns(store, KEY) for text in texts(one)]
+    backwards = [text for one in await newest_turns(store, KEY, 99) for text in texts(one)]
+    assert forwards == backwards
+    return forwards
+
+
+async def test_what_was_retracted_does_not_count() -> None:
+    # The epoch record has seq 1, so the first turn ends with seq 5.
+    assert await both_ways([*whole(1), *whole(2), retract(5), *whole(3)]) == [
+        "q1",
+        "a1",
+        "q3",
+        "a3",
+    ]
+
+
+async def test_what_a_second_retraction_brings_back_counts_again() -> None:
+    entries = [*whole(1), *whole(2), retract(5), *whole(3), retract(9), *whole(4)]
+    assert await both_ways(entries) == ["q1", "a1", "q2", "a2", "q4", "a4"]
+
+
+async def test_a_new_beginning_sets_aside_what_is_older() -> None:
+    begin = Entry(CONTEXT, encode({"messages": [], "reason": BEGIN}))
+    assert await both_ways([*whole(1), begin, *whole(2)]) == ["q2", "a2"]
+
+
+async def test_a_turn_is_found_by_its_id() -> None:
+    store = await filled([*whole(1), *whole(2), *whole(3)])
+    found = await find_turn(store, KEY, "turn_0002")
+    assert found is not None
+    assert (texts(found), found.phase) == (["q2", "a2"], "end")
+    assert await find_turn(store, KEY, "turn_0009") is None

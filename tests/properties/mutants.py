@@ -95,7 +95,7 @@ def _m(name: str, module: str, *changes: tuple[str, str]) -> Mutant:
     return Mutant(name, tuple((module, old, new) for old, new in changes))
 
 
-_DUE = "min(t.last_at + quiet * t.earliness, first + o.max_delay * t.earliness)"
+_LATEST = "            if latest < due:\n"
 _BEGIN = """        if t.first_at is not None:
             return
         t.first_at = now
@@ -103,15 +103,14 @@ _BEGIN = """        if t.first_at is not None:
 _AGAIN = """        if t.first_at is not None:
             self.books.unsaved[t] = None
             self.schedule.arm(t, now)
+        else:
 """
 _RETRY = """            )
         )
         self.schedule.arm(t, now)
 
     def answered("""
-_REMOVE = """            if waiter in t.waiters:
-                t.waiters.remove(waiter)
-"""
+_REMOVE = "[other for other in t.waiters if other is not waiter]"
 _CONFLICT = """        if outcome.status is Status.CONFLICT:
             return self.lose(t)
 """
@@ -120,19 +119,19 @@ _PUSH = """            self.ready.push(t, deadline(t), urgent=t.urgent_to > t.du
 """
 
 MUTANTS = (
-    _m("no-longest-delay", "schedule", (_DUE, "t.last_at + quiet * t.earliness")),
+    _m("no-longest-delay", "schedule", (_LATEST, "            if False:\n")),
     _m(
         "longest-delay-seen-at-the-next-change",
         "schedule",
-        (_DUE, "max(t.last_at + quiet - 1e-3, min(t.last_at + quiet, first + o.max_delay))"),
+        (_LATEST, "            if latest < t.last_at:\n"),
     ),
     _m(
         "clean-once-written",
         "core",
         ("t.durable = sent\n", "t.durable = t.version\n"),
-        ("del t.pending[:records]", "t.pending.clear()"),
+        ("drop_first(t, records)", "t.records = None"),
     ),
-    _m("edits-while-saving-forgotten", "core", (_AGAIN, "        pass\n")),
+    _m("edits-while-saving-forgotten", "core", (_AGAIN, "        if True:\n")),
     _m("no-retry", "core", (_RETRY, _RETRY.replace("self.schedule.arm(t, now)", "pass"))),
     _m(
         "the-first-change-at-zero",
@@ -149,24 +148,23 @@ MUTANTS = (
             ("waiting", "while t.durable < version:\n", "if t.durable < version:\n"),
         ),
     ),
-    _m("waiters-never-leave", "waiting", (_REMOVE, "            pass\n")),
+    _m("waiters-never-leave", "waiting", (_REMOVE, "[waiter]")),
     _m("waiters-not-woken", "batcher", ("                waiter.wake()\n", "                pass\n")),
     _m(
         "two-saves-at-a-time",
         "schedule",
         ("t.first_at is None or t.inflight is not None or t.ticket", "t.first_at is None or t.ticket"),
     ),
-    _m("jitter-to-later", "core", ("1.0 - self.engine.jitter", "1.0 + self.engine.jitter")),
+    _m("jitter-to-later", "core", ("1.0 - engine.jitter", "1.0 + engine.jitter")),
     _m("slots-rounded-up", "wheel", ("self.next_at = self._order[0] * self.width\n", "self.next_at = (self._order[0] + 1) * self.width\n")),
     _m("a-timeout-is-a-success", "batcher", ("return [in_doubt(why)] * len(batches)", "return [Outcome(Status.OK)] * len(batches)")),
     _m("a-crash-is-a-success", "outcomes", ("    return Outcome(Status.IN_DOUBT, error)\n", "    return Outcome(Status.OK)\n")),
-    _m("save-waits-for-the-debounce", "schedule", ("if t.urgent_to > t.durable or t.hurry or", "if t.hurry or")),
+    _m("save-waits-for-the-debounce", "schedule", (" or t.urgent_to > t.durable:\n            due = now", ":\n            due = now")),
     _m("ready-but-nobody-told", "schedule", (_PUSH, _PUSH.replace("self.nudged = True", "pass"))),
-    _m("earlier-but-nobody-told", "schedule", ("        if self.wheel.next_at < before:\n            self.nudged = True\n", "")),
     _m("bytes-never-given-back", "core", ("        self.books.pressure.dirty_bytes -= size\n        t.last_error", "        t.last_error")),
     _m("a-job-beside-a-save", "lane", ("while t.inflight is not None or t.occupied:", "while False:")),
     _m("a-save-beside-a-job", "schedule", ("if t.holds or t.preparing:", "if t.preparing:")),
     _m("contributors-hold-for-ever", "core", ("        t.preparing = False\n        t.prepared = True\n", "        t.prepared = True\n")),
-    _m("the-worker-stops-after-one-batch", "batcher", ("            while saves := self._take():\n", "            if saves := self._take():\n"), ("            self._settled([])\n", "")),
-    _m("records-sent-from-the-start", "core", ("tuple(t.pending[:count])", "tuple(t.pending[count - 1 :])")),
+    _m("the-worker-stops-after-one-batch", "batcher", ("            while saves := self._take():\n", "            if saves := self._take():\n"), ("            self.launch(self._clock())  # there may be more, and now there is room\n", "")),
+    _m("records-sent-from-the-start", "core", ("else t.pending[:count])", "else t.pending[count - 1 :])"), ("t.pending if count == len(t.pending) else", "t.pending[:1] if count == 0 else")),
 )

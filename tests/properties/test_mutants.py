@@ -10,7 +10,7 @@ from tests.properties.autosave_story import PICKED, Story, check, rough_stories,
 from tests.properties.mutants import MUTANTS, Mutant, load
 
 QUICK = settings(
-    max_examples=150,
+    max_examples=60,
     phases=[Phase.generate],
     derandomize=True,
     database=None,

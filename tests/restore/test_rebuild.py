@@ -61,6 +61,11 @@ def test_the_record_replaces_the_context_it_is_fed_to() -> None:
     context = WorkingContext(10_000)
     context.feed(1, "message", b'{"role":"user","content":"gone"}')
     context.feed(2, entry.kind, entry.payload)
-    assert [decode(one)["role"] for one in context.messages()] == ["system", "user", "assistant", "tool"]
+    assert [decode(one)["role"] for one in context.messages()] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+    ]
     assert (context.epoch_id, context.last_compaction_ts) == (2, 5.0)
     assert context.system_prompt_sha256 == prompt_sha256("p")

@@ -46,7 +46,9 @@ def test_everything_comes_back() -> None:
 def test_the_fields_are_those_of_the_format() -> None:
     """S0-27."""
     stored = payload()
-    assert {"schema_version", "agent_id", "epoch_id", "last_compaction_ts", "messages"} <= set(stored)
+    assert {"schema_version", "agent_id", "epoch_id", "last_compaction_ts", "messages"} <= set(
+        stored
+    )
     assert stored["messages"][0] == {"role": "system", "content": "Be kind."}
     assert stored["messages"][2]["reasoning_content"] == "The user wants a look."
     assert stored["messages"][3]["tool_payload"]["tool_result"] == {"seen": ["ship"]}

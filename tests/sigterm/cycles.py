@@ -41,9 +41,10 @@ def run_child(
     after: int,
     terms: int = 1,
     by: signal.Signals = signal.SIGTERM,
+    program: str = "child",
 ) -> Cycle:
     """Run a child, and end it once it has said this many lines."""
-    command = [sys.executable, "-m", "tests.sigterm.child", str(root), backend, str(sessions)]
+    command = [sys.executable, "-m", f"tests.sigterm.{program}", str(root), backend, str(sessions)]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:

@@ -50,6 +50,17 @@ def test_sigterm_while_starting_ends_the_process_and_harms_no_session(
     assert lost(tmp_path / "store", [*cycle.accepted, *again.accepted]) == []
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_body_that_does_not_end_is_ended_and_what_it_had_is_saved(
+    backend: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    cycle = run_child(root, backend, sessions=1, after=50, program="stubborn")
+    assert cycle.status == -signal.SIGTERM, cycle.said
+    assert len(cycle.accepted) > 50
+    assert lost(root, cycle.accepted) == []
+
+
 def test_sigterm_under_uvicorn_with_endless_streams_loses_nothing_accepted(
     tmp_path: Path,
 ) -> None:

@@ -1,14 +1,71 @@
 """Code that type checkers must accept: how people use perdure. It is checked, never run."""
 
+# pyright: strict
 from __future__ import annotations
 
-from typing import assert_type
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, assert_type
 
-from perdure.autosave.options import Autosave, Shutdown
-from perdure.errors import ConfigError, LeaseHeldError, PerdureError, SessionError
-from perdure.model.keys import SessionKey
+import perdure
+from perdure import (
+    Autosave,
+    ConfigError,
+    CorruptRecordError,
+    Encoded,
+    Engine,
+    FormatError,
+    Lease,
+    LeaseError,
+    LeaseHeldError,
+    LeaseLostError,
+    Limits,
+    Message,
+    MissingExtraError,
+    NotStorableError,
+    Opaque,
+    PerdureError,
+    Receipt,
+    ReplayDivergedError,
+    ReplayError,
+    RestoreReport,
+    Session,
+    SessionAlreadyActiveError,
+    SessionClosedError,
+    SessionError,
+    SessionKey,
+    SessionManager,
+    SessionNotFoundError,
+    SessionQuarantinedError,
+    SessionView,
+    Shutdown,
+    ShutdownReport,
+    StoreError,
+    StoreUnavailableError,
+    TemplateError,
+    TooLargeError,
+    ToolCall,
+    ToolResult,
+    Turn,
+    UnknownConfigKeyError,
+    UnsavedChangesError,
+    UnsupportedVersionError,
+    WrongLoopError,
+    connect,
+    register,
+    store_for,
+)
 from perdure.model.records import MESSAGE, Entry
-from perdure.store import Batch, Grant, Outcome, Status, Store
+from perdure.restore.report import RestoreStep
+from perdure.store import Batch, Grant, Outcome, SessionInfo, Status, Store
+from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryBacking, MemoryStore
+
+
+@dataclass
+class Rating:
+    stars: int
 
 
 def options() -> None:
@@ -16,6 +73,108 @@ def options() -> None:
     assert_type(Autosave.server(), Autosave)
     assert_type(Autosave.write_through().debounce, float)
     assert_type(Shutdown(deadline=10.0, spill="/var/tmp/spill").spill, str | None)
+    assert_type(Lease(heartbeat=2, ttl=8.0).ttl, float)
+    assert_type(Limits(context_bytes=1000).context_bytes, int)
+    assert_type(Engine(hibernate_after=float("inf")).batch_max, int | None)
+    assert_type(SessionKey("mia", tenant="acme").session, str)
+    assert_type(perdure.__version__, str)
+
+
+def connecting() -> None:
+    assert_type(connect(), SessionManager)
+    assert_type(connect("file:~/agents", autosave=None), SessionManager)
+    assert_type(connect(Path("agents"), autosave=Autosave(), lease=Lease()), SessionManager)
+    assert_type(connect(MemoryStore(), shutdown=Shutdown(), limits=Limits()), SessionManager)
+    assert_type(connect(types=[Rating, register(Rating, tag="rating")]), SessionManager)
+    assert_type(store_for("memory:"), Store)
+
+
+async def a_manager() -> None:
+    sessions = await connect(engine=Engine())
+    assert_type(sessions, SessionManager)
+    async with connect() as entered:
+        assert_type(entered, SessionManager)
+    session = await sessions.open("mia", session="work", owner="ada", tags=["new"], create=False)
+    assert_type(session, Session)
+    async with sessions.open("mia", on_held="steal", wait=1, autosave=None) as opened:
+        assert_type(opened, Session)
+    assert_type(await sessions.load("mia", tenant="acme"), SessionView | None)
+    page: list[SessionInfo] = await sessions.list(prefix="m", limit=10)
+    page = await sessions.list(after=page[-1])
+    assert_type(page[0].updated_at, float | None)
+    assert_type(await sessions.exists("mia"), bool)
+    assert_type(await sessions.delete("mia", on_held="raise"), bool)
+    assert_type(sessions.health().status == "failing", bool)
+    assert_type(sessions.on("saved", print), Callable[[], None])
+    sessions.on("before_save", capture)
+    sessions.tune(Autosave.server())
+    await sessions.flush(deadline=1)
+    sessions.drain()
+    report = await sessions.aclose(deadline=5)
+    assert_type(report, ShutdownReport)
+    assert_type(report.unsaved[0].key, SessionKey)
+    report.raise_if_unsaved()
+
+
+async def capture(session: Session) -> None:
+    session.state.set("app", {"step": 1})
+
+
+async def a_session(session: Session) -> None:
+    assert_type(session.append(Message.user("Hello"), Encoded("app:rating", b"5")), int)
+    assert_type(session.append(Rating(5)), int)
+    assert_type(await session.save(), Receipt)
+    assert_type((await session.wait_durable(7)).durability, str)
+    assert_type(session.describe(title="Trip", tags=["new"], city="Rome"), int)
+    assert_type((session.id, session.key, session.epoch), tuple[str, SessionKey, int])
+    assert_type((session.version, session.durable_version), tuple[int, int])
+    assert_type(session.unsaved_age, float)
+    assert_type(session.info.metadata.title, str | None)
+    assert_type(session.restore_report, RestoreReport)
+    assert_type(session.restore_report.steps, tuple[RestoreStep, ...])
+    assert_type(session.context("openai"), list[Any])
+    assert_type((await session.history(before=9, limit=3))[0].seq, int)
+    assert_type(await session.retract(after=3), int)
+    assert_type(session.unsaved()[0].payload, bytes)
+    assert_type(await session.discard_unsaved(), int)
+    session.retry()
+    await session.aclose()
+
+
+async def what_a_session_keeps(session: Session, view: SessionView) -> None:
+    assert_type(session.memory.set("city", "Rome", description="where", pinned=True), int)
+    assert_type(await session.memory.get("city", default=None), Any)
+    assert_type(await view.memory.keys(), list[str])
+    assert_type((await session.memory.entries())[0].key, str)
+    assert_type(session.state.set("app", {"step": 1}), int)
+    assert_type(await view.state.get("app"), Any)
+    assert_type(session.state.drop("app"), int)
+    assert_type((view.key, view.settled), tuple[SessionKey, bool])
+    assert_type(view.restore_report, RestoreReport)
+    assert_type((await view.history(limit=1))[0].seq, int)
+
+
+async def a_turn(session: Session, send: Callable[[str], Awaitable[None]]) -> None:
+    async with session.turn(id="request-7") as turn:
+        assert_type(turn, Turn)
+        assert_type((turn.id, turn.number, turn.replayed), tuple[str, int, bool])
+        await turn.emit("Hello", send)
+        await turn.emit("Hello", print)
+
+
+def messages() -> None:
+    call = ToolCall("call_1", "add", {"a": 1})
+    assert_type(Message.system("Be kind."), Message)
+    assert_type(Message.user("Look", image_urls=["https://example.org/cat.png"]), Message)
+    assert_type(Message.assistant(reasoning="Hm.", tool_calls=[call]), Message)
+    assert_type(Message.tool(call.id, {"sum": 1}, name="add"), Message)
+    assert_type(Message.user("Hello").text, str)
+    assert_type(Message.tool("call_1", error="no").tool_result, ToolResult | None)
+    assert_type(Encoded("app:rating", b"5").payload, bytes)
+
+
+def is_unknown(value: object) -> bool:
+    return isinstance(value, Opaque)
 
 
 def errors_are_one_tree() -> None:
@@ -23,7 +182,30 @@ def errors_are_one_tree() -> None:
         options()
     except LeaseHeldError as error:
         assert_type(error.facts, dict[str, object])
-    except (ConfigError, SessionError) as error:
+    except (LeaseLostError, LeaseError) as error:
+        lease: LeaseError = error
+        raise lease from None
+    except (MissingExtraError, TemplateError, UnknownConfigKeyError, ConfigError) as error:
+        config: ConfigError = error
+        raise config from None
+    except (StoreUnavailableError, TooLargeError, NotStorableError, StoreError) as error:
+        store: StoreError = error
+        raise store from None
+    except (CorruptRecordError, UnsupportedVersionError, FormatError) as error:
+        form: FormatError = error
+        raise form from None
+    except (ReplayDivergedError, ReplayError) as error:
+        replay: ReplayError = error
+        raise replay from None
+    except (
+        SessionAlreadyActiveError,
+        SessionClosedError,
+        SessionNotFoundError,
+        SessionQuarantinedError,
+        UnsavedChangesError,
+        WrongLoopError,
+        SessionError,
+    ) as error:
         everything: PerdureError = error
         raise everything from None
 
@@ -40,3 +222,8 @@ async def a_store(store: Store) -> list[Outcome]:
     outcomes = await store.append_many([batch])
     assert_type(outcomes[0].status, Status)
     return outcomes
+
+
+async def the_stores() -> None:
+    for store in (FileStore("~/agents"), FileStore(), MemoryStore(backing=MemoryBacking())):
+        await a_store(store)

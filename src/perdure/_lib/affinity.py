@@ -39,6 +39,9 @@ class Affinity:
 
     def stray(self) -> Stray | None:
         """Return how the caller is elsewhere, None when it is at home."""
+        # No two threads run the same loop: who runs it is in its thread.
+        if self._running() is self._loop is not None and self._forks == _forks:
+            return None
         if self._forks != _forks:
             return "fork"
         if self._thread != threading.get_ident():

@@ -89,7 +89,11 @@ class Host:
             # The one bare task of the library: the root of all others.
             import asyncio
 
-            self._task = asyncio.get_running_loop().create_task(self._main(), name="perdure host")
+            self._task = task = asyncio.get_running_loop().create_task(
+                self._main(), name="perdure host"
+            )
+            # What ends it is logged there, and nobody awaits it.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
         await self._started.wait()
 
     def spawn(self, fn: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:

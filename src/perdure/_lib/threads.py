@@ -18,7 +18,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, TypeVarTuple, final
 
-import anyio
+from perdure._lib.bell import bell_maker
 
 __all__ = ["Threads"]
 
@@ -35,7 +35,7 @@ class _Call(Generic[T]):
         self._threads = threads
         self._function = function
         self._args = args
-        self.done = anyio.Event()
+        self.done = threads.new_bell()
         self.error: BaseException | None = None
         self.value: T
 
@@ -51,7 +51,7 @@ class _Call(Generic[T]):
     def _finish(self) -> None:
         # On the event loop; also for a call that was abandoned, whose thread is free only now.
         self._threads.busy -= 1
-        self.done.set()
+        self.done.ring()
 
 
 _Jobs = SimpleQueue["_Call[Any] | None"]
@@ -64,6 +64,7 @@ class Threads:
     def __init__(self, most: int, *, name: str) -> None:
         self.busy = 0
         """Calls whose threads are not free again yet."""
+        self.new_bell = bell_maker()
         self.post = _post_to_loop()
         """Runs a function soon on the event loop."""
         self._most = most

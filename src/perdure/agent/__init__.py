@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.agent.agent import Agent as Agent
-    from perdure.agent.context import AgentConfig as AgentConfig
+    from perdure.agent.bootstrap import (
+        WorkingContextSnapshotRestoreStep as WorkingContextSnapshotRestoreStep,
+    )
+    from perdure.agent.config import AgentConfig as AgentConfig
     from perdure.agent.context import AgentContext as AgentContext
     from perdure.agent.context import AgentRuntimeState as AgentRuntimeState
     from perdure.agent.events import AgentEvent as AgentEvent
@@ -36,6 +39,16 @@ if TYPE_CHECKING:
     from perdure.agent.events import TurnInterrupted as TurnInterrupted
     from perdure.agent.events import TurnStarted as TurnStarted
     from perdure.agent.factory import AgentFactory as AgentFactory
+    from perdure.agent.handlers import BootstrapEventHandler as BootstrapEventHandler
+    from perdure.agent.handlers import (
+        LLMUserMessageReadyEventHandler as LLMUserMessageReadyEventHandler,
+    )
+    from perdure.agent.handlers import (
+        ToolInvocationRequestEventHandler as ToolInvocationRequestEventHandler,
+    )
+    from perdure.agent.handlers import ToolResultEventHandler as ToolResultEventHandler
+    from perdure.agent.handlers import UserInputMessageEventHandler as UserInputMessageEventHandler
+    from perdure.agent.handlers import WorkerEventDispatcher as WorkerEventDispatcher
     from perdure.agent.llm import Chunk as Chunk
     from perdure.agent.llm import EchoModel as EchoModel
     from perdure.agent.llm import Model as Model
@@ -51,6 +64,7 @@ if TYPE_CHECKING:
     from perdure.agent.streams import EventStream as EventStream
     from perdure.agent.tools import Tool as Tool
     from perdure.agent.tools import tool as tool
+    from perdure.agent.turns import TurnTracker as TurnTracker
     from perdure.agent.worker import AgentWorker as AgentWorker
     from perdure.memory.compaction import CompactionPolicy as CompactionPolicy
     from perdure.memory.compaction import Compactor as Compactor
@@ -62,15 +76,14 @@ if TYPE_CHECKING:
     from perdure.restore import (
         WorkingContextSnapshotBootstrapper as WorkingContextSnapshotBootstrapper,
     )
-    from perdure.restore import (
-        WorkingContextSnapshotSerializer as WorkingContextSnapshotSerializer,
-    )
+    from perdure.restore import WorkingContextSnapshotSerializer as WorkingContextSnapshotSerializer
     from perdure.restore import WorkingContextSnapshotStore as WorkingContextSnapshotStore
 
 _HOMES = {
     "perdure.agent.agent": ("Agent",),
     "perdure.agent.bootstrap": ("WorkingContextSnapshotRestoreStep",),
-    "perdure.agent.context": ("AgentConfig", "AgentContext", "AgentRuntimeState"),
+    "perdure.agent.config": ("AgentConfig",),
+    "perdure.agent.context": ("AgentContext", "AgentRuntimeState"),
     "perdure.agent.events": (
         "AgentEvent",
         "AgentReady",
@@ -90,6 +103,14 @@ _HOMES = {
         "TurnStarted",
     ),
     "perdure.agent.factory": ("AgentFactory",),
+    "perdure.agent.handlers": (
+        "BootstrapEventHandler",
+        "LLMUserMessageReadyEventHandler",
+        "ToolInvocationRequestEventHandler",
+        "ToolResultEventHandler",
+        "UserInputMessageEventHandler",
+        "WorkerEventDispatcher",
+    ),
     "perdure.agent.llm": (
         "Chunk",
         "EchoModel",

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import anyio
 
-from perdure.agent.context import AgentConfig, AgentContext
+from perdure.agent.config import AgentConfig
+from perdure.agent.context import AgentContext
 from perdure.agent.events import (
     AgentStopped,
     TurnEnded,
@@ -189,19 +190,26 @@ class Agent:
         """
         return self.runtime.worker is not None and self.runtime.worker.interrupt()
 
-    async def post_user_message(self, message: str | Message) -> None:
+    async def post_user_message(
+        self, message: str | Message, *, turn_id: str | None = None
+    ) -> None:
         """Post a message; waits while the inbox is full, not for the answer.
 
         What is posted is not durable until its turn begins: see `ask` and `stream`.
+
+        Args:
+            message: What the user says.
+            turn_id: An id of one's own for its turn: a turn of this id that has ended is not
+                run again, but answered as before. For requests that may be retried.
 
         Raises:
             SessionClosedError: The agent does not run.
             WrongLoopError: The agent belongs to another loop, thread or process.
 
         """
-        await self._post(message, None)
+        await self._post(message, None, turn_id)
 
-    def stream(self, message: str | Message) -> EventStream:
+    def stream(self, message: str | Message, *, turn_id: str | None = None) -> EventStream:
         """Return the events of a turn: ``async for event in agent.stream("Hello")``.
 
         The message is posted when the first event is fetched. The last event is a `TurnEnded`,
@@ -211,10 +219,10 @@ class Agent:
             TurnEnded,
             TurnInterrupted,
             TurnFailed,
-            begin=lambda stream: self._post(message, stream),
+            begin=lambda stream: self._post(message, stream, turn_id),
         )
 
-    async def ask(self, message: str | Message) -> str:
+    async def ask(self, message: str | Message, *, turn_id: str | None = None) -> str:
         """Post a message, and return the answer once it is durable.
 
         Cancelling the caller ends the wait only: `interrupt` ends the turn.
@@ -224,7 +232,7 @@ class Agent:
             SessionClosedError: The agent stopped before. What made a turn fail is raised, too.
 
         """
-        async for event in self.stream(message):
+        async for event in self.stream(message, turn_id=turn_id):
             if isinstance(event, TurnEnded):
                 return event.text
             if isinstance(event, TurnFailed):
@@ -238,9 +246,12 @@ class Agent:
                 raise event.error
         raise SessionClosedError(f"agent {self.id!r} stopped before it had answered", agent=self.id)
 
-    async def _post(self, message: str | Message, stream: EventStream | None) -> None:
+    async def _post(
+        self, message: str | Message, stream: EventStream | None, turn_id: str | None
+    ) -> None:
         given = Message.user(message) if isinstance(message, str) else message
-        await self.runtime.submit_event(UserMessageReceivedEvent(given), stream)
+        event = UserMessageReceivedEvent(given, turn_id=turn_id)
+        await self.runtime.submit_event(event, stream)
 
     def events(self) -> EventStream:
         """Return all events from now on; iterate over it, and close it."""

@@ -97,6 +97,8 @@ class TurnEnded(TurnEvent, frozen=True, kw_only=True):
     """The model's last message."""
     version: int
     """The session's version that is durable."""
+    replayed: bool = False
+    """Whether a turn of this id had ended before: this is what was answered then."""
 
     @property
     def text(self) -> str:
@@ -154,6 +156,8 @@ class UserMessageReceivedEvent(msgspec.Struct, frozen=True):
 
     message: Message | None
     sender: Literal["user", "tool"] = "user"
+    turn_id: str | None = None
+    """The turn's id, where whoever posted it chose one."""
 
 
 class LLMUserMessageReadyEvent(msgspec.Struct, frozen=True):

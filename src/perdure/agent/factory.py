@@ -17,7 +17,8 @@ import msgspec
 from perdure._connect import connect
 from perdure._lib.ids import random_id
 from perdure.agent.agent import Agent
-from perdure.agent.context import AgentConfig, AgentContext, AgentRuntimeState
+from perdure.agent.config import AgentConfig
+from perdure.agent.context import AgentContext, AgentRuntimeState
 from perdure.agent.memory import MemoryManager
 from perdure.agent.persistent import (
     Persistence,
@@ -221,6 +222,7 @@ async def _assemble(
         restore = restore or (load and has_content(session))
         runtime = AgentRuntime()
         context = _context(session, config, runtime, config.restore if restore else None)
+        context.sets_aside = not restore and has_content(session)
         claim(session, context)
     except BaseException:
         await session.__aexit__(None, None, None)

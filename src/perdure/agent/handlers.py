@@ -31,6 +31,7 @@ from perdure.agent.events import (
 from perdure.agent.llm.model import Chunk, Reply
 from perdure.agent.requests import LLMRequest
 from perdure.errors import SessionError
+from perdure.memory.traces import BEGIN
 from perdure.model.messages import Message, ToolCall, ToolResult
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "ToolResultEventHandler",
     "UserInputMessageEventHandler",
     "WorkerEventDispatcher",
+    "begin_context",
     "usual_handlers",
 ]
 
@@ -106,21 +108,28 @@ class UserInputMessageEventHandler:
             message = event.message
             for process in context.config.input_processors:
                 message = await maybe_await(process(message, context))
-            begin_context(context)
             context.memory.ingest_user_message(message, context.turn_id)
         context.enqueue(LLMUserMessageReadyEvent())
 
 
 def begin_context(context: AgentContext) -> None:
-    """Begin a working context that was not restored, with the system prompt and nothing else."""
+    """Begin a working context that was not restored, with the system prompt and nothing else.
+
+    Called before a turn: what it sets aside shall not be a part of the turn.
+    """
     state, memory = context.state, context.memory
     if context.begun:
         return
     context.begun = True
-    has_old = memory.context_bytes > 0
-    if state.restore_options is None and (has_old or state.system_prompt):
-        head = (Message.system(state.system_prompt),) if state.system_prompt else ()
-        memory.replace_context(head, system_prompt=state.system_prompt or None, reason="begin")
+    if state.restore_options is not None or not (context.sets_aside or state.system_prompt):
+        return
+    head = (Message.system(state.system_prompt),) if state.system_prompt else ()
+    before = () if context.sets_aside else tuple(memory.get_working_context_messages())
+    memory.replace_context(
+        (*head, *before),
+        system_prompt=state.system_prompt or None,
+        reason="system prompt" if before else BEGIN,
+    )
 
 
 @final

@@ -19,7 +19,7 @@ from perdure.errors import NotStorableError
 from perdure.memory.compaction import Compaction, CompactionPolicy, Compactor, TurnTrace
 from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, item_entry
 from perdure.memory.retrieval import Retriever, select
-from perdure.memory.traces import RawTurn, newest_turns, read_turns
+from perdure.memory.traces import RawTurn, find_turn, newest_turns, read_turns
 from perdure.model.messages import Message
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.rebuild import (
@@ -146,6 +146,13 @@ class MemoryManager:
     def get_working_context_messages(self) -> list[Message]:
         """Return the working context, as it is."""
         return self.session.context()
+
+    async def answer_of(self, turn_id: str) -> Message:
+        """Return the last answer of a turn that has ended."""
+        turn = await find_turn(store_of(self.session), self.session.key, turn_id)
+        said = [] if turn is None else self._decoded(turn)
+        answers = [message for message in said if message.role == "assistant"]
+        return answers[-1] if answers else Message.assistant("")
 
     async def get_raw_tail(
         self, tail_turns: int | None, exclude_turn_id: str | None = None

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from perdure.autosave.options import Autosave
 from perdure.errors import ConfigError
-
-if TYPE_CHECKING:
-    from perdure.store import Store
+from perdure.store import Store
 
 __all__ = ["PersistentSession", "autosave_of", "persistence_of"]
 

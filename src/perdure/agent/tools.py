@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, Final, final, get_type_hints
+from typing import Annotated, Any, Final, final, get_type_hints, overload
 
 import anyio
 import anyio.to_thread
@@ -93,12 +93,24 @@ class Tool:
         return await result if inspect.isawaitable(result) else result
 
 
+@overload
+def tool(
+    function: Callable[..., Any], *, name: str | None = None, description: str | None = None
+) -> Tool: ...
+
+
+@overload
+def tool(
+    function: None = None, *, name: str | None = None, description: str | None = None
+) -> Callable[[Callable[..., Any]], Tool]: ...
+
+
 def tool(
     function: Callable[..., Any] | None = None,
     *,
     name: str | None = None,
     description: str | None = None,
-) -> Any:
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function, with a name or description of its own: also a decorator."""
     if function is None:
         return lambda decorated: Tool(decorated, name=name, description=description)

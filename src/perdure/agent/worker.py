@@ -25,8 +25,9 @@ from perdure.agent.events import (
     TurnFailed,
     TurnInterrupted,
     TurnStarted,
+    UserMessageReceivedEvent,
 )
-from perdure.agent.handlers import WorkerEventDispatcher
+from perdure.agent.handlers import WorkerEventDispatcher, begin_context
 from perdure.agent.inputs import InputQueues, LoadRequest, Posted
 from perdure.errors import PerdureError, SessionClosedError
 from perdure.model.messages import Message
@@ -170,8 +171,13 @@ class AgentWorker:
     async def _turn(self, posted: Posted, inputs: InputQueues, over: _Over) -> None:
         context, tracker = self._context, self._context.memory.turn_tracker
         context.model_calls, context.last_message = 0, None
-        async with context.session.turn() as turn:
+        asked = posted.event.turn_id if isinstance(posted.event, UserMessageReceivedEvent) else None
+        begin_context(context)
+        async with context.session.turn(asked) as turn:
             over.begun(turn)
+            if turn.replayed:
+                over.ended(await context.memory.answer_of(turn.id))
+                return
             tracker.begin(turn.id, turn.number)
             try:
                 self.emit(TurnStarted(agent_id=context.agent_id, turn_id=turn.id))
@@ -232,16 +238,16 @@ def _innermost(error: Exception) -> Exception:
 class _Over:
     """How a turn came to its end."""
 
-    __slots__ = ("_context", "_message", "_whole", "turn_id")
+    __slots__ = ("_context", "_message", "_replayed", "_whole", "turn_id")
 
     def __init__(self, context: AgentContext) -> None:
         self._context = context
         self._message: Message | None = None
-        self._whole = False
+        self._whole = self._replayed = False
         self.turn_id = ""
 
     def begun(self, turn: Turn) -> None:
-        self.turn_id = turn.id
+        self.turn_id, self._replayed = turn.id, turn.replayed
 
     def ended(self, message: Message | None) -> None:
         self._message, self._whole = message, True
@@ -251,5 +257,6 @@ class _Over:
         last = self._context.last_message
         # Interrupted while its end was being saved, it has ended all the same.
         if self._whole and self._message is not None:
-            return TurnEnded(message=self._message, version=version, **told)
+            message, replayed = self._message, self._replayed
+            return TurnEnded(message=message, version=version, replayed=replayed, **told)
         return TurnInterrupted(text="" if last is None else last.text, **told)

@@ -19,6 +19,7 @@ from typing import final
 import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint
 
+from perdure._lib.bell import Bell, bell_maker
 from perdure._lib.host import Host
 from perdure.autosave.core import Core, Save
 from perdure.autosave.outcomes import ANSWERS, all_permanent, complete, in_doubt, outcome_of
@@ -43,7 +44,8 @@ class Batcher:
         host: Where the workers run.
         clock: The loop's.
         prepare: Called with sessions whose contributors have to be asked before.
-        settled: Called after each batch, when everybody who waited has been woken.
+        settled: Called after each batch, when everybody who waited has been woken, and when
+            there is a save to be given up one day.
 
     """
 
@@ -69,22 +71,24 @@ class Batcher:
             self._linger = store.capabilities.batch_linger
         self._workers = 0
         """How many are at work, or about to be."""
-        self._parked: list[anyio.Event] = []
+        self._new_bell = bell_maker()
+        self._parked: list[Bell] = []
         """What wakes those that have nothing to do."""
         self._starting = False
         self._idle = anyio.Event()
-        self._scopes: set[anyio.CancelScope] = set()
+        # With the time when each is given up; all may take equally long, so they are in order.
+        self._scopes: dict[anyio.CancelScope, float] = {}
 
     def launch(self, now: float) -> None:
         """Start a worker if something is due and the store can take it."""
         # One that is about to start will find this too, and start the next one itself.
         if self._starting or self._workers >= self._core.parallel:
             return
-        if self._core.may_capture(now):
+        if self._core.may_capture(now) and self._host.running:
             self._starting = True
             self._workers += 1
             if self._parked:
-                self._parked.pop().set()
+                self._parked.pop().ring()
             else:
                 self._host.spawn(self._serve)
 
@@ -93,26 +97,41 @@ class Batcher:
         busy, self._busy = self._busy, 0.0
         return busy / (period * self._core.parallel)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a worker runs."""
+        return self._workers > 0
+
     async def idle(self) -> None:
         """Wait until no worker runs."""
         if self._workers:
-            self._idle = anyio.Event()
+            if self._idle.is_set():
+                self._idle = anyio.Event()
             await self._idle.wait()
 
-    def cut(self) -> None:
-        """Give up the saves that are under way: they are in doubt."""
-        for scope in list(self._scopes):
+    @property
+    def next_timeout(self) -> float:
+        """When the oldest save under way is to be given up."""
+        return next(iter(self._scopes.values()), float("inf"))
+
+    def give_up(self, now: float) -> None:
+        """Cancel the saves that have taken too long: they are in doubt."""
+        for scope in [scope for scope, until in self._scopes.items() if until <= now]:
             scope.cancel()
+
+    def cut(self) -> None:
+        """Cancel all saves that are under way."""
+        self.give_up(float("inf"))
 
     async def _serve(self) -> None:
         while True:
             await self._work()
-            woken = anyio.Event()
+            woken = self._new_bell()
             self._parked.append(woken)
             try:
                 await woken.wait()
             except BaseException:
-                if not woken.is_set():
+                if not woken.rung:
                     self._parked.remove(woken)
                     raise
                 # Chosen and ended at once, as the loop ends: the work is still to be done.
@@ -125,18 +144,22 @@ class Batcher:
                 await self._wait_for_company()
             finally:
                 self._starting = False
-            begun = self._clock()
             while saves := self._take():
                 await self._commit(saves)
-                if self._clock() - begun >= self._core.engine.loop_slice:
-                    # A store in memory never lets anybody else run.
-                    await cancel_shielded_checkpoint()
-                    begun = self._clock()
+                await self._let_others_go_on()
         finally:
             self._workers -= 1
             if not self._workers:
                 self._idle.set()
-            self._settled([])
+            self.launch(self._clock())  # there may be more, and now there is room
+
+    async def _let_others_go_on(self) -> None:
+        """Let those run who have waited for a save; what they ask for is found right after."""
+        self._starting = True
+        try:
+            await cancel_shielded_checkpoint()
+        finally:
+            self._starting = False
 
     async def _wait_for_company(self) -> None:
         """Linger when several sessions are due but not a full batch: more may follow."""
@@ -189,14 +212,17 @@ class Batcher:
 
     async def _attempt(self, batches: list[Batch]) -> list[Outcome]:
         timeout = self._core.engine.save_timeout
-        with anyio.CancelScope(deadline=self._clock() + timeout) as scope:
-            self._scopes.add(scope)
+        # No timer for each save: the engine's looks after all of them.
+        with anyio.CancelScope() as scope:
+            self._scopes[scope] = self._clock() + timeout
+            if len(self._scopes) == 1:
+                self._settled([])
             try:
                 return complete(await self._store.append_many(batches), len(batches))
             except Exception as error:  # noqa: BLE001  # becomes the outcome
                 return [outcome_of(error)] * len(batches)
             finally:
-                self._scopes.discard(scope)
+                del self._scopes[scope]
         why = f"the store did not answer within {timeout} s; the records will be sent again"
         return [in_doubt(why)] * len(batches)
 

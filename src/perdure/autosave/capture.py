@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from perdure.autosave.tracked import OVERHEAD
+from perdure.autosave.tracked import OVERHEAD, Tracked
 from perdure.model.records import Entry
 
-__all__ = ["as_group", "size_of", "whole_groups"]
+__all__ = ["as_group", "drop_first", "size_of", "whole_groups"]
 
 
 def size_of(entries: Sequence[Entry]) -> int:
@@ -19,13 +19,24 @@ def size_of(entries: Sequence[Entry]) -> int:
     return sum([len(entry.payload) for entry in entries]) + OVERHEAD * len(entries)
 
 
-def as_group(entries: Sequence[Entry], *, closed: bool) -> list[Entry]:
+def as_group(entries: Sequence[Entry], *, closed: bool) -> tuple[Entry, ...]:
     """Return entries as one group: none but the last has ``end``, and that if ``closed``."""
     last = len(entries) - 1
-    return [
-        entry if entry.end is (closed and n == last) else entry._replace(end=closed and n == last)
-        for n, entry in enumerate(entries)
-    ]
+    return tuple(
+        [
+            entry if entry.end is ends else entry._replace(end=ends)
+            for entry, ends in [(entry, closed and n == last) for n, entry in enumerate(entries)]
+        ]
+    )
+
+
+def drop_first(t: Tracked, count: int) -> None:
+    """Forget the first records of a session, which are durable."""
+    records = t.records
+    if records is not None:
+        del records[:count]
+        if not records:
+            t.records = None
 
 
 def whole_groups(

@@ -62,6 +62,11 @@ class Contributors:
             self._running += 1
             self._host.spawn(self._run)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody is being asked."""
+        return self._running > 0
+
     async def idle(self) -> None:
         """Wait until nobody is being asked."""
         await self._idle.wait()

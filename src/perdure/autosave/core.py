@@ -23,7 +23,7 @@ from typing import NamedTuple, final
 from perdure._lib.backoff import backoff
 from perdure.autosave.books import Books
 from perdure.autosave.breaker import Breaker
-from perdure.autosave.capture import whole_groups
+from perdure.autosave.capture import drop_first, whole_groups
 from perdure.autosave.events import (
     BreakerClosed,
     BreakerOpened,
@@ -40,6 +40,10 @@ from perdure.model.keys import SessionKey
 from perdure.store import Batch, Capabilities, Outcome, Status
 
 __all__ = ["INHERIT", "Core", "Inherit", "Save", "State", "Tracked"]
+
+
+SPREAD = 64
+"""Into how many parts jitter spreads a burst."""
 
 
 class Save(NamedTuple):
@@ -88,6 +92,8 @@ class Core:
             full=self.batch_max * self.parallel,
             chance=chance,
         )
+        # Few different numbers that all sessions share: an append fetches one of them.
+        self._earliness = [1.0 - engine.jitter * n / SPREAD for n in range(SPREAD)]
         self._chance = chance
 
     # sessions come and go
@@ -103,7 +109,7 @@ class Core:
     ) -> Tracked:
         """Begin to keep track of a session whose log ends with ``head``."""
         options = self.autosave if isinstance(autosave, Inherit) else autosave
-        earliness = 1.0 - self.engine.jitter * self._chance()
+        earliness = self._earliness[int(self._chance() * len(self._earliness))]
         t = Tracked(key, epoch=epoch, head=head, options=options, earliness=earliness)
         t.inherits = isinstance(autosave, Inherit)
         t.last_at = t.idle_since = now
@@ -112,7 +118,8 @@ class Core:
 
     def drop(self, t: Tracked) -> list[Waiter]:
         """Let go of a session, whatever it holds; return who is to be woken."""
-        self._leave(t, State.CLOSED)
+        # Who waits for a session that was taken over shall hear that, not that it is closed.
+        self._leave(t, State.LOST if t.end is State.LOST else State.CLOSED)
         self.books.stuck.pop(t, None)
         self.books.sessions.discard(t)
         return t.take_waiters()
@@ -174,7 +181,7 @@ class Core:
         t.prepared = False
         if count == limit:
             t.first_at = t.group_at
-        return Batch(t.key, t.epoch, t.durable + 1, tuple(t.pending[:count]))
+        return Batch(t.key, t.epoch, t.durable + 1, tuple(t.pending if count == len(t.pending) else t.pending[:count]))
 
     def prepared(self, t: Tracked, now: float) -> None:
         """Take note that a session's contributors were asked."""
@@ -215,7 +222,7 @@ class Core:
     def _ok(self, t: Tracked, sent: int, written: int, now: float, took: float) -> list[Waiter]:
         records, size = sent - t.durable, t.captured_bytes
         since = now if t.oldest_at is None else t.oldest_at
-        del t.pending[:records]
+        drop_first(t, records)
         t.pending_bytes -= size
         t.captured_bytes = 0
         t.durable = sent
@@ -225,13 +232,16 @@ class Core:
             return []
         self.books.pressure.dirty_bytes -= size
         t.last_error = None
-        t.narrow = t.narrow * 2 if t.pending else 0
+        t.narrow = t.narrow * 2 if t.records else 0
         self.books.heal(t)
         # Taken out and put back: those that wait longest stay in front.
         self.books.unsaved.pop(t, None)
         if t.first_at is not None:
             self.books.unsaved[t] = None
             self.schedule.arm(t, now)
+        else:
+            # Here rather than at the next append, which would have to fetch the old number.
+            t.idle_since, t.last_at = t.last_at, 0.0
         self.books.events.append(
             Saved(
                 key=t.key,
@@ -344,7 +354,7 @@ class Core:
         if t.end is State.QUARANTINED:
             self.books.pressure.dirty_bytes -= t.pending_bytes
             self._readmit(t)
-        t.pending.clear()
+        t.records = None
         t.pending_bytes = t.urgent_to = 0
         t.version = t.group_from = t.durable
         t.first_at = t.oldest_at = t.group_at = None

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar, final
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from perdure._lib.host import Host, HostClosedError
 from perdure.autosave.batcher import Batcher
@@ -51,7 +52,8 @@ class Autosaver:
         host: Where it works; running for as long as anything is appended.
         autosave: When sessions save that have no setting of their own; None for no timers.
         engine: The finer knobs.
-        clock: The loop's, from ``loop_clock()``.
+        clock: The loop's, from ``loop_clock()``, or one of a test's.
+        ticking: Whether it is the loop's; if not, `catch_up` each time that it was moved.
         seed: Makes jitter and backoff repeatable.
         on_event: Called with everything that happens, synchronously.
 
@@ -65,6 +67,7 @@ class Autosaver:
         autosave: Autosave | None,
         engine: Engine,
         clock: Callable[[], float],
+        ticking: bool = True,
         seed: int | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
@@ -86,7 +89,9 @@ class Autosaver:
         self._batcher = Batcher(
             core, store, host, clock, prepare=self._contributors.ask, settled=self._settled
         )
-        self._timer = Timer(core, self._idle, self._batcher, host, clock, self._reporter)
+        self._timer = Timer(
+            core, self._idle, self._batcher, host, clock, self._reporter, ticking=ticking
+        )
         self._waiting = Waiting(core, clock)
         self._stopping = Stopping(
             core,
@@ -274,6 +279,23 @@ class Autosaver:
         if t.on_lost is not None:
             t.on_lost()
         self._reporter.deliver()
+
+    async def catch_up(self) -> float:
+        """Do what is due by now, after a clock that does not tick was moved.
+
+        Returns:
+            When more will be due, with nothing under way until then.
+
+        """
+        self._timer.wake()
+        while self._host.running and not self._core.stopped:
+            await self._contributors.idle()
+            await self._batcher.idle()
+            awake = self._timer.alarm <= self._clock()
+            if not (awake or self._contributors.is_busy or self._batcher.is_busy):
+                return self._timer.alarm
+            await checkpoint()
+        return float("inf")
 
     # how it stands
 

@@ -54,9 +54,11 @@ class Intake:
         if t.refuses or pressure.dirty_bytes >= pressure.ceiling or size > self._record_max:
             self._admit(t, entries, now)
         if count > 1 or t.groups or not entries[0][2]:
-            t.pending += as_group(entries, closed=not t.groups)
+            entries = as_group(entries, closed=not t.groups)
+        if t.records is None:
+            t.records = [*entries]
         else:
-            t.pending += entries
+            t.records += entries
         t.version += count
         t.pending_bytes += size
         pressure.dirty_bytes += size
@@ -105,7 +107,8 @@ class Intake:
             t.pending_bytes >= o.max_bytes or t.version - t.durable >= o.max_records
         ):
             self._fill(t, now)
-        self._schedule.arm(t, now)
+        if t.inflight is None:
+            self._schedule.begin(t, now)
 
     def _fill(self, t: Tracked, now: float) -> None:
         """Make a session due if much of it is with no save."""
@@ -128,8 +131,8 @@ class Intake:
         t.groups -= 1
         if t.groups:
             return
-        if t.version > t.group_from:
-            t.pending[-1] = t.pending[-1]._replace(end=True)
+        if t.records and t.version > t.group_from:
+            t.records[-1] = t.records[-1]._replace(end=True)
         t.group_at, t.group_warned = None, False
         self._fill(t, now)
         self._schedule.arm(t, now)

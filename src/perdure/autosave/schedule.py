@@ -23,6 +23,9 @@ __all__ = ["SLOT", "Schedule"]
 SLOT: Final = 0.05
 """Seconds that a slot of the wheel lasts: a save starts up to this much early."""
 
+PATIENT: Final = 0.1
+"""A debounce from which on a session can wait a slot before it is known when it is due."""
+
 DRAIN_BACKOFF_CAP: Final = 1.0
 """The longest backoff when the process is about to end."""
 
@@ -62,9 +65,26 @@ class Schedule:
         self._events = events
         self._chance = chance
         self._review: list[Tracked] = []
+        self._fresh: list[Tracked] = []
+        self._fresh_until = float("inf")
         self._flushed_at = float("-inf")
         self._due_before = float("-inf")
         """Changes until then are due at once, debounce or not."""
+
+    def begin(self, t: Tracked, now: float) -> None:
+        """Arm a session that has just become dirty: with all others of the next moment.
+
+        Nothing can be due within a slot when the debounce is longer, so that an append
+        does not have to find out when.
+        """
+        o = t.options
+        if o is None or o.debounce < PATIENT or now <= self._due_before or t.end is not None:
+            self.arm(t, now)
+            return
+        if not self._fresh:
+            self._fresh_until = now + SLOT
+            self.nudged = True
+        self._fresh.append(t)
 
     def arm(self, t: Tracked, now: float) -> None:
         """See to it that the session is looked at when it is due."""
@@ -159,6 +179,10 @@ class Schedule:
 
     def advance(self, now: float, limit: int) -> bool:
         """Look at what the wheel brings, at most ``limit`` entries; return whether more is due."""
+        if self._fresh:
+            self._review += self._fresh
+            self._fresh.clear()
+            self._fresh_until = float("inf")
         review = self._review[-limit:]
         del self._review[-limit:]
         for t in review:
@@ -175,7 +199,7 @@ class Schedule:
 
     def next_at(self, now: float) -> float:
         """Return when `advance` has something to do."""
-        return now if self._review else self.wheel.next_at
+        return now if self._review else min(self.wheel.next_at, self._fresh_until)
 
     def backoff_cap(self) -> float:
         """Return the longest time between two attempts."""

@@ -85,7 +85,7 @@ class Stopping:
             self.drain()
             self._core.intake.seal(None)
             before = list(self._core.books.unsaved)
-            with anyio.CancelScope(deadline=began + deadline) as self._flushing:
+            with anyio.move_on_after(deadline) as self._flushing:
                 if not self._cut:
                     await self._flush()
             # From here on nothing new is sent: what the report says stays true.

@@ -39,7 +39,8 @@ class Timer:
         idle: Knows which sessions may be idle.
         batcher: Gets what is due.
         host: Where the timer runs.
-        clock: The loop's.
+        clock: The loop's, or one that others move.
+        ticking: Whether it is the loop's; if not, `wake` says that it was moved.
         reporter: Gets what has happened.
 
     """
@@ -52,6 +53,8 @@ class Timer:
         host: Host,
         clock: Callable[[], float],
         reporter: Reporter,
+        *,
+        ticking: bool,
     ) -> None:
         self._core = core
         self._schedule = core.schedule
@@ -60,6 +63,7 @@ class Timer:
         self._host = host
         self._clock = clock
         self._reporter = reporter
+        self._ticking = ticking
         self._running = False
         self._alarm = float("inf")
         """When it will look next; minus infinity while it is awake."""
@@ -80,6 +84,16 @@ class Timer:
         """Sleep no more."""
         self._woken.set()
 
+    @property
+    def alarm(self) -> float:
+        """When it will look next; minus infinity for as soon as it gets to run."""
+        return float("-inf") if self._running and self._woken.is_set() else self._alarm
+
+    def wake(self) -> None:
+        """Look now, if there is anything to look after."""
+        if self._running:
+            self._woken.set()
+
     def _wake(self) -> None:
         if not self._running:
             self._running = True
@@ -94,7 +108,7 @@ class Timer:
             at = min(at, self._core.breaker.probe_at)
         if not self._schedule.draining:
             at = min(at, self._idle.next_at)
-        return at
+        return min(at, self._batcher.next_timeout)
 
     async def _run(self) -> None:
         try:
@@ -112,7 +126,7 @@ class Timer:
         at = max(self._next_at(now), now)
         self._alarm = at
         self._woken = anyio.Event()
-        with anyio.CancelScope(deadline=at):
+        with anyio.CancelScope(deadline=at if self._ticking else _moved(at, now)):
             await self._woken.wait()
         late = self._clock() - at
         if late > BLOCKED_AFTER and not self._woken.is_set() and not self._blocked:
@@ -126,6 +140,7 @@ class Timer:
         while more and now - begun < self._core.engine.loop_slice:
             now = self._clock()
             more = self._schedule.advance(now, CHUNK)
+        self._batcher.give_up(now)
         self._batcher.launch(now)
         self._look_for_idle(now)
         self._control(now)
@@ -145,3 +160,8 @@ class Timer:
         if self._core.engine.eager and period >= CONTROL_PERIOD:
             self._schedule.control(self._batcher.utilization(period))
             self._controlled_at = now
+
+
+def _moved(at: float, now: float) -> float:
+    """Return how long to sleep by a clock that others move: until woken, or not at all."""
+    return float("inf") if at > now else float("-inf")

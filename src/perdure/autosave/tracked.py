@@ -10,7 +10,7 @@ log. There is no dirty flag: a change made while a save runs is simply a higher 
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, final
 
 from perdure.autosave.options import Autosave
@@ -56,8 +56,36 @@ class Waiter:
         self.wake = wake
 
 
+class _Hot:
+    """What every append touches, side by side in memory: with very many sessions, fetching
+    a session's memory is most of what an append costs."""
+
+    __slots__ = (
+        "durable",
+        "earliness",
+        "end",
+        "first_at",
+        "groups",
+        "holds",
+        "hurry",
+        "inflight",
+        "last_at",
+        "oldest_at",
+        "options",
+        "pending_bytes",
+        "preparing",
+        "records",
+        "refuses",
+        "retry_at",
+        "slot",
+        "ticket",
+        "urgent_to",
+        "version",
+    )
+
+
 @final
-class Tracked:
+class Tracked(_Hot):
     """One session's place in autosave.
 
     Args:
@@ -75,44 +103,24 @@ class Tracked:
         "captured_bytes",
         "contributing",
         "doubt_to",
-        "durable",
-        "earliness",
-        "end",
         "epoch",
-        "first_at",
         "granted",
         "group_at",
         "group_from",
         "group_warned",
-        "groups",
-        "holds",
-        "hurry",
         "idle_since",
         "idle_slot",
-        "inflight",
         "inherits",
         "key",
-        "last_at",
         "last_error",
         "narrow",
         "occupied",
-        "oldest_at",
         "on_idle",
         "on_lost",
         "on_saved",
-        "options",
-        "pending",
-        "pending_bytes",
         "pins",
         "prepared",
-        "preparing",
-        "refuses",
-        "retry_at",
         "sealed",
-        "slot",
-        "ticket",
-        "urgent_to",
-        "version",
         "waiters",
     )
 
@@ -136,8 +144,8 @@ class Tracked:
         self.version = head
         self.inflight: int | None = None
         self.durable = head
-        self.pending: list[Entry] = []
-        """The records that are not durable yet, from seq ``durable + 1`` on."""
+        self.records: list[Entry] | None = None
+        """What `pending` shows; None while there is nothing."""
         self.pending_bytes = 0
         self.captured_bytes = 0
         """The part of ``pending_bytes`` that is with the store."""
@@ -186,7 +194,7 @@ class Tracked:
         """One append is let through although too much is unsaved."""
 
         # who else has to do with it
-        self.waiters: list[Waiter] = []
+        self.waiters: tuple[Waiter, ...] = ()
         self.holds = 0
         """Jobs that want it alone: no save begins."""
         self.occupied = False
@@ -228,6 +236,11 @@ class Tracked:
         return State.FAILED if self.attempt else State.DIRTY
 
     @property
+    def pending(self) -> Sequence[Entry]:
+        """The records that are not durable yet, from seq ``durable + 1`` on."""
+        return self.records or ()
+
+    @property
     def clean(self) -> bool:
         """Whether everything accepted is durable, and nothing is with the store."""
         return self.version == self.durable and self.inflight is None
@@ -253,7 +266,7 @@ class Tracked:
         """Return the waiters of versions up to ``reached``, or all, and forget them."""
         waiters = self.waiters
         if reached is None:
-            self.waiters = []
-            return waiters
-        self.waiters = [waiter for waiter in waiters if waiter.version > reached]
+            self.waiters = ()
+            return list(waiters)
+        self.waiters = tuple([waiter for waiter in waiters if waiter.version > reached])
         return [waiter for waiter in waiters if waiter.version <= reached]

@@ -11,6 +11,7 @@ from typing import final
 
 import anyio
 
+from perdure._lib.bell import bell_maker
 from perdure.autosave import refusals
 from perdure.autosave.core import Core
 from perdure.autosave.tracked import Tracked, Waiter
@@ -32,6 +33,7 @@ class Waiting:
         self._core = core
         self._pressure = core.books.pressure
         self._clock = clock
+        self._new_bell = bell_maker()
         self._room: anyio.Event | None = None
 
     def check(self, t: Tracked) -> None:
@@ -51,14 +53,14 @@ class Waiting:
             await self._woken(t, version)
 
     async def _woken(self, t: Tracked, version: int) -> None:
-        woken = anyio.Event()
-        waiter = Waiter(version, woken.set)
-        t.waiters.append(waiter)
+        woken = self._new_bell()
+        waiter = Waiter(version, woken.ring)
+        t.waiters += (waiter,)
         try:
             await woken.wait()
         finally:
             if waiter in t.waiters:
-                t.waiters.remove(waiter)
+                t.waiters = tuple([other for other in t.waiters if other is not waiter])
 
     async def room(self, t: Tracked) -> None:
         """Wait while too much is unsaved, then let one append of the session through."""

@@ -13,6 +13,7 @@ from perdure.cli import USAGE
 from perdure.cli.chat import chat
 from perdure.cli.check import check
 from perdure.cli.demo import demo
+from perdure.cli.doctor import doctor
 from perdure.cli.output import fail
 from perdure.cli.rebuild import rebuild
 from perdure.cli.sessions import ls, show
@@ -24,7 +25,7 @@ FAILED = 1
 INTERRUPTED = 130
 """What a shell says of a command that Ctrl-C ended."""
 
-COMMANDS: tuple[Callable[..., int], ...] = (demo, chat, ls, show, check, rebuild)
+COMMANDS: tuple[Callable[..., int], ...] = (demo, chat, ls, show, check, rebuild, doctor)
 
 app = App(
     name="perdure",

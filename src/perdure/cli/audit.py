@@ -23,7 +23,7 @@ from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, MESSAGE_KINDS, Record
 from perdure.session.options import Limits
 from perdure.session.rebuilding import context_bytes_of, fold_afresh
-from perdure.store import Documents, Holder, Store
+from perdure.store import Document, Documents, Holder, Store
 
 __all__ = ["Audit", "audit", "log_problems"]
 
@@ -149,28 +149,33 @@ def _document_problems(
             cure="restore the log's files from a copy",
         )
         return
-    snapshot = documents.found.get(SNAPSHOT)
-    limits = Limits(context_bytes=context_bytes_of(snapshot and snapshot.data) or 1)
-    for detail in _differences(key, documents, records, limits):
+    for detail in _differences(key, documents, records):
         yield Finding(what="document", detail=detail, cure=REBUILD, repairable=True)
 
 
-def _differences(
-    key: SessionKey, documents: Documents, records: list[Record], limits: Limits
-) -> Iterator[str]:
-    manifest = documents.manifest
-    assert manifest is not None
+def _differences(key: SessionKey, documents: Documents, records: list[Record]) -> Iterator[str]:
     folds: dict[int, dict[str, bytes]] = {}
     for name, document in sorted(documents.found.items()):
         upto = document.as_of_seq
         if upto not in folds:
-            folds[upto] = fold_afresh(key, records[:upto], limits=limits)
-        if folds[upto].get(name) != document.data:
-            yield f"{name} differs from a fresh fold of the log up to record {upto}"
-    upto = manifest.as_of_seq
-    fresh = folds.get(upto) or fold_afresh(key, records[:upto], limits=limits)
+            folds[upto] = fold_afresh(key, records[:upto], limits=Limits())
+        if folds[upto].get(name) == document.data:
+            continue
+        if name == SNAPSHOT and _is_cut_elsewhere(key, document, records):
+            continue
+        yield f"{name} differs from a fresh fold of the log up to record {upto}"
+    assert documents.manifest is not None
+    upto = documents.manifest.as_of_seq
+    fresh = folds.get(upto) or fold_afresh(key, records[:upto], limits=Limits())
     for name in sorted(fresh.keys() - documents.found.keys() - set(documents.damaged)):
         yield f"{name} is missing from the manifest"
+
+
+def _is_cut_elsewhere(key: SessionKey, snapshot: Document, records: list[Record]) -> bool:
+    """Whether a snapshot is sound, and was only made under another limit than the default."""
+    limits = Limits(context_bytes=max(context_bytes_of(snapshot.data), 1))
+    fresh = fold_afresh(key, records[: snapshot.as_of_seq], limits=limits)
+    return fresh[SNAPSHOT] == snapshot.data
 
 
 def _lease_notes(holder: Holder | None) -> Iterator[Finding]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 
 import anyio
-import anyio.to_thread
 
 import perdure
 from perdure.agent import Agent, AgentConfig, AgentFactory
 from perdure.agent.events import Segment, ToolStarted, TurnEnded
 from perdure.agent.llm import ScriptedModel, call
 from perdure.agent.llm.scripted import ScriptedReply
+from perdure.cli.lines import InputLines
 from perdure.cli.options import Stored
 from perdure.cli.output import print_line, printable, say, write
 from perdure.model.messages import Message
@@ -47,8 +48,9 @@ async def _chat(id: str, where: Stored) -> None:
             if not where.json:
                 session = agent.session
                 _greet(id, session.info.turns, str(session.restore_report))
-            while (text := await _read(prompt=not where.json)) is not None:
-                await _turn(agent, text, json=where.json)
+            with contextlib.closing(InputLines()) as lines:
+                while (text := await _next(lines, prompt=not where.json)) is not None:
+                    await _turn(agent, text, json=where.json)
 
 
 def _greet(id: str, turns: int, report: str) -> None:
@@ -58,14 +60,13 @@ def _greet(id: str, turns: int, report: str) -> None:
         say(f"{id} is new; say something, /quit leaves. Run it again to go on")
 
 
-async def _read(*, prompt: bool) -> str | None:
+async def _next(lines: InputLines, *, prompt: bool) -> str | None:
     """Return the next line that says something; None at the end."""
     while True:
         if prompt and sys.stdin.isatty():
             write("> ")
-        # Abandoned at Ctrl-C: the thread waits for the terminal, and the process ends without it.
-        line = await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
-        if not line or line.strip() in LEAVE:
+        line = await lines.next()
+        if line is None or line.strip() in LEAVE:
             return None
         if line.strip():
             return line.strip()

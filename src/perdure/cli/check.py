@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import anyio
@@ -42,10 +43,10 @@ def check(
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not.
 
     """
-    return anyio.run(_check, id, repair, where)
+    return anyio.run(partial(_check, id, repair=repair, where=where))
 
 
-async def _check(id: str | None, repair: bool, where: Named) -> int:
+async def _check(id: str | None, *, repair: bool, where: Named) -> int:
     async with opened(where.store) as store:
         if id is None:
             keys = await _keys(store, where.tenant)
@@ -118,9 +119,7 @@ async def _repair(where: Named, seen: Audit) -> Repair:
 
 def _report(location: str, audits: list[Audit], repaired: list[Repair]) -> dict[str, Any]:
     after = {one.key: one for one in repaired}
-    left = sum(
-        len(after[seen.key].left if seen.key in after else seen.problems) for seen in audits
-    )
+    left = sum(len(after[seen.key].left if seen.key in after else seen.problems) for seen in audits)
     sessions = [
         {
             "agent": seen.key.agent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import anyio
@@ -39,10 +40,10 @@ def rebuild(
         dry_run: Only say what is wrong with the documents.
 
     """
-    return anyio.run(_rebuild, id, dry_run, where)
+    return anyio.run(partial(_rebuild, id, dry_run=dry_run, where=where))
 
 
-async def _rebuild(id: str, dry_run: bool, where: Named) -> int:
+async def _rebuild(id: str, *, dry_run: bool, where: Named) -> int:
     key = where.key(id)
     async with opened(where.store) as store:
         if not await is_there(store, key):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from typing import Annotated, Any
 
 import anyio
@@ -106,11 +107,11 @@ def show(
         limit: How many of the newest messages or records. Default: 20 messages, all records.
 
     """
-    anyio.run(_show, id, log, limit, where)
+    anyio.run(partial(_show, id, log=log, limit=limit, where=where))
     return 0
 
 
-async def _show(id: str, log: bool, limit: int | None, where: Named) -> None:
+async def _show(id: str, *, log: bool, limit: int | None, where: Named) -> None:
     store, key = existing(where.store), where.key(id)
     async with managed(store) as sessions:
         view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 from enum import Enum
+from itertools import chain
 from math import isfinite
 from pathlib import PurePath
 from typing import Any, Literal, TypeAlias
@@ -35,44 +36,32 @@ MAX_INT_BITS = 14_284
 """An int of so many bits has at most 4,300 digits, which is what Python reads by default."""
 
 _ATOMS = frozenset({str, int, bool, type(None)})
-_are_atoms = _ATOMS.issuperset
+_JSON = _ATOMS | {float, dict, list}
 _are_text = frozenset({str}).issuperset
 
 
 def is_plain(value: Any) -> bool:
     """Tell whether a value is of JSON's own types only, finite, and not too deep or large."""
-    level: list[Any] = [[value]]
+    items: list[Any] = [value]
     room = MAX_CONTAINERS
     for _ in range(MAX_VALUE_DEPTH + 1):  # level by level, so that a circle ends too
-        below: list[Any] = []
-        for node in level:
-            items = node
-            if type(node) is dict:
-                if not _are_text(map(type, node)):
-                    return False
-                items = node.values()
-            if not (_are_atoms(map(type, items)) or _descend(items, below)):
-                return False
-            if len(below) > room:
-                return False
-        if not below:
+        kinds = {*map(type, items)}
+        if kinds <= _ATOMS:
             return True
-        room -= len(below)
-        level = below
+        if not kinds <= _JSON or not all(map(isfinite, _of(float, kinds, items))):
+            return False
+        dicts, lists = _of(dict, kinds, items), _of(list, kinds, items)
+        room -= len(dicts) + len(lists)
+        if room < 0 or not _are_text(map(type, chain.from_iterable(dicts))):
+            return False
+        if not (dicts or lists):
+            return True
+        items = [*chain.from_iterable(map(dict.values, dicts)), *chain.from_iterable(lists)]
     return False
 
 
-def _descend(items: Iterable[Any], below: list[Any]) -> bool:
-    for item in items:
-        kind = type(item)
-        if kind is dict or kind is list:
-            below.append(item)
-        elif kind is float:
-            if not isfinite(item):
-                return False
-        elif kind not in _ATOMS:
-            return False
-    return True
+def _of(kind: type, kinds: set[type], items: list[Any]) -> list[Any]:
+    return [item for item in items if type(item) is kind] if kind in kinds else []
 
 
 class Lowering:

@@ -9,14 +9,14 @@ that may vanish at any time.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
 
 import msgspec
 
 from perdure.codec.json import decode
 from perdure.errors import CorruptRecordError
-from perdure.model.records import CONTEXT, MESSAGE, MESSAGE_KINDS, RETRACT, TOOL_RESULT
+from perdure.model.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT
 
 __all__ = ["SCHEMA_VERSION", "SNAPSHOT", "Retraction", "Snapshot", "WorkingContext"]
 
@@ -25,8 +25,8 @@ SNAPSHOT = "working_context_snapshot.json"
 
 SCHEMA_VERSION = 1
 
-Kept = tuple[int, bytes]
-"""A message: the seq of the record that brought it, and its JSON."""
+Kept = tuple[int, bytes, bool]
+"""A message: the seq of the record that brought it, its JSON, and whether an atom begins here."""
 
 
 class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -81,7 +81,7 @@ class WorkingContext:
     """
 
     __slots__ = (
-        "_atoms",
+        "_kept",
         "cut",
         "epoch_id",
         "last_compaction_ts",
@@ -108,13 +108,14 @@ class WorkingContext:
         self.epoch_id = 0
         self.last_compaction_ts: float | None = None
         self.system_prompt_sha256: str | None = None
-        self._atoms: deque[list[Kept]] = deque()
+        self._kept: list[Kept] = []
 
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
         """Take in the next record of the log."""
         self.seq = seq
         if kind in MESSAGE_KINDS:
-            self._add(seq, kind, payload)
+            self._kept.append((seq, payload, kind != TOOL_RESULT or not self._kept))
+            self.size += len(payload)
             if self.size > self.limit:
                 self._trim()
         elif kind == CONTEXT:
@@ -129,16 +130,14 @@ class WorkingContext:
         """
         if self.system is not None:
             yield self.system[1]
-        for atom in self._from_user() if self.cut else self._atoms:
-            for _, payload in atom:
-                yield payload
+        for _, payload, _ in self._from_user() if self.cut else self._kept:
+            yield payload
 
-    def _from_user(self) -> Iterable[list[Kept]]:
-        atoms = list(self._atoms)
-        for at, atom in enumerate(atoms):
-            if _role(atom[0][1]) in {"user", "system"}:
-                return atoms[at:]
-        return atoms
+    def _from_user(self) -> list[Kept]:
+        for at, (_, payload, begins) in enumerate(self._kept):
+            if begins and _role(payload) in {"user", "system"}:
+                return self._kept[at:]
+        return self._kept
 
     def reaches(self, after: int) -> bool:
         """Say whether what came after a record can be taken back from here.
@@ -149,31 +148,29 @@ class WorkingContext:
         return not self.cut and after >= self.rebuilt_at
 
     def _take_back(self, seq: int, after: int) -> None:
-        while self._atoms and self._atoms[-1][-1][0] > after:
-            self.size -= len(self._atoms[-1].pop()[1])
-            if not self._atoms[-1]:
-                self._atoms.pop()
+        while self._kept and self._kept[-1][0] > after:
+            self.size -= len(self._kept.pop()[1])
         self.rebuilt_at = seq
 
-    def _add(self, seq: int, kind: str, payload: bytes) -> None:
-        self.size += len(payload)
-        if kind == TOOL_RESULT and self._atoms:
-            self._atoms[-1].append((seq, payload))
-        else:
-            self._atoms.append([(seq, payload)])
-
     def _trim(self) -> None:
-        while self.size > self.limit and len(self._atoms) > 1:
+        """Drop the oldest atoms until the others fit; the newest stays."""
+        end, left = 0, self.size
+        for at, (_, payload, begins) in enumerate(self._kept):
+            if begins:
+                end, self.size = at, left
+                if left <= self.limit:
+                    break
+            left -= len(payload)
+        for kept in self._kept[:end]:
             self.cut = True
-            for kept in self._atoms.popleft():
-                self.size -= len(kept[1])
-                if _role(kept[1]) == "system":
-                    self.system = kept
+            if _role(kept[1]) == "system":
+                self.system = kept
+        del self._kept[:end]
 
     def _replace(self, seq: int, payload: bytes) -> None:
         rebuilt = decode(payload, _Rebuilt)
         self.rebuilt_at = seq
-        self._atoms.clear()
+        self._kept.clear()
         self.size = 0
         self.system = None
         self.cut = False
@@ -182,13 +179,12 @@ class WorkingContext:
         self.system_prompt_sha256 = rebuilt.system_prompt_sha256
         for raw in rebuilt.messages:
             message = bytes(raw)
-            self._add(seq, _kind(message), message)
+            self._add(seq, message)
         self._trim()
 
     def snapshot(self, agent_id: str, session_id: str) -> bytes:
         """Return the stored form, as of the last record that was fed."""
-        kept = [] if self.system is None else [self.system]
-        kept.extend(one for atom in self._atoms for one in atom)
+        kept = self._kept if self.system is None else [self.system, *self._kept]
         return msgspec.json.encode(
             Snapshot(
                 schema_version=SCHEMA_VERSION,
@@ -198,22 +194,26 @@ class WorkingContext:
                 last_compaction_ts=self.last_compaction_ts,
                 seq=self.seq,
                 system_prompt_sha256=self.system_prompt_sha256,
-                messages=[msgspec.Raw(payload) for _, payload in kept],
-                message_seqs=[seq for seq, _ in kept],
-                atoms=[len(atom) for atom in self._atoms],
+                messages=[msgspec.Raw(payload) for _, payload, _ in kept],
+                message_seqs=[seq for seq, _, _ in kept],
+                atoms=self._lengths(),
                 pinned=self.system is not None,
                 cut=self.cut,
                 rebuilt_at=self.rebuilt_at,
             )
         )
 
+    def _lengths(self) -> list[int]:
+        """Return how many messages each atom has."""
+        begins = [at for at, kept in enumerate(self._kept) if kept[2]]
+        return [end - at for at, end in pairwise([*begins, len(self._kept)])]
+
     def as_record(self, reason: str) -> bytes:
         """Return the payload of a record that brings this context back."""
-        kept = [] if self.system is None else [self.system]
-        kept.extend(one for atom in self._atoms for one in atom)
+        kept = self._kept if self.system is None else [self.system, *self._kept]
         return msgspec.json.encode(
             _Rebuilt(
-                messages=[msgspec.Raw(payload) for _, payload in kept],
+                messages=[msgspec.Raw(payload) for _, payload, _ in kept],
                 epoch_id=self.epoch_id,
                 last_compaction_ts=self.last_compaction_ts,
                 system_prompt_sha256=self.system_prompt_sha256,
@@ -228,12 +228,12 @@ class WorkingContext:
         seqs = snapshot.message_seqs or [snapshot.seq] * len(snapshot.messages)
         kept = [(seq, bytes(raw)) for seq, raw in zip(seqs, snapshot.messages, strict=True)]
         if snapshot.pinned:
-            context.system = kept.pop(0)
+            context.system = (*kept.pop(0), True)
         if snapshot.atoms:
             context._regroup(kept, snapshot.atoms)
         else:  # written by somebody else: the roles tell the atoms
             for seq, message in kept:
-                context._add(seq, _kind(message), message)
+                context._add(seq, message)
         context.cut = snapshot.cut
         context.rebuilt_at = snapshot.rebuilt_at
         context._trim()
@@ -243,19 +243,20 @@ class WorkingContext:
         context.system_prompt_sha256 = snapshot.system_prompt_sha256
         return context
 
-    def _regroup(self, kept: list[Kept], atoms: list[int]) -> None:
-        if sum(atoms) != len(kept) or min(atoms) < 1:
-            message = f"the snapshot's atoms count {sum(atoms)} messages, it holds {len(kept)}"
+    def _add(self, seq: int, message: bytes) -> None:
+        """Add a message of which only its role tells whether it begins an atom."""
+        self._kept.append((seq, message, _role(message) != "tool" or not self._kept))
+        self.size += len(message)
+
+    def _regroup(self, messages: list[tuple[int, bytes]], atoms: list[int]) -> None:
+        if sum(atoms) != len(messages) or min(atoms) < 1:
+            message = f"the snapshot's atoms count {sum(atoms)} messages, it holds {len(messages)}"
             raise CorruptRecordError(message)
-        rest = iter(kept)
-        for length in atoms:
-            self._atoms.append([next(rest) for _ in range(length)])
-        self.size = sum(len(message) for _, message in kept)
+        begins = {0, *accumulate(atoms)}
+        for at, (seq, payload) in enumerate(messages):
+            self._kept.append((seq, payload, at in begins))
+            self.size += len(payload)
 
 
 def _role(payload: bytes) -> str:
     return msgspec.json.decode(payload, type=_Role).role
-
-
-def _kind(payload: bytes) -> str:
-    return TOOL_RESULT if _role(payload) == "tool" else MESSAGE

@@ -10,21 +10,30 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from perdure.codec.json import decode
+from perdure.memory.context import Retraction
 from perdure.memory.documents import Turned
 from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE_KINDS, TURN, Record
+from perdure.model.records import CONTEXT, MESSAGE_KINDS, RETRACT, TURN, Record
 from perdure.store import Store
 
-__all__ = ["RawTurn", "Turns", "newest_turns", "read_turns"]
+__all__ = ["BEGIN", "RawTurn", "Turns", "begun_by", "find_turn", "newest_turns", "read_turns"]
+
+
+BEGIN: Final = "begin"
+"""The reason of a context that begins a new conversation: what is older is set aside."""
 
 
 class _Role(msgspec.Struct):
     role: str = ""
+
+
+class _Reason(msgspec.Struct):
+    reason: str = ""
 
 
 class RawTurn(msgspec.Struct, kw_only=True):
@@ -78,14 +87,21 @@ class Turns:
 async def read_turns(
     store: Store, key: SessionKey, *, after: int = 0
 ) -> AsyncGenerator[RawTurn, None]:
-    """Read the turns behind a record, oldest first; the last one may still be open."""
-    turns = Turns()
-    async with contextlib.aclosing(store.read_log(key, after=after)) as log:
+    """Read the turns behind a record, oldest first; the last one may still be open.
+
+    What was retracted is left out, and what a new beginning set aside.
+    """
+    turns, spans = Turns(), await _live_spans(store, key, after)
+    if not spans:
+        return
+    start = spans[-1][0]
+    async with contextlib.aclosing(store.read_log(key, after=start)) as log:
         async for chunk in log:
             for record in chunk.records:
-                over = turns.feed(record)
-                if over is not None:
-                    yield over
+                if any(low < record.seq <= high for low, high in spans):
+                    over = turns.feed(record)
+                    if over is not None:
+                        yield over
     rest = turns.rest()
     if rest is not None:
         yield rest
@@ -98,16 +114,91 @@ async def newest_turns(
     wanted = count + (exclude is not None)
     newest: deque[Record] = deque()
     begins = users = 0
-    async with contextlib.aclosing(store.read_log(key, reverse=True)) as log:
-        async for chunk in log:
-            for record in chunk.records:
-                newest.appendleft(record)
-                begins += record.kind == TURN and decode(record.payload, Turned).phase == "begin"
-                users += record.kind in MESSAGE_KINDS and _opens(record)
+    async with contextlib.aclosing(_newest_first(store, key)) as records:
+        async for record in records:
+            newest.appendleft(record)
+            begins += begun_by(record) is not None
+            users += record.kind in MESSAGE_KINDS and _opens(record)
             if begins >= wanted or (begins == 0 and users >= wanted):
                 break
     found = [turn for turn in _grouped(newest) if turn.messages and turn.id != (exclude or None)]
     return found[-count:] if count > 0 else []
+
+
+async def find_turn(store: Store, key: SessionKey, turn_id: str) -> RawTurn | None:
+    """Return the turn of an id, None if there is none."""
+    newest: deque[Record] = deque()
+    async with contextlib.aclosing(_newest_first(store, key)) as records:
+        async for record in records:
+            newest.appendleft(record)
+            begun = begun_by(record)
+            if begun == turn_id:
+                return _grouped(newest)[0]
+            if begun is not None:
+                newest.clear()
+    return None
+
+
+async def _newest_first(store: Store, key: SessionKey) -> AsyncGenerator[Record, None]:
+    """Give the records of the conversation as it is now, newest first."""
+    live = _Live()
+    async with contextlib.aclosing(store.read_log(key, reverse=True)) as log:
+        async for chunk in log:
+            for record in chunk.records:
+                if live.sees(record):
+                    yield record
+                if live.is_over:
+                    return
+
+
+async def _live_spans(store: Store, key: SessionKey, after: int) -> list[tuple[int, int]]:
+    """Return which records behind one still count, as (after, up to), newest span first."""
+    live, spans, high, last = _Live(), list[tuple[int, int]](), 0, 0
+    async with contextlib.aclosing(store.read_log(key, after=after, reverse=True)) as log:
+        async for chunk in log:
+            for record in chunk.records:
+                if live.sees(record):
+                    high = high or record.seq
+                    last = record.seq - 1
+                elif high:
+                    spans.append((record.seq, high))
+                    high = 0
+                if live.is_over:
+                    break
+            if live.is_over:
+                break
+    if high:
+        spans.append((last, high))
+    return spans
+
+
+class _Live:
+    """Tells, newest record first, which of them still count."""
+
+    def __init__(self) -> None:
+        self._upto: int | None = None
+        self.is_over = False
+        """Whether a new beginning has set aside what is older."""
+
+    def sees(self, record: Record) -> bool:
+        """Say whether a record counts."""
+        if self._upto is not None and record.seq > self._upto:
+            return False
+        if record.kind == RETRACT:
+            self._upto = decode(record.payload, Retraction).after
+            return False
+        if record.kind == CONTEXT and decode(record.payload, _Reason).reason == BEGIN:
+            self.is_over = True
+            return False
+        return True
+
+
+def begun_by(record: Record) -> str | None:
+    """Return the id of the turn that a record begins, None if it begins none."""
+    if record.kind != TURN:
+        return None
+    turned = decode(record.payload, Turned)
+    return turned.turn if turned.phase == "begin" else None
 
 
 def _grouped(records: Iterable[Record]) -> list[RawTurn]:

@@ -17,6 +17,7 @@ import msgspec
 
 from perdure.errors import ConfigError
 from perdure.memory.items import MemoryBundle
+from perdure.memory.traces import BEGIN
 from perdure.model.messages import Message
 from perdure.restore.rebuild import (
     CompactionSnapshotBuilder,
@@ -201,7 +202,8 @@ class WorkingContextSnapshotBootstrapper:
             bundle = await memory.retriever.retrieve(options.max_episodic, options.max_semantic)
             tail = await memory.get_raw_tail(options.raw_tail_turns)
             target = self._builder.build(prompt or "", bundle, tail)
-            source = "rebuild" if tail or bundle.episodic or bundle.semantic else "fresh"
+            had = current or tail or bundle.episodic or bundle.semantic
+            source = "rebuild" if had else "fresh"
             what = f"{len(bundle.episodic)} episodes, {len(bundle.semantic)} facts, {len(tail)} raw"
             steps.append(RestoreStep("rebuilt", f"from {what} messages"))
         if changed:
@@ -241,7 +243,7 @@ class WorkingContextSnapshotBootstrapper:
         if target == current and mended.appended:
             await memory.append_repairs(mended.appended)
             return
-        reason = "restore" if current else "begin"
+        reason = "restore" if current else BEGIN
         await memory.reset_working_context_snapshot(
             mended.messages, system_prompt=prompt, reason=reason
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import anyio
 
@@ -13,6 +14,7 @@ from perdure.autosave.driver import Autosaver
 from perdure.autosave.events import Event
 from perdure.codec.registry import Registry
 from perdure.errors import StoreError
+from perdure.session.clock import Clock, catch_up
 from perdure.session.closing import Closing
 from perdure.session.hooks import EventName, Hooks
 from perdure.session.keeping import Keeper
@@ -71,11 +73,13 @@ class Connected:
             self.runtime.host.spawn(self._end)
 
     async def _end(self) -> None:
-        """End the process even if its body does not: what can be saved is saved by then."""
+        """End the process even if its body does not: first what is accepted is saved."""
         options = self.runtime.shutdown
-        with anyio.move_on_after(options.deadline + options.hard_grace):
+        with anyio.move_on_after(options.turn_grace):
             await self.closing.done.wait()
-            return
+        self.closing.begin(options.deadline - options.turn_grace)
+        await self.closing.done.wait()
+        await anyio.sleep(options.hard_grace)  # a body that is leaving ends the process itself
         self.signals.end_process()
 
 
@@ -88,6 +92,7 @@ async def connected(
     lease: Lease,
     shutdown: Shutdown,
     limits: Limits,
+    clock: Clock | None = None,
 ) -> Connected:
     """Open the store, and start everything."""
     host = Host()
@@ -104,18 +109,28 @@ async def connected(
         if name is not None:
             hooks.emit(name, event)
 
-    clock = loop_clock()
-    saver = Autosaver(store, host, autosave=autosave, engine=engine, clock=clock, on_event=tell)
-    return Connected(
-        Runtime(
-            store=store,
-            host=host,
-            saver=saver,
-            clock=clock,
-            registry=registry,
-            hooks=hooks,
-            lease=lease,
-            shutdown=shutdown,
-            limits=limits,
-        )
+    loop = loop_clock()
+    saver = Autosaver(
+        store,
+        host,
+        autosave=autosave,
+        engine=engine,
+        clock=clock or loop,
+        ticking=clock is None,
+        seed=None if clock is None else 0,  # a test is to run the same way each time
+        on_event=tell,
     )
+    runtime = Runtime(
+        store=store,
+        host=host,
+        saver=saver,
+        clock=loop,
+        registry=registry,
+        hooks=hooks,
+        lease=lease,
+        shutdown=shutdown,
+        limits=limits,
+    )
+    if clock is not None:
+        clock.drive(partial(catch_up, runtime))
+    return Connected(runtime)

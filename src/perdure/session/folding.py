@@ -37,10 +37,11 @@ from perdure.restore.validity import snapshot_of
 from perdure.session.options import Limits
 from perdure.store import Document, Documents, Store
 
-__all__ = ["fold", "fold_due", "phase_of"]
+__all__ = ["LEAST_TAIL", "Work", "fold", "fold_due", "manifest_of", "phase_of"]
 
 KIB = 1024
 LEAST_TAIL = 64 * KIB
+"""No fold for less, unless it is many records."""
 SMALL = 512 * KIB
 """Documents up to this size are also folded by count, so that restores stay fast."""
 MUCH_TAIL = 1024 * KIB
@@ -97,13 +98,13 @@ async def fold(
         old.update(more.found)
         if more.damaged and since:
             records = await _read(store, key, 0, upto)
-    work = _Work(key, old, records, upto, limits)
+    work = Work(key, old, records, upto, limits)
     size = sum(len(record.payload) for record in records)
     if size > OFFLOAD:
         changed = await anyio.to_thread.run_sync(work.documents, touched)
     else:
         changed = work.documents(touched)
-    manifest = _manifest(key, epoch, upto, before, changed)
+    manifest = manifest_of(key, epoch, upto, before, changed)
     await store.write_documents(
         key, {name: data for name, data in changed.items() if data is not None}, manifest
     )
@@ -125,7 +126,7 @@ async def _read(store: Store, key: SessionKey, after: int, upto: int) -> list[Re
     return records
 
 
-class _Work(msgspec.Struct):
+class Work(msgspec.Struct):
     """A fold's pure part."""
 
     key: SessionKey
@@ -178,7 +179,7 @@ class _Work(msgspec.Struct):
         return [record for record in self.records if record.seq > since]
 
 
-def _manifest(
+def manifest_of(
     key: SessionKey,
     epoch: int,
     upto: int,

@@ -20,8 +20,9 @@ from perdure.errors import (
     SessionQuarantinedError,
     UnsavedChangesError,
 )
+from perdure.restore.ladder import restore
 from perdure.session.events import SessionClosed, SessionFolded, SessionFoldFailed
-from perdure.session.folding import fold, fold_due, phase_of
+from perdure.session.folding import LEAST_TAIL, fold, fold_due, phase_of
 from perdure.session.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -83,11 +84,14 @@ class Keeper:
         """Decide, after each save, whether to fold."""
         if session.folding or self._runtime.draining or session.closed_by is not None:
             return
+        limits = self._runtime.limits
+        if session.tail_bytes < LEAST_TAIL and session.tail_records < limits.fold_records:
+            return  # nearly always: the rest costs more than this
         due = fold_due(
             tail_bytes=session.tail_bytes,
             tail_records=session.tail_records,
             rewrite_bytes=session.rewrite_bytes,
-            limits=self._runtime.limits,
+            limits=limits,
             phase=phase_of(session.key),
         )
         if due:
@@ -164,6 +168,14 @@ class Keeper:
                     "and goes on trying: look at sessions.health()"
                 )
                 raise UnsavedChangesError(message, key=str(session.key))
+
+    async def discard(self, session: Session) -> int:
+        """Drop what is not durable of a session, and return how many records that were."""
+        runtime = self._runtime
+        dropped = runtime.saver.discard(session.tracked)
+        limit = runtime.limits.context_bytes
+        session.renew(await restore(runtime.store, session.key, context_bytes=limit))
+        return dropped
 
     async def delete(self, session: Session) -> None:
         """Drop a session that is being deleted, unsaved changes and all."""

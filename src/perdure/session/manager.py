@@ -21,7 +21,9 @@ from perdure.errors import SessionClosedError, StoreError
 from perdure.lease.lease import obtain
 from perdure.model.keys import DEFAULT_SESSION, SessionKey
 from perdure.restore.ladder import restore
+from perdure.session.clock import Clock
 from perdure.session.connected import Connected, connected
+from perdure.session.display import manager_facts
 from perdure.session.hooks import EventName, Hook
 from perdure.session.loading import Opening, Wanted
 from perdure.session.options import Autosave, Engine, Lease, Limits, OnHeld, Shutdown
@@ -53,6 +55,7 @@ class SessionManager:
         limits: Limits,
         types: Sequence[Any] = (),
         engine: Engine | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.registry = Registry(types)
         self._store = store
@@ -61,30 +64,15 @@ class SessionManager:
         self._lease = lease
         self._shutdown = shutdown
         self._limits = limits
+        self._clock = clock  # a test's, for autosave
         self._connected: Connected | None = None
         self._started = False
 
     def __repr__(self) -> str:
-        return f"<SessionManager {', '.join(map(str, self._facts().values()))}>"
+        return f"<SessionManager {', '.join(map(str, manager_facts(self._connected).values()))}>"
 
     def _repr_html_(self) -> str:
-        return card("SessionManager", self._facts())
-
-    def _facts(self) -> dict[str, object]:
-        """Return how it stands, for people; from any thread, at any time."""
-        if self._connected is None:
-            return {"state": "not connected"}
-        report, runtime = self._connected.closing.report, self._connected.runtime
-        if report is not None:
-            return {"state": "closed", "store": self._store.location, "report": report}
-        health = runtime.saver.health()
-        return {
-            "state": "open",
-            "store": self._store.location,
-            "sessions": f"{health.sessions} sessions",
-            "saving": health.status,
-            "unsaved": f"{health.unsaved_bytes} bytes unsaved",
-        }
+        return card("SessionManager", manager_facts(self._connected))
 
     # its life
 
@@ -120,6 +108,7 @@ class SessionManager:
             lease=self._lease,
             shutdown=self._shutdown,
             limits=self._limits,
+            clock=self._clock,
         )
         return self
 

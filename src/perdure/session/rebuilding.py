@@ -20,7 +20,7 @@ from perdure.memory.documents import names_of
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.model.records import Record
-from perdure.session.folding import _manifest, _Work
+from perdure.session.folding import Work, manifest_of
 from perdure.session.options import Limits
 from perdure.store import Store
 
@@ -30,7 +30,7 @@ __all__ = ["context_bytes_of", "fold_afresh", "rebuild"]
 def fold_afresh(key: SessionKey, records: Sequence[Record], *, limits: Limits) -> dict[str, bytes]:
     """Return the documents that a log, from its first record on, amounts to."""
     touched = {name for record in records for name in names_of(record)}
-    work = _Work(key, {}, list(records), records[-1].seq, limits)
+    work = Work(key, {}, list(records), records[-1].seq, limits)
     documents = work.documents(touched)
     return {name: data for name, data in documents.items() if data is not None}
 
@@ -65,7 +65,7 @@ async def rebuild(store: Store, key: SessionKey, *, epoch: int, limits: Limits) 
         message = f"session {key} has no records to rebuild from: check its id"
         raise CorruptRecordError(message, key=str(key))
     documents = await anyio.to_thread.run_sync(lambda: fold_afresh(key, records, limits=limits))
-    manifest = _manifest(key, epoch, records[-1].seq, None, documents)
+    manifest = manifest_of(key, epoch, records[-1].seq, None, documents)
     await store.write_documents(key, documents, manifest)
     return manifest
 

@@ -1,4 +1,4 @@
-"""What the parts of one connected manager share. Values and owners, no behaviour."""
+"""What the parts of one connected manager share. Values and owners, no behavior."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Runtime:
     """One connected manager's parts."""
 
     __slots__ = (
+        "append",
         "clock",
         "draining",
         "durability",
@@ -41,6 +42,7 @@ class Runtime:
         "sessions",
         "shutdown",
         "store",
+        "stray",
     )
 
     def __init__(
@@ -66,6 +68,9 @@ class Runtime:
         self.shutdown = shutdown
         self.limits = limits
         self.home = Affinity()
+        self.stray = self.home.stray
+        """Asked on each append, as ``append`` is: bound once."""
+        self.append = saver.append
         self.sessions: dict[SessionKey, Session] = {}
         """The sessions in memory. One stays until it is durable and its lease is released."""
         self.flights: dict[SessionKey, Flight] = {}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import msgspec
 
-from perdure._lib.display import card
 from perdure.codec.encoded import Encoded
 from perdure.codec.json import encode
 from perdure.codec.messages import encode_message
@@ -17,9 +16,10 @@ from perdure.memory.context import Retraction
 from perdure.memory.documents import Meta, SessionDocument, Turned, note_turn
 from perdure.model.messages import Message
 from perdure.model.records import CONTEXT, META, RETRACT, TURN, Entry, Record
-from perdure.restore.ladder import Restored, restore
+from perdure.restore.ladder import Restored
 from perdure.restore.report import RestoreReport, RestoreStep
 from perdure.session.contents import Contents, HistoryItem
+from perdure.session.display import session_card, session_text
 from perdure.session.rendering import ContextFormat, render
 from perdure.session.runtime import Runtime, wrong_loop
 from perdure.session.turn import Turn, TurnQueue
@@ -86,21 +86,8 @@ class Session:
         self.tail_records = restored.tail_records
         self.rewrite_bytes = _size(restored.manifest)
 
-    def __repr__(self) -> str:
-        state = "open" if self.closed_by is None else "closed"
-        return f"<Session {self.key} {state} version={self.version} durable={self.durable_version}>"
-
-    def _repr_html_(self) -> str:
-        about = self.info
-        facts = {
-            "title": about.metadata.title or "",
-            "state": "open" if self.closed_by is None else "closed",
-            "turns": about.turns,
-            "records": self.version,
-            "durable up to": self.durable_version,
-            "unsaved for": f"{self.unsaved_age:.1f} s",
-        }
-        return card(f"Session {self.key}", facts)
+    __repr__ = session_text
+    _repr_html_ = session_card
 
     async def __aenter__(self) -> Self:
         self._check_open()
@@ -205,27 +192,32 @@ class Session:
 
     def accept(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in as one group; every change of the session comes through here."""
-        if self.closed_by is not None or self._runtime.home.stray() is not None:
+        runtime, tracked = self._runtime, self.tracked
+        if self.closed_by is not None or runtime.stray() is not None:
             self._check_open()
         size = 0
         for entry in entries:
-            length = len(entry[1])
-            if length > self._runtime.max_record_bytes:
-                raise self._too_large(entry)
-            size += length
-        version = self._runtime.saver.append(self.tracked, entries)
-        self._contents.note(version - len(entries) + 1, entries, self.tracked.epoch)
+            size += len(entry[1])
+        if size > runtime.max_record_bytes:
+            self._check_size(entries)
+        version = runtime.append(tracked, entries)
+        self._contents.note(version - len(entries) + 1, entries, tracked.epoch)
         self.tail_bytes += size
         self.tail_records += len(entries)
         return version
 
-    def _too_large(self, entry: Entry) -> TooLargeError:
-        size, limit = len(entry.payload), self._runtime.max_record_bytes
-        message = (
-            f"session {self.key}: a {entry.kind} of {size} bytes is over the limit of {limit}: "
-            "store it elsewhere and append a reference, or raise Limits(record_bytes=…)"
-        )
-        return TooLargeError(message, key=str(self.key), kind=entry.kind, size=size, limit=limit)
+    def _check_size(self, entries: tuple[Entry, ...]) -> None:
+        limit = self._runtime.max_record_bytes
+        for entry in entries:
+            size = len(entry.payload)
+            if size > limit:
+                message = (
+                    f"session {self.key}: a {entry.kind} of {size} bytes is over the limit of "
+                    f"{limit}: store it elsewhere and append a reference, or raise "
+                    "Limits(record_bytes=…)"
+                )
+                facts = {"key": str(self.key), "kind": entry.kind, "size": size, "limit": limit}
+                raise TooLargeError(message, **facts)
 
     def describe(
         self,
@@ -309,19 +301,7 @@ class Session:
         What the session holds afterwards is what the store has.
         """
         self._check_open()
-        return await self._runtime.host.call(self._discard)
-
-    async def _discard(self) -> int:
-        dropped = self._runtime.saver.discard(self.tracked)
-        runtime = self._runtime
-        restored = await restore(
-            runtime.store, self.key, context_bytes=runtime.limits.context_bytes
-        )
-        self._contents = Contents(runtime.store, runtime.registry, restored, self.accept)
-        # What was appended while we read: it came after what was dropped.
-        self._contents.note(self.durable_version + 1, self.tracked.pending, self.epoch)
-        self.tail_bytes, self.tail_records = restored.tail_bytes, restored.tail_records
-        return dropped
+        return await self._runtime.host.call(self._keeper.discard, self)
 
     async def wait_durable(self, version: int | None = None) -> Receipt:
         """Wait until a version (None: the newest) is durable, without hurrying the save."""
@@ -343,10 +323,7 @@ class Session:
         return render(self._contents.decoded(), format)
 
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
-        """Return up to ``limit`` items of the log, oldest first, that end before a seq.
-
-        Page backwards by passing the first item's seq as ``before``.
-        """
+        """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
         return await self._contents.history(before=before, limit=limit, unsaved=self.unsaved())
 
     async def aclose(self) -> None:
@@ -369,6 +346,14 @@ class Session:
         self._check_home()
         if self.closed_by is not None:
             raise self.closed_by
+
+    def renew(self, restored: Restored) -> None:
+        """Hold what the store has, and what was appended while that was read."""
+        self._contents = Contents(
+            self._runtime.store, self._runtime.registry, restored, self.accept
+        )
+        self._contents.note(self.durable_version + 1, self.tracked.pending, self.epoch)
+        self.tail_bytes, self.tail_records = restored.tail_bytes, restored.tail_records
 
     def report_step(self, what: str, detail: str) -> None:
         """Add a step to the restore report."""

@@ -9,7 +9,7 @@ now, and again when they have ended.
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # its own hook must run after ours: closing reads files by it
+import concurrent.futures.thread  # noqa: F401  # its hook runs after ours: closing needs it
 import logging
 import threading
 import time
@@ -68,9 +68,7 @@ def _at_work() -> list[threading.Thread]:
 
 def _each(managers: list[SessionManager], act: Callable[[SessionManager], object]) -> None:
     """Act on all of them at once, and wait no longer than the most patient one."""
-    threads = [
-        threading.Thread(target=_guarded, args=(act, one), daemon=True) for one in managers
-    ]
+    threads = [threading.Thread(target=_guarded, args=(act, one), daemon=True) for one in managers]
     for thread in threads:
         thread.start()
     end = time.monotonic() + max([one._patience for one in managers])

@@ -26,6 +26,7 @@ from perdure.sync import exiting
 from perdure.sync.hooks import HookThread
 from perdure.sync.loop import LoopThread, closed
 from perdure.sync.session import Session, SessionView
+from perdure.sync.signals import TermWatch
 
 if TYPE_CHECKING:
     from perdure.autosave.driver import Health
@@ -54,7 +55,7 @@ def connect(
     types: Sequence[Any] = (),
     engine: Engine | None = None,
 ) -> SessionManager:
-    """Connect, and return a session manager: ``with connect(…) as sessions``.
+    """Connect at once: ``with perdure.sync.connect(…) as sessions``.
 
     The arguments are those of `perdure.connect`.
 
@@ -90,12 +91,15 @@ class SessionManager:
         self._shared = weakref.WeakValueDictionary()
         self._closing = False
         self._report: Future[ShutdownReport] = Future()
+        self._signals = TermWatch(lambda: self._loop.post(inner.drain))
         try:
             self._loop.call(lambda: _awaited(inner))
         except BaseException:
             self._loop.post(self._loop.stop)
             raise
         exiting.remember(self)
+        if inner._shutdown.signals:
+            self._signals.install()
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -117,6 +121,8 @@ class SessionManager:
         if self._loop.forked:  # the parent's manager
             return
         report = self.close()
+        if self._signals.received:
+            self._signals.end_process()
         if exc_type is None or issubclass(exc_type, Exception):
             report.raise_if_unsaved()
 
@@ -276,7 +282,10 @@ class SessionManager:
         self._loop.do(lambda: self._inner.tune(autosave))
 
     def drain(self) -> None:
-        """Begin to stop: open no more sessions, save every change as it comes; turns go on."""
+        """Begin to stop: open no more sessions, save every change as it comes; turns go on.
+
+        SIGTERM does this by itself, unless ``Shutdown(signals=False)``.
+        """
         self._loop.do(self._inner.drain)
 
     def close(self, deadline: float | None = None) -> ShutdownReport:
@@ -293,6 +302,7 @@ class SessionManager:
                 self._loop.call(lambda: self._closed(deadline))
             self._hooks.finish(_PATIENCE)
             self._loop.join(_PATIENCE)
+        self._signals.uninstall()
         exiting.forget(self)
         if not self._report.done():
             raise StoreError("the thread of this manager has failed; stderr says how")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perdure.memory.documents import SessionDocument
     from perdure.model.keys import SessionKey
     from perdure.model.messages import Message
+    from perdure.model.records import Record
     from perdure.restore.report import RestoreReport
     from perdure.session import session, view
     from perdure.session.contents import HistoryItem
@@ -149,9 +150,14 @@ class Session:
         )
 
     def turn(self, id: str | None = None) -> Turn:
-        """Return a turn to enter: ``with session.turn()``.
+        """Return a turn to enter: ``with session.turn() as turn``.
 
         Turns run one at a time, first come, first served. Leaving one waits until it is durable.
+
+        Args:
+            id: The caller's own name for it, such as a request's id. A retry with the same
+                id is the same turn: if it has ended before, ``turn.replayed`` is True.
+
         """
         return Turn(self._loop, self, self._inner.turn(id), self._in_turn)
 
@@ -167,6 +173,36 @@ class Session:
 
         """
         return self._loop.call(self._inner.save)
+
+    def retract(self, *, after: int) -> int:
+        """Take the conversation back to what it was at a record, and return the new version.
+
+        For undo, edit and regenerate. It is appended as a record of its own: nothing is erased,
+        and retracting to after it brings the rest back. Memory and states stay as they are.
+
+        Args:
+            after: The seq of the last record that stays, as ``append`` returned it.
+
+        Raises:
+            ConfigError: There is no such record.
+
+        """
+        return self._loop.call(lambda: self._inner.retract(after=after))
+
+    def unsaved(self) -> tuple[Record, ...]:
+        """Return the records that are not durable: also of a session that was lost."""
+        return self._loop.read(self._inner.unsaved)
+
+    def retry(self) -> None:
+        """Try again to save a quarantined session, now that the cause is mended."""
+        self._loop.do(self._inner.retry)
+
+    def discard_unsaved(self) -> int:
+        """Drop the records that are not durable, and return how many; a way out of quarantine.
+
+        What the session holds afterwards is what the store has.
+        """
+        return self._loop.call(self._inner.discard_unsaved)
 
     def wait_durable(self, version: int | None = None) -> Receipt:
         """Wait until a version (None: the newest) is durable, without hurrying the save."""

@@ -52,6 +52,11 @@ class Turn:
         """Which of the session's turns it is; 0 before it has begun."""
         return self._inner.number
 
+    @property
+    def replayed(self) -> bool:
+        """Whether a turn of this id has ended before: there is nothing left to do in it."""
+        return self._inner.replayed
+
     def __enter__(self) -> Self:
         me = threading.get_ident()
         if self._in_turn.thread == me:
@@ -128,14 +133,17 @@ class _Life:
                 task_status.started()
                 await self._leave.wait()
             except anyio.get_cancelled_exc_class() as error:  # given up, or the loop ends
-                await self._inner.__aexit__(type(error), error, None)
+                await self._exit((type(error), error, None))
                 raise
-            try:
-                await self._inner.__aexit__(*self._told)
-            except Exception as error:  # noqa: BLE001  # for whoever leaves
-                self._error = error
-            finally:
-                self._left.set()
+            await self._exit(self._told)
+
+    async def _exit(self, told: _Error) -> None:
+        try:
+            await self._inner.__aexit__(*told)
+        except Exception as error:  # noqa: BLE001  # for whoever leaves
+            self._error = error
+        finally:
+            self._left.set()
 
     async def leave(self, told: _Error) -> None:
         """Leave the turn; cancelling this ends the wait only."""

@@ -1,1 +1,61 @@
-"""What people use in tests of their own: the store conformance suite, faults, clocks."""
+"""What people use in tests of their own: sessions that crash and come back, faults, a clock.
+
+`Sandbox` is the center; `perdure.testing.plugin` makes pytest fixtures of it, which come
+with ``pytest_plugins = ["perdure.testing.plugin"]`` in a conftest and never by themselves.
+`perdure.testing.conformance` is the suite for those who write a store.
+
+Names resolve when they are first used: pytest comes in with the plugin and the suite only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.agent.llm.scripted import EchoModel as EchoModel
+    from perdure.agent.llm.scripted import ScriptedModel as ScriptedModel
+    from perdure.agent.llm.scripted import call as call
+    from perdure.stores.memory import MemoryBacking as MemoryBacking
+    from perdure.stores.memory import MemoryStore as MemoryStore
+    from perdure.testing import conformance as conformance
+    from perdure.testing.clock import ManualClock as ManualClock
+    from perdure.testing.faulty import Crash as Crash
+    from perdure.testing.faulty import FaultyStore as FaultyStore
+    from perdure.testing.faulty import How as How
+    from perdure.testing.sandbox import Sandbox as Sandbox
+    from perdure.testing.sandbox import SandboxOptions as SandboxOptions
+    from perdure.testing.saved import assert_saved as assert_saved
+    from perdure.testing.saved import wait_saved as wait_saved
+    from perdure.testing.switched import SwitchedStore as SwitchedStore
+
+_HOMES = {
+    "perdure.agent.llm.scripted": ("EchoModel", "ScriptedModel", "call"),
+    "perdure.stores.memory": ("MemoryBacking", "MemoryStore"),
+    "perdure.testing.clock": ("ManualClock",),
+    "perdure.testing.faulty": ("Crash", "FaultyStore", "How"),
+    "perdure.testing.sandbox": ("Sandbox", "SandboxOptions"),
+    "perdure.testing.saved": ("assert_saved", "wait_saved"),
+    "perdure.testing.switched": ("SwitchedStore",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = ["conformance", *_HOME_OF]  # noqa: PLE0604  # all of them strings
+
+
+if not TYPE_CHECKING:  # a checker would take any name for a public one
+
+    def __getattr__(name: str) -> Any:
+        if name == "conformance":
+            return importlib.import_module("perdure.testing.conformance")
+        module = _HOME_OF.get(name)
+        if module is None:
+            message = f"module 'perdure.testing' has no attribute {name!r}"
+            raise AttributeError(message)
+        value = getattr(importlib.import_module(module), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -12,15 +12,8 @@ ends with ``injected`` at 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import (
-    AsyncGenerator,
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Collection,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from typing import Literal, TypeVar, final
 
 import anyio
@@ -198,13 +191,9 @@ class FaultyStore:
         if due and self._how not in _APPLIED:
             raise self._fault("read_log")
         chunks = self._store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
-        try:
+        async with aclosing(chunks):  # also when the reader leaves early
             async for chunk in chunks:
                 yield chunk
-        finally:
-            # A generator that its reader leaves early must not be left to the collector.
-            if isinstance(chunks, AsyncGenerator):
-                await chunks.aclose()
         if due:
             raise self._fault("read_log")
 

@@ -37,18 +37,16 @@ async def test_a_fold_that_fails_at_any_step_leaves_each_document_old_or_new(
     grant, head = await folded(store)
     reader = await open_store("reader")
     original = Folder.rename
-    steps = 0
+    left = [0]
+
+    def rename(self, *args, **kwargs):
+        left[0] -= 1
+        if not left[0]:
+            raise OSError(28, "No space left on device")
+        return original(self, *args, **kwargs)
 
     for fail_at in range(1, 10):
-        steps = 0
-
-        def rename(self, *args, **kwargs):
-            nonlocal steps
-            steps += 1
-            if steps == fail_at:
-                raise OSError(28, "No space left on device")
-            return original(self, *args, **kwargs)
-
+        left[0] = fail_at
         with monkeypatch.context() as patch:
             patch.setattr(Folder, "rename", rename)
             try:
@@ -162,7 +160,9 @@ async def test_what_is_no_longer_listed_is_removed_with_its_folder(store, root: 
     assert not (root / "agents/agent/plugins").exists()
 
 
-async def test_a_link_in_a_document_s_place_is_not_followed(store, root: Path, tmp_path: Path) -> None:
+async def test_a_link_in_a_document_s_place_is_not_followed(
+    store, root: Path, tmp_path: Path
+) -> None:
     grant, head = await folded(store)
     outside = tmp_path / "outside"
     outside.write_bytes(b"old")

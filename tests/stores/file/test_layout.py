@@ -84,7 +84,9 @@ def test_the_default_session_lies_at_the_agent() -> None:
 @given(IDS, IDS, IDS, IDS, IDS, IDS)
 def test_no_two_keys_share_a_folder(a: str, b: str, c: str, d: str, e: str, f: str) -> None:
     def key(*parts: str) -> SessionKey | None:
-        clean = ["".join(char for char in part if ord(char) > 31 and ord(char) != 127) for part in parts]
+        clean = [
+            "".join(char for char in part if ord(char) > 31 and ord(char) != 127) for part in parts
+        ]
         return SessionKey(*clean) if all(clean) else None
 
     one, other = key(a, b, c), key(d, e, f)

@@ -30,7 +30,11 @@ async def test_the_argument_decides_then_the_environment_then_the_user_s_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "home"))
-    for root, wanted in ((tmp_path / "here", "here"), (str(tmp_path / "here"), "here"), (None, "home")):
+    for root, wanted in (
+        (tmp_path / "here", "here"),
+        (str(tmp_path / "here"), "here"),
+        (None, "home"),
+    ):
         store = await opened(root)
         assert store.location == str(tmp_path / wanted)
         await store.aclose()

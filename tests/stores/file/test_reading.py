@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from perdure.errors import CorruptRecordError, UnsupportedVersionError
+from perdure.codec.frames import seal
+from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
 from perdure.model.keys import SessionKey
 from perdure.store import Holder
-from perdure.stores.file import leases, reading, streaming, writing
+from perdure.stores.file import FileStore, leases, reading, streaming, writing
 from perdure.stores.file.owners import Owner
 from perdure.testing.conformance._kit import (
     append_ok,
@@ -153,9 +154,9 @@ async def test_any_flipped_bit_is_told_or_cuts_the_tail(
                 try:
                     got = [one.payload for one in await read(reader, reverse=reverse)]
                 except CorruptRecordError as error:
-                    assert str(path) in str(error)
-                    assert error.facts["path"] == str(path)
-                    assert 0 <= error.facts["offset"] <= place
+                    told = (error.facts["path"], str(path) in str(error))
+                    offset = error.facts["offset"]
+                    assert (told, offset <= place) == ((str(path), True), True)  # noqa: PT017
                 else:
                     assert name == segments(root)[-1]
                     assert sorted(got[::-1] if reverse else got) == sorted(payloads[: len(got)])
@@ -188,6 +189,23 @@ async def test_a_file_that_is_cut_anywhere_is_told_or_cuts_the_tail(
         assert len(got) in (8, 10, 12)
     last.write_bytes(good)
     assert len(await read(reader)) == len(payloads)
+
+
+async def test_a_log_that_lost_its_beginning_is_told_by_what_was_folded(
+    store, open_store, root: Path
+) -> None:
+    grant = await take(store)
+    head = await write(store, grant, "a")
+    documents = {"session.json": b"{}"}
+    await store.write_documents(KEY, documents, manifest_of(grant, head, documents))
+    reader = await open_store("reader")
+    for lost in (b"", b"\0" * 300, b'{"n":1,"e":1,"k":"ep'):
+        (log_folder(root) / "1-0.jsonl").write_bytes(lost)
+        with pytest.raises(CorruptRecordError, match=f"from record {head}"):
+            await reader.head(KEY)
+    shutil.rmtree(log_folder(root))
+    with pytest.raises(CorruptRecordError, match=f"from record {head}"):
+        await read(reader)
 
 
 async def test_a_missing_segment_is_told(store, open_store, root: Path) -> None:
@@ -356,3 +374,51 @@ async def test_readers_write_nothing_at_all(store, open_store, root: Path) -> No
         await reader.holder(key)
     await reader.sessions()
     assert contents(root) == before
+
+
+# planted files
+
+
+async def read_anything(store, key: SessionKey) -> None:
+    async for _ in store.read_log(key):
+        pass
+
+
+PLANTED = [
+    b"",
+    b"\n",
+    b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94.",  # a pickle
+    b"\x00" * 5000,
+    b"[" * 200_000 + b"\n",
+    seal(b"[" * 100_000 + b"]" * 100_000),
+    seal(b"{}"),
+    seal(b'{"format":1,"key":{"agent":"\\n","session":"x"},"epoch":1,"owner":"x"}'),
+    seal(b'{"format":"1"}'),
+    b'{"n":1,"e":1,"k":"epoch","end":true,"r":{},"c":"00000000"}\n',
+]
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=range(len(PLANTED)))
+async def test_what_somebody_planted_raises_nothing_but_our_errors(
+    store, open_store, root: Path, planted: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure.stores.file import store as module
+
+    monkeypatch.setattr(module, "_SETTLE", 0.0)
+    grant = await take(store)
+    head = await write(store, grant, "a")
+    documents = {"session.json": b"{}"}
+    await store.write_documents(KEY, documents, manifest_of(grant, head, documents))
+    (root / "owners/one.wanted/letter").write_bytes(planted)
+    reader = await open_store("reader")
+    files = [root / "agents/agent" / name for name in contents(root / "agents/agent")]
+    for path in [*files, root / "owners/one.json"]:
+        good = path.read_bytes()
+        path.write_bytes(planted)
+        for call in (read_anything, FileStore.head, FileStore.read_documents, FileStore.holder):
+            with contextlib.suppress(PerdureError):
+                await call(reader, KEY)
+        await reader.sessions()
+        path.write_bytes(good)
+    assert await store.heartbeat() == []
+    assert len(await read(reader)) == 3

@@ -65,9 +65,7 @@ async def test_a_full_segment_is_followed_by_another(
     assert len(await read(store)) == 63
 
 
-async def test_sending_again_is_known_over_segments(
-    store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sending_again_is_known_over_segments(store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "SEGMENT_BYTES", 1000)
     grant = await take(store)
     sent = [entry for text in texts(20) for entry in group(text)]

@@ -8,6 +8,7 @@ them with the acknowledgements. Nothing is asked of a network, and no model is a
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -34,8 +35,8 @@ def demo(
     *,
     dir: Path | None = None,
     agents: Some = 50,
-    before: Some = 20,
-    after: Some = 10,
+    before: Some = 14,
+    after: Some = 6,
     answer: Answer = Answer(),  # noqa: B008  # frozen
 ) -> int:
     """See it work: agents talk, their server is killed and restored, nothing is lost.
@@ -52,7 +53,7 @@ def demo(
     """
     folder = _fresh(Path.cwd() / FOLDER) if dir is None else _empty(dir.absolute())
     plan = Plan(folder=folder, agents=agents, before=before, after=after)
-    report = anyio.run(_run, plan, answer.json)
+    report = anyio.run(partial(_run, plan, quiet=answer.json))
     if answer.json:
         print_json(report)
     else:
@@ -80,7 +81,7 @@ def _empty(folder: Path) -> Path:
     return folder
 
 
-async def _run(plan: Plan, quiet: bool) -> Report:
+async def _run(plan: Plan, *, quiet: bool) -> Report:
     screen = Screen()
     course = Course(plan, screen.tell)
     screen.course = course

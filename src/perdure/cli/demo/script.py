@@ -34,8 +34,7 @@ CLOSING = (
 async def look_up(subject: str) -> dict[str, Any]:
     """Look a subject up in the archive."""
     pages = [
-        {"page": page, "text": f"Page {page}, on {subject}. {NOTE}"}
-        for page in range(1, PAGES + 1)
+        {"page": page, "text": f"Page {page}, on {subject}. {NOTE}"} for page in range(1, PAGES + 1)
     ]
     return {"subject": subject, "pages": pages}
 

@@ -221,8 +221,10 @@ class Course:
         """Compare everything that was acknowledged so far with the logs as they lie there."""
         logs = await read_logs(self._store, self.crowd.agents)
         missing = lost(self.crowd.acks, logs)
-        missing += [Lost(agent, turn, "the answer that was streamed is not the one acknowledged")
-                    for agent, turn in self.crowd.refused]
+        missing += [
+            Lost(agent, turn, "the answer that was streamed is not the one acknowledged")
+            for agent, turn in self.crowd.refused
+        ]
         self._sum_up(missing, list(logs.values()))
 
     def _sum_up(self, missing: list[Lost], logs: list[Logged]) -> None:

@@ -44,6 +44,7 @@ def read_documents(
 
 
 def release(writer: Writer) -> None:
+    """Say that the holder writes no more, if it still is the holder."""
     with writer.lock:
         folder = writer.folder()
         if writer.fence.holds(folder):
@@ -53,6 +54,7 @@ def release(writer: Writer) -> None:
 
 
 def delete(writer: Writer, me: Owner) -> None:
+    """End a session's life, as its holder."""
     with writer.lock:
         folder = writer.folder()
         try:
@@ -64,6 +66,7 @@ def delete(writer: Writer, me: Owner) -> None:
 
 
 def write_documents(writer: Writer, new: dict[str, bytes], manifest: Manifest) -> None:
+    """Fold, and note in the manifest where the log goes on."""
     with writer.lock:
         folder = writer.folder()
         at = _vouched(writer, folder, manifest)

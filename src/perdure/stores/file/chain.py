@@ -21,8 +21,22 @@ from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Record
 from perdure.stores.file.layout import segment_name, segment_of
+from perdure.stores.file.sealed import decoded
 
-__all__ = ["SEGMENT", "First", "Known", "Previous", "Scan", "Segment", "find_tip", "scan", "walk"]
+__all__ = [
+    "SEGMENT",
+    "First",
+    "Known",
+    "Previous",
+    "Scan",
+    "Segment",
+    "damaged",
+    "find_tip",
+    "read_first",
+    "require_key",
+    "scan",
+    "walk",
+]
 
 SEGMENT = "segment"
 """The kind of the first line of an epoch's later files; it is no record of the log."""
@@ -41,27 +55,10 @@ class Previous(msgspec.Struct, frozen=True, rename={"number": "n"}):
     crc: int
 
 
-class KeyOnDisk(msgspec.Struct, frozen=True):
-    """A session's real ids, as they stand inside its files."""
-
-    agent: str
-    session: str
-    tenant: str = ""
-
-    @classmethod
-    def of(cls, key: SessionKey) -> KeyOnDisk:
-        """Return what to write for *key*."""
-        return cls(key.agent, key.session, key.tenant)
-
-    def key(self) -> SessionKey:
-        """Return the key."""
-        return SessionKey(self.agent, self.session, self.tenant)
-
-
 class First(msgspec.Struct, frozen=True, omit_defaults=True):
     """The payload of a segment's first line; an epoch record's names its holder as well."""
 
-    key: KeyOnDisk
+    key: SessionKey
     prev: Previous | None = None
     owner: str = ""
     host: str = ""
@@ -145,13 +142,18 @@ def read_first(log: Folder, epoch: int, number: int, key: SessionKey) -> Segment
     if segment is None:
         _refuse_if_followed(log, name, 0, 0)
         return None
-    if segment.first.key.key() != key:
-        message = (
-            f"{log.path}/{name} belongs to session {segment.first.key.key()}, not to {key}: "
-            "put the folder back to where it came from"
-        )
-        raise CorruptRecordError(message, path=f"{log.path}/{name}", key=str(key))
+    require_key(f"{log.path}/{name}", segment.first.key, key)
     return segment
+
+
+def require_key(path: str, found: SessionKey, key: SessionKey) -> None:
+    """Raise CorruptRecordError if a file says that it is another session's."""
+    if found != key:
+        message = (
+            f"{path} belongs to session {found}, not to {key}: put the folder back to where it "
+            "came from"
+        )
+        raise CorruptRecordError(message, path=path, key=str(key))
 
 
 def _head_of(log: Folder, name: str) -> bytes | None:
@@ -166,10 +168,8 @@ def _head_of(log: Folder, name: str) -> bytes | None:
 
 
 def _segment_of(line: bytes, epoch: int, number: int) -> Segment | None:
-    payload = frames.first_payload(line)
-    try:
-        first = msgspec.json.decode(payload or b"", type=First)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    first = decoded(frames.first_payload(line) or b"", First)
+    if first is None:
         return None
     prev = first.prev
     seq, crc = (prev.seq, prev.crc) if prev else (0, 0)

@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure.codec.frames import open_sealed, seal
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FORMAT, Manifest
 from perdure.store import Document, Documents
+from perdure.stores.file.chain import require_key
 from perdure.stores.file.layout import (
     LOG,
     QUARANTINE,
@@ -34,8 +34,17 @@ from perdure.stores.file.layout import (
     next_manifest_name,
     segment_of,
 )
+from perdure.stores.file.sealed import sealed, unsealed
 
-__all__ = ["Seen", "keep_evidence", "read", "read_manifests", "remove_owned", "write"]
+__all__ = [
+    "Seen",
+    "keep_evidence",
+    "read",
+    "read_manifests",
+    "remove_owned",
+    "require_folded",
+    "write",
+]
 
 _log = logging.getLogger("perdure")
 
@@ -74,28 +83,34 @@ def read_manifests(folder: Folder, key: SessionKey, *, since: int = 0) -> list[S
     return sorted(seen, key=lambda one: (one.coming, -one.manifest.epoch))
 
 
+def require_folded(folder: Folder, key: SessionKey, seen: list[Seen], head: int) -> None:
+    """Raise CorruptRecordError if the log ends before what was folded: then it lacks files."""
+    folded = max((one.manifest.as_of_seq for one in seen), default=0)
+    if folded > head:
+        message = (
+            f"the log of {key} in {folder.path} ends at record {head}, but documents were made "
+            f"from record {folded}: files of its log are missing or cut; restore them from a copy"
+        )
+        raise CorruptRecordError(message, path=folder.path, head=head, as_of_seq=folded)
+
+
 def _manifest_of(folder: Folder, name: str, key: SessionKey) -> Manifest | None:
     data = folder.read(name)
     if data is None:
         return None  # a fold has just ended
-    body = open_sealed(data)
-    if body is None:
-        _log.warning("a manifest is damaged", extra={"path": f"{folder.path}/{name}"})
-        return None
-    number = msgspec.json.decode(body, type=_Format).format
-    if number > FORMAT:
+    path = f"{folder.path}/{name}"
+    number = unsealed(data, _Format)
+    if number is not None and number.format > FORMAT:
         message = (
-            f"{folder.path}/{name} has format {number}, this release reads up to {FORMAT}: use a "
-            "newer release of perdure"
+            f"{path} has format {number.format}, this release reads up to {FORMAT}: use a newer "
+            "release of perdure"
         )
-        raise UnsupportedVersionError(message, path=f"{folder.path}/{name}", format=number)
-    manifest = msgspec.json.decode(body, type=Manifest)
-    if manifest.key != key:
-        message = (
-            f"{folder.path}/{name} belongs to session {manifest.key}, not to {key}: put the "
-            "folder back to where it came from"
-        )
-        raise CorruptRecordError(message, path=f"{folder.path}/{name}", key=str(key))
+        raise UnsupportedVersionError(message, path=path, format=number.format)
+    manifest = unsealed(data, Manifest)
+    if manifest is None:
+        _log.warning("a manifest is damaged", extra={"path": path})
+    else:
+        require_key(path, manifest.key, key)
     return manifest
 
 
@@ -163,7 +178,7 @@ def write(
     """
     require_mine()
     coming = next_manifest_name(manifest.epoch)
-    folder.replace(coming, seal(msgspec.json.encode(manifest)))
+    folder.replace(coming, sealed(manifest))
     folder.sync()
     places: dict[tuple[str, ...], list[tuple[str, bytes]]] = {}
     for name, data in documents.items():

@@ -25,15 +25,15 @@ import msgspec
 from perdure._lib.files import Folder, write_all
 from perdure._lib.platform import drop_cache, sync_data, sync_file
 from perdure.codec import frames
-from perdure.codec.frames import Position, open_sealed, seal
-from perdure.errors import CorruptRecordError, LeaseHeldError, UnsupportedVersionError
+from perdure.codec.frames import Position
+from perdure.errors import LeaseHeldError, UnsupportedVersionError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FORMAT
 from perdure.model.records import EPOCH, Entry
 from perdure.store import Holder
 from perdure.stores.file import chain
-from perdure.stores.file.chain import First, KeyOnDisk, Previous, Segment
-from perdure.stores.file.documents import read_manifests, remove_owned
+from perdure.stores.file.chain import First, Previous, Segment
+from perdure.stores.file.documents import read_manifests, remove_owned, require_folded
 from perdure.stores.file.layout import (
     LOG,
     QUARANTINE,
@@ -46,6 +46,7 @@ from perdure.stores.file.layout import (
     session_path,
 )
 from perdure.stores.file.owners import Owner, Owners
+from perdure.stores.file.sealed import sealed, unsealed
 
 __all__ = ["Fence", "Taken", "look", "mark_deleted", "newest_epoch", "read_lease", "take"]
 
@@ -56,7 +57,7 @@ class LeaseFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What ``lease-<epoch>.json`` says."""
 
     format: int
-    key: KeyOnDisk
+    key: SessionKey
     epoch: int
     owner: str
     host: str = ""
@@ -110,8 +111,7 @@ def newest_epoch(folder: Folder) -> int:
 
 def read_lease(folder: Folder, epoch: int) -> LeaseFile | None:
     """Return a lease, None if it is not there or not whole."""
-    body = open_sealed(folder.read(lease_name(epoch)) or b"")
-    return None if body is None else msgspec.json.decode(body, type=LeaseFile)
+    return unsealed(folder.read(lease_name(epoch)), LeaseFile)
 
 
 def look(root: Folder, key: SessionKey, owners: Owners) -> Holder | None:
@@ -150,12 +150,7 @@ def require_key(folder: Folder, key: SessionKey, lease: LeaseFile) -> None:
             "use a newer release of perdure"
         )
         raise UnsupportedVersionError(message, path=folder.path, format=lease.format)
-    if lease.key.key() != key:
-        message = (
-            f"{folder.path} belongs to session {lease.key.key()}, not to {key}: put the folder "
-            "back to where it came from"
-        )
-        raise CorruptRecordError(message, path=folder.path, key=str(key))
+    chain.require_key(folder.path, lease.key, key)
 
 
 def held(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
@@ -221,7 +216,7 @@ def publish(
     """Publish an epoch; None if somebody else has it, or a higher one."""
     lease = LeaseFile(
         format=FORMAT,
-        key=KeyOnDisk.of(key),
+        key=key,
         epoch=epoch,
         at=time.time(),
         since=since,
@@ -229,7 +224,7 @@ def publish(
         **msgspec.structs.asdict(me),
     )
     name = lease_name(epoch)
-    if not folder.publish(name, seal(msgspec.json.encode(lease))):
+    if not folder.publish(name, sealed(lease)):
         return None
     found = folder.stat(name)
     if found is None or newest_epoch(folder) != epoch:
@@ -248,10 +243,10 @@ def _begin(
             root.sync_path(*session_path(key), LOG)
         prev = None if tip is None else _seal(folder, log, tip)
         seq, crc = (prev.seq, prev.crc) if prev else (0, 0)
-        _require_folded(folder, key, seq, epoch)
-        first = First(
-            KeyOnDisk.of(key), prev, owner=me.owner, host=me.host, pid=me.pid, at=time.time()
-        )
+        # Not what a higher epoch folded: it has overtaken us, and its log goes on behind ours.
+        seen = [one for one in read_manifests(folder, key) if one.manifest.epoch < epoch]
+        require_folded(folder, key, seen, seq)
+        first = First(key, prev, owner=me.owner, host=me.host, pid=me.pid, at=time.time())
         entry = Entry(EPOCH, msgspec.json.encode(first))
         line, crc = frames.encode((entry,), first=seq + 1, epoch=epoch, crc=crc)
         create_segment(log, segment_name(epoch, 0), line)
@@ -300,19 +295,6 @@ def _keep_evidence(folder: Folder, log: Folder, tip: Segment, offset: int) -> No
     # The bytes stay where they are in any case: this copy is a help, not a duty.
     with contextlib.suppress(OSError), folder.make(QUARANTINE) as quarantine:
         quarantine.replace(name, tail)
-
-
-def _require_folded(folder: Folder, key: SessionKey, seq: int, epoch: int) -> None:
-    """Raise if the log ends before records that were folded: then files are missing."""
-    manifests = [one.manifest for one in read_manifests(folder, key)]
-    # Not what a higher epoch folded: it has overtaken us, and its log goes on behind ours.
-    folded = max((one.as_of_seq for one in manifests if one.epoch < epoch), default=0)
-    if folded > seq:
-        message = (
-            f"the log of {key} in {folder.path} ends at record {seq}, but documents were made "
-            f"from record {folded}: files of its log are missing or cut; restore them from a copy"
-        )
-        raise CorruptRecordError(message, path=folder.path, head=seq, as_of_seq=folded)
 
 
 def _remove_lower(folder: Folder, epoch: int) -> None:

@@ -20,11 +20,10 @@ import msgspec
 
 from perdure._lib.files import Folder
 from perdure._lib.platform import boot_id, host_name, try_lock
-from perdure.codec.frames import open_sealed, seal
 from perdure.errors import ConfigError
 from perdure.model.keys import SessionKey
-from perdure.stores.file.chain import KeyOnDisk
 from perdure.stores.file.layout import OWNERS, encode_name
+from perdure.stores.file.sealed import sealed, unsealed
 
 __all__ = ["Owner", "Owners"]
 
@@ -109,27 +108,27 @@ class Owners:
             letters = [(name, box.read(name)) for name in box.names() if not name.startswith(".")]
             for name, _ in letters:
                 box.remove(name)
-        opened = [open_sealed(data) for _, data in letters if data is not None]
-        return [msgspec.json.decode(letter, type=KeyOnDisk).key() for letter in opened if letter]
+        keys = [unsealed(letter, SessionKey) for _, letter in letters]
+        return [key for key in keys if key is not None]
 
     def ask(self, owner: str, key: SessionKey) -> None:
         """Drop a letter into another owner's box; one who is gone has none."""
-        letter = msgspec.json.encode(KeyOnDisk.of(key))
+        letter = sealed(key)
         name = hashlib.sha256(letter).hexdigest() + ".json"
         box_name = encode_name(owner) + _WANTED
         with contextlib.suppress(FileNotFoundError), self._folder.enter(box_name) as box:
-            box.replace(name, seal(letter), durable=False)
+            box.replace(name, letter, durable=False)
 
     def _write_beat(self) -> None:
-        beat = msgspec.json.encode(_Beat(self.me.owner, self._beat))
-        self._folder.replace(self._name + _BEAT, seal(beat), durable=False)
+        beat = sealed(_Beat(self.me.owner, self._beat))
+        self._folder.replace(self._name + _BEAT, beat, durable=False)
 
     # the others
 
     def beat_of(self, owner: str) -> int:
         """Return an owner's heartbeat counter, 0 if it has none."""
-        body = open_sealed(self._folder.read(encode_name(owner) + _BEAT) or b"")
-        return msgspec.json.decode(body, type=_Beat).beat if body else 0
+        found = unsealed(self._folder.read(encode_name(owner) + _BEAT), _Beat)
+        return found.beat if found else 0
 
     def alive(self, owner: str, boot: str) -> bool | None:
         """Say whether an owner lives, None where only its heartbeat can tell."""

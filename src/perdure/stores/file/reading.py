@@ -10,6 +10,8 @@ Blocking: one hop into a thread. Nothing is written.
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from perdure._lib.files import Folder
@@ -22,6 +24,7 @@ from perdure.stores.file.chain import Known, Segment
 from perdure.stores.file.layout import LOG, released_name, session_path
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
 from perdure.stores.file.owners import Owners
+from perdure.stores.file.sealed import decoded
 
 __all__ = ["Plan", "Span", "plan", "position_of"]
 
@@ -107,22 +110,22 @@ def _is_over(folder: Folder, found: Plan, lease: LeaseFile | None, owners: Owner
 
 
 def _plan(folder: Folder, key: SessionKey, since: int, after: int, held: Known | None) -> Plan:
-    try:
-        log = folder.enter(LOG)
-    except FileNotFoundError:
-        return Plan()
-    with log:
+    # First: what is folded was in the log by then, and may have moved on since.
+    manifests = documents.read_manifests(folder, key, since=since)
+    found = Plan()
+    with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
         tip = chain.find_tip(log, key, since=since)
-        if tip is None:
-            return Plan()
-        spans = _spans(log, key, tip, after, _marks(folder, key, since), held)
-    return Plan(tuple(spans), spans[-1].stop.seq, tip.epoch)
+        if tip is not None:
+            spans = _spans(log, key, tip, after, _marks(manifests), held)
+            found = Plan(tuple(spans), spans[-1].stop.seq, tip.epoch)
+    documents.require_folded(folder, key, manifests, found.head)
+    return found
 
 
-def _marks(folder: Folder, key: SessionKey, since: int) -> dict[tuple[int, int], Position]:
+def _marks(manifests: list[documents.Seen]) -> dict[tuple[int, int], Position]:
     """Return the positions that manifests vouch for, by segment."""
     marks: dict[tuple[int, int], Position] = {}
-    for one in documents.read_manifests(folder, key, since=since):
+    for one in manifests:
         known = position_of(one.manifest.position)
         if known is not None:
             marks.setdefault((known.epoch, known.number), known.at)
@@ -131,10 +134,7 @@ def _marks(folder: Folder, key: SessionKey, since: int) -> dict[tuple[int, int],
 
 def position_of(raw: msgspec.Raw) -> Known | None:
     """Return what a manifest says of where the log goes on, None if it says nothing."""
-    try:
-        return msgspec.json.decode(raw, type=Known | None)
-    except msgspec.ValidationError:
-        return None  # another release's; reading from the segment's start is as good
+    return decoded(raw, Known)  # another release's is passed over: reading more is as good
 
 
 def _spans(
@@ -167,18 +167,24 @@ def _newest_span(
     marks: dict[tuple[int, int], Position],
     held: Known | None,
 ) -> Span:
-    """Read the tip to find out how far it counts, from as near its end as is known."""
-    upto = held.at.offset if held is not None and held.number == tip.number else None
-    mark = marks.get((tip.epoch, tip.number), tip.start)
-    if upto is not None and mark.offset > upto:
-        mark = tip.start
-    found = chain.scan(log, tip, mark, upto=upto, keep=SMALL)
-    if found.size < mark.offset:
-        raise chain.damaged(f"{log.path}/{tip.name}", found.size, mark.offset)
-    if mark is not tip.start and found.end == mark and found.size > mark.offset:
-        # Nothing sound follows: a torn write, or a wrong mark. Only the start can tell.
-        mark = tip.start
-        found = chain.scan(log, tip, mark, upto=upto, keep=SMALL)
-    if mark.seq > after:
+    """Find out how far the tip counts, reading from as near its end as is known."""
+    start = marks.get((tip.epoch, tip.number), tip.start)
+    end = held.at if held is not None and held.number == tip.number else None
+    if end is not None:
+        if after >= end.seq:
+            return Span(tip, end, end, ())
+        if start.offset > end.offset:
+            start = tip.start
+        if end.offset - start.offset > SMALL:
+            return Span(tip, start if start.seq <= after else tip.start, end)
+    upto = None if end is None else end.offset
+    found = chain.scan(log, tip, start, upto=upto, keep=SMALL)
+    if found.size < start.offset:
+        raise chain.damaged(f"{log.path}/{tip.name}", found.size, start.offset)
+    if start is not tip.start and found.end == start and found.size > start.offset:
+        # Nothing sound follows: a torn write, or a wrong mark. Only the beginning can tell.
+        start = tip.start
+        found = chain.scan(log, tip, start, upto=upto, keep=SMALL)
+    if start.seq > after:
         return Span(tip, tip.start, found.end)
-    return Span(tip, mark, found.end, found.records)
+    return Span(tip, start, found.end, found.records)

@@ -165,7 +165,9 @@ class FileStore:
 
     @property
     def _here(self) -> _Opened:
-        """What is open; raise where nothing is."""
+        return self._require_open()
+
+    def _require_open(self) -> _Opened:
         here = self._opened
         if here is not None and here.pid == os.getpid():
             return here
@@ -210,9 +212,12 @@ class FileStore:
         if writer.lock.locked():
             await idle(writer)
         try:
-            return await self._appends.run(writer.append, batch)
+            outcome = await self._appends.run(writer.append, batch)
         except Exception as error:  # noqa: BLE001  # one session's trouble must not be another's
             return Outcome(Status.IN_DOUBT, error)
+        if outcome.status is Status.CONFLICT and self._writers.get(batch.key) is writer:
+            del self._writers[batch.key]  # an epoch that is over never begins again
+        return outcome
 
     async def read_log(
         self,
@@ -325,7 +330,8 @@ class FileStore:
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """Say that the epoch's holder writes no more; see the port."""
-        writer = self._writers.get(key) if self._here else None
+        self._require_open()
+        writer = self._writers.get(key)
         if writer is not None and writer.epoch == epoch:
             await idle(writer)
             self._writers.pop(key, None)
@@ -362,7 +368,8 @@ class FileStore:
         await self._hop("delete", acts.delete, writer, self._owners.me)
 
     def _held(self, key: SessionKey, epoch: int) -> Writer:
-        writer = self._writers.get(key) if self._here else None
+        self._require_open()
+        writer = self._writers.get(key)
         if writer is None or writer.epoch != epoch:
             raise lost(key, epoch)
         return writer

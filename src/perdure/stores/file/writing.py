@@ -35,7 +35,7 @@ from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Entry
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.file import history
-from perdure.stores.file.chain import SEGMENT, First, KeyOnDisk, Known, Previous
+from perdure.stores.file.chain import SEGMENT, First, Known, Previous
 from perdure.stores.file.layout import LOG, segment_name, session_path
 from perdure.stores.file.leases import Taken
 from perdure.stores.file.open_files import OpenFiles
@@ -268,7 +268,7 @@ class Writer:
         number = self._last_number + 1
         known = self.durable
         prev = Previous(known.epoch, known.number, known.at.offset, known.at.seq, known.at.crc)
-        entry = Entry(SEGMENT, msgspec.json.encode(First(KeyOnDisk.of(self.key), prev)))
+        entry = Entry(SEGMENT, msgspec.json.encode(First(self.key, prev)))
         line, crc = frames.encode((entry,), first=prev.seq, epoch=self.epoch, crc=prev.crc)
         with folder.enter(LOG) as log:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL

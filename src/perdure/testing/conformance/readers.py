@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import anyio
 import msgspec
 
@@ -41,11 +43,9 @@ class ReaderConformance(Suite):
     async def test_a_reader_that_leaves_early_leaves_nothing_open(self, store: Store) -> None:
         grant = await take(store)
         await append_ok(store, grant, 2, *[entry for n in range(500) for entry in group(str(n))])
-        chunks = store.read_log(KEY)
-        first = await anext(chunks)
+        async with aclosing(store.read_log(KEY)) as chunks:
+            first = await anext(chunks)
         assert first.records[0].kind == EPOCH
-        if close := getattr(chunks, "aclose", None):
-            await close()
         assert await store.head(KEY) == 501
 
     async def test_readers_beside_a_folding_writer_see_whole_prefixes(

@@ -1,0 +1,168 @@
+"""A place to test in: a manager whose store can fail, and whose process can crash and return.
+
+Everything is the real thing but two: the store keeps its data in memory, and a crash
+ends the manager, not the process. What a manager finds after a crash is what the one before had
+made durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypedDict, Unpack, final
+
+import anyio
+
+from perdure.autosave.options import Autosave, Engine, Shutdown
+from perdure.errors import SessionClosedError
+from perdure.lease.terms import Lease
+from perdure.session.crash import kill
+from perdure.session.manager import SessionManager
+from perdure.session.options import Limits
+from perdure.store import Store
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing.clock import ManualClock
+from perdure.testing.switched import Faults, SwitchedStore
+
+__all__ = ["Sandbox", "SandboxOptions"]
+
+LONGEST_BACKOFF: Final = 60.0
+"""After so long everything that failed has been tried again, with the default engine."""
+
+
+class SandboxOptions(TypedDict, total=False):
+    """What a sandbox gives to its managers, by the names of ``perdure.connect``."""
+
+    autosave: Autosave | None
+    lease: Lease
+    shutdown: Shutdown
+    limits: Limits
+    types: Sequence[Any]
+    engine: Engine
+
+
+class _Complete(TypedDict):
+    autosave: Autosave | None
+    lease: Lease
+    shutdown: Shutdown
+    limits: Limits
+    types: Sequence[Any]
+    engine: Engine
+
+
+@final
+class Sandbox:
+    """Sessions to test with: ``async with Sandbox() as sandbox``.
+
+    Saves go by the clock if there is one, with ``Autosave()``; without one everything
+    saves itself at once, with ``Autosave.write_through()``. No signal is watched.
+
+    Args:
+        clock: Autosave's time, which stands still until the test moves it.
+        store: Makes the store of each manager, for tests on another than the memory store;
+            all of them have to lead to the same data, each as an owner of its own.
+        options: What else the managers are given.
+
+    Example:
+        async with Sandbox() as sandbox:
+            session = await sandbox.sessions.open("mia")
+            session.append(Message.user("Hello"))
+            await session.save()
+            await sandbox.reopen()
+            session = await sandbox.sessions.open("mia")
+            assert [message.text for message in session.context()] == ["Hello"]
+
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: ManualClock | None = None,
+        store: Callable[[], Store] | None = None,
+        **options: Unpack[SandboxOptions],
+    ) -> None:
+        self.clock = clock
+        backing = MemoryBacking()
+        self._make_store = store or (lambda: MemoryStore(backing=backing))
+        self._options = _with_defaults(options, clock)
+        self._faults = Faults()
+        self._store: SwitchedStore | None = None
+        self._sessions: SessionManager | None = None
+
+    # its life
+
+    async def __aenter__(self) -> Self:
+        await self._connect()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the manager with a store that works; what is unsaved then is the test's affair."""
+        if self._sessions is None:
+            return
+        self._faults.forget()
+        with anyio.CancelScope(shield=True):
+            if self.clock is not None:
+                await self.clock.advance(LONGEST_BACKOFF)
+            await self._sessions.aclose()
+
+    async def _connect(self) -> None:
+        self._store = SwitchedStore(self._make_store(), faults=self._faults)
+        self._sessions = await SessionManager(self._store, clock=self.clock, **self._options)
+
+    # what is in it
+
+    @property
+    def sessions(self) -> SessionManager:
+        """The manager, since the last crash."""
+        if self._sessions is None:
+            raise _not_entered()
+        return self._sessions
+
+    @property
+    def store(self) -> SwitchedStore:
+        """The manager's store: take it down, bring it up, let calls fail."""
+        if self._store is None:
+            raise _not_entered()
+        return self._store
+
+    async def reopen(self, *, crash: bool = True) -> SessionManager:
+        """End the manager and return a new one over the same data.
+
+        Args:
+            crash: Whether it ends as by ``kill -9``, so that only what was durable is
+                there. Otherwise it closes, and raises if it could not save everything.
+
+        Raises:
+            UnsavedChangesError: It was to close, and something is not durable.
+
+        """
+        if crash:
+            await kill(self.sessions)
+        else:
+            report = await self.sessions.aclose()
+            report.raise_if_unsaved()
+        await self._connect()
+        return self.sessions
+
+
+def _with_defaults(options: SandboxOptions, clock: ManualClock | None) -> _Complete:
+    complete: _Complete = {
+        "autosave": Autosave.write_through() if clock is None else Autosave(),
+        "lease": Lease(),
+        "shutdown": Shutdown(deadline=5.0, turn_grace=1.0, signals=False),
+        "limits": Limits(),
+        "types": (),
+        # On a clock that is moved, things are due when the options say, and not before.
+        "engine": Engine() if clock is None else Engine(jitter=0.0, eager=False),
+    }
+    complete.update(options)
+    return complete
+
+
+def _not_entered() -> SessionClosedError:
+    return SessionClosedError("this sandbox is not open: use `async with Sandbox() as sandbox`")

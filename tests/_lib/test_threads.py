@@ -1,0 +1,111 @@
+"""Calls go to threads and come back, in parallel up to a limit; abandoned ones hinder nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+
+import anyio
+import pytest
+
+from perdure._lib.threads import Threads
+
+LONG = 10.0
+
+
+def begun(name: str) -> int:
+    return sum(thread.name.startswith(name) for thread in threading.enumerate())
+
+
+def gone(name: str) -> bool:
+    """Wait until no thread of this name lives."""
+    until = time.monotonic() + LONG
+    while begun(name) and time.monotonic() < until:
+        time.sleep(0)
+    return not begun(name)
+
+
+async def test_a_call_brings_its_value_back_from_another_thread() -> None:
+    threads = Threads(2, name="value")
+    here, there = threading.get_ident(), await threads.run(threading.get_ident)
+    assert here != there
+    assert await threads.run(divmod, 7, 2) == (3, 1)
+    threads.close()
+    assert gone("value")
+
+
+async def test_a_call_brings_its_error_back() -> None:
+    threads = Threads(1, name="error")
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(divmod, 1, 0)
+    assert await threads.run(abs, -1) == 1
+    threads.close()
+
+
+async def test_calls_run_side_by_side_up_to_the_limit() -> None:
+    threads = Threads(3, name="limit")
+    together = threading.Barrier(3)
+    async with anyio.create_task_group() as group:
+        for _ in range(6):
+            group.start_soon(threads.run, together.wait, LONG)
+    assert begun("limit") == 3
+    assert threads.busy == 0
+    threads.close()
+
+
+async def test_one_after_the_other_needs_one_thread() -> None:
+    threads = Threads(8, name="frugal")
+    for _ in range(20):
+        await threads.run(abs, -1)
+    assert begun("frugal") == 1
+    threads.close()
+
+
+async def test_an_abandoned_call_goes_on_and_keeps_nobody_waiting() -> None:
+    threads = Threads(2, name="abandoned")
+    release, ended = threading.Event(), threading.Event()
+
+    def call() -> None:
+        release.wait(LONG)
+        ended.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(threads.run, call)
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    assert threads.busy == 1
+    with anyio.fail_after(LONG):
+        assert await threads.run(abs, -1) == 1
+    release.set()
+    assert await anyio.to_thread.run_sync(ended.wait, LONG)
+    threads.close()
+
+
+async def test_threads_end_with_whoever_made_them() -> None:
+    threads = Threads(2, name="dropped")
+    await threads.run(abs, -1)
+    assert begun("dropped") == 1
+    del threads
+    gc.collect()
+    assert await anyio.to_thread.run_sync(gone, "dropped")
+
+
+def test_a_call_that_outlives_its_event_loop_ends_in_silence() -> None:
+    release = threading.Event()
+
+    def call() -> None:
+        release.wait(LONG)
+
+    async def main() -> Threads:
+        threads = Threads(1, name="outlived")
+        task = asyncio.get_running_loop().create_task(threads.run(call))
+        await asyncio.sleep(0)
+        task.cancel()
+        return threads
+
+    threads = asyncio.run(main())
+    release.set()
+    threads.close()
+    assert gone("outlived")

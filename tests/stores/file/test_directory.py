@@ -1,0 +1,94 @@
+"""The directory of sessions: ids out of folders, and what their documents say of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perdure.model.keys import SessionKey
+from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
+from tests.stores.file.kit import KEY
+
+ABOUT = {
+    "createdAt": "2026-01-02T03:04:05+00:00",
+    "metadata": {"title": "A title", "tags": ["a", "b"], "owner": "me", "extra": 1},
+}
+
+
+async def folded(store, key: SessionKey, about: bytes) -> int:
+    grant = await take(store, key)
+    head = await append_ok(store, grant, grant.head + 1, *group("a"))
+    new = {"session.json": about}
+    manifest = manifest_of(grant, head, new, counters={"turns": 3})
+    await store.write_documents(key, new, manifest)
+    return head
+
+
+async def test_a_listing_says_what_session_json_says(store) -> None:
+    head = await folded(store, KEY, json.dumps(ABOUT).encode())
+    (info,) = await store.sessions()
+    assert (info.key, info.epoch, info.head, info.turns) == (KEY, 1, head, 3)
+    assert (info.title, info.tags, info.owner) == ("A title", ("a", "b"), "me")
+    assert info.created_at == 1767323045.0
+    assert info.updated_at is not None
+
+
+async def test_a_session_without_a_fold_is_listed_with_its_times(store) -> None:
+    await take(store)
+    (info,) = await store.sessions()
+    assert (info.key, info.epoch, info.head, info.title) == (KEY, 1, 0, None)
+    assert info.created_at is not None
+    assert info.updated_at is not None
+    assert info.created_at - 10 < info.updated_at
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"\xff",
+        b"{",
+        b'{"metadata":7}',
+        b'{"createdAt":"yesterday"}',
+        b'{"createdAt":99}',
+        b"[" * 200_000,
+        b'{"metadata":{"tags":[1]}}',
+    ],
+)
+async def test_a_session_json_of_any_shape_hides_no_session(store, about: bytes) -> None:
+    await folded(store, KEY, about)
+    (info,) = await store.sessions()
+    assert (info.key, info.turns, info.title) == (KEY, 3, None)
+
+
+async def test_one_bad_folder_hides_no_other(store, root: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        await folded(store, SessionKey(name), b"{}")
+    agents = root / "agents"
+    (agents / "a/manifest-1.json").write_bytes(b"damaged")
+    (agents / "b/log/1-0.jsonl").write_bytes(b"damaged\n")
+    (agents / "c").rename(agents / "moved")
+    (agents / "Not ours").mkdir()
+    (agents / "=zz").mkdir()
+    (agents / "file").write_bytes(b"")
+    (agents / "empty").mkdir()
+    listed = [info.key.agent for info in await store.sessions()]
+    assert listed == ["a", "b", "d", "moved"]
+
+
+async def test_ids_that_are_only_hashed_come_out_of_the_files(store) -> None:
+    long = "Ü" * 400
+    keys = [SessionKey(long, "x" * 300), SessionKey(long, "y"), SessionKey("s", "z" * 1000)]
+    for key in keys:
+        await folded(store, key, b"{}")
+    assert [info.key for info in await store.sessions()] == sorted(keys)
+    assert [info.key for info in await store.sessions(prefix="ÜÜÜ")] == sorted(keys[:2])
+
+
+async def test_no_limit_below_one_gives_anything(store) -> None:
+    await take(store)
+    assert await store.sessions(limit=0) == []

@@ -1,0 +1,82 @@
+"""The blocking API has every name of the async one, with the same arguments."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+import perdure
+import perdure.sync
+from perdure.memory import state, working
+
+NOT_FOR_USERS = "# for the manager, turns and the agent: not for users"
+"""What stands above the methods of the session that nobody has to wrap."""
+
+_below = inspect.getsource(perdure.Session).partition(NOT_FOR_USERS)[2]
+INTERNAL = {
+    perdure.Session: {"accept", *perdure.Session.__slots__, *re.findall(r" def (\w+)", _below)},
+    working.WorkingMemory: {"note"},
+}
+"""Names without an underscore that are not for users."""
+
+RENAMED = {"aclose": "close"}
+
+PAIRS = [
+    (perdure.SessionManager, perdure.sync.SessionManager),
+    (perdure.Session, perdure.sync.Session),
+    (perdure.SessionView, perdure.sync.SessionView),
+    (perdure.Turn, perdure.sync.Turn),
+    (working.WorkingMemory, perdure.sync.WorkingMemory),
+    (state.States, perdure.sync.States),
+]
+pairs = pytest.mark.parametrize(("theirs", "ours"), PAIRS, ids=lambda cls: cls.__name__)
+
+
+def public(cls: type) -> set[str]:
+    names = {name for name in vars(cls) if not name.startswith("_")}
+    return {RENAMED.get(name, name) for name in names - INTERNAL.get(cls, set())}
+
+
+def shape(function: object) -> list[tuple[str, object, object]]:
+    """Return what a caller sees of a function's parameters, their types aside."""
+    parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    return [(one.name, one.kind, one.default) for one in parameters]
+
+
+@pairs
+def test_both_have_the_same_names(theirs: type, ours: type) -> None:
+    assert public(theirs) == public(ours)
+
+
+@pairs
+def test_methods_take_the_same_arguments(theirs: type, ours: type) -> None:
+    for name in public(theirs):
+        there = vars(theirs).get(name) or vars(theirs)["aclose"]
+        here = vars(ours)[name]
+        if inspect.isfunction(there):
+            assert shape(here) == shape(there), name
+        else:
+            assert isinstance(here, property), name
+
+
+@pairs
+def test_nothing_is_left_to_await(theirs: type, ours: type) -> None:
+    assert [name for name in public(ours) if inspect.iscoroutinefunction(vars(ours)[name])] == []
+
+
+def test_what_is_internal_is_known() -> None:
+    assert {"accept", "begin_turn", "end_turn"} <= INTERNAL[perdure.Session]
+    assert not {"append", "save", "turn", "aclose", "retract"} & INTERNAL[perdure.Session]
+
+
+def test_connect_takes_the_same_arguments() -> None:
+    assert shape(perdure.sync.connect) == shape(perdure.connect)
+
+
+def test_a_forgotten_method_would_be_noticed() -> None:
+    class Longer(perdure.SessionManager):  # type: ignore[misc]  # final for users
+        async def archive(self) -> None: ...
+
+    assert "archive" in public(Longer) - public(perdure.sync.SessionManager)

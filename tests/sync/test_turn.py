@@ -1,0 +1,142 @@
+"""Blocking turns: bound to their thread, first come first served, safe from Ctrl-C."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import perdure.sync
+from perdure import Message, SessionError, Shutdown
+from tests.sync.conftest import Connect, GatedStore, phases
+
+QUIET = Shutdown(signals=False)
+
+
+def test_a_turn_inside_a_turn_is_refused(again: Connect) -> None:
+    with again() as sessions, sessions.open("mia") as session:
+        with (
+            session.turn(),
+            pytest.raises(SessionError, match="already is in a turn"),
+            session.turn(),
+        ):
+            pass
+        with session.turn() as turn:
+            assert turn.number == 2
+
+
+def test_another_thread_waits_for_its_turn(again: Connect) -> None:
+    order: list[str] = []
+    with again() as sessions, sessions.open("mia") as session:
+
+        def second() -> None:
+            with session.turn():
+                order.append("second")
+
+        with session.turn():
+            thread = threading.Thread(target=second)
+            thread.start()
+            while not sessions._loop._calls:  # it waits in the queue
+                pass
+            order.append("first")
+        thread.join()
+    assert order == ["first", "second"]
+
+
+def test_an_error_closes_the_turn_as_interrupted_and_saves_it(again: Connect) -> None:
+    with again(autosave=None) as sessions, sessions.open("mia") as session:
+        with pytest.raises(ZeroDivisionError), session.turn():
+            session.append(Message.user("Hello"))
+            1 / 0  # noqa: B018
+        assert session.durable_version == session.version
+        assert phases(sessions, session) == ["begin", "interrupted"]
+
+
+def test_a_retry_by_id_is_the_same_turn(again: Connect) -> None:
+    with again() as sessions, sessions.open("mia") as session:
+        with session.turn("request-7") as turn:
+            session.append(Message.user("Hello"))
+        with session.turn("request-7") as retry:
+            assert retry.replayed
+            assert retry.number == turn.number
+
+
+def test_nothing_is_sent_before_it_is_durable(again: Connect) -> None:
+    sent: list[tuple[str, int]] = []
+    with again(autosave=None) as sessions, sessions.open("mia") as session, session.turn() as turn:
+        version = session.append(Message.user("Hello"))
+        turn.emit("answer", lambda item: sent.append((item, session.durable_version)))
+    assert sent == [("answer", version)]
+
+
+def test_ctrl_c_in_the_queue_leaves_it(
+    again: Connect, ctrl_c_when: Callable[[threading.Event], None]
+) -> None:
+    waits, done = threading.Event(), threading.Event()
+    with again() as sessions, sessions.open("mia") as session:
+
+        def first() -> None:
+            with session.turn():
+                ready.set()
+                done.wait()
+
+        ready = threading.Event()
+        thread = threading.Thread(target=first)
+        thread.start()
+        ready.wait()
+
+        def watch() -> None:
+            while not sessions._loop._calls:
+                pass
+            waits.set()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        ctrl_c_when(waits)
+        with pytest.raises(KeyboardInterrupt):
+            session.turn().__enter__()
+        done.set()
+        thread.join()
+        watcher.join()
+        with session.turn() as turn:
+            assert turn.number == 2
+        assert phases(sessions, session) == ["begin", "end", "begin", "end"]
+
+
+def test_ctrl_c_while_a_turn_is_saved_does_not_cut_it(
+    gated: GatedStore, ctrl_c_when: Callable[[threading.Event], None]
+) -> None:
+    with perdure.sync.connect(gated, autosave=None, shutdown=QUIET) as sessions:
+        session = sessions.open("mia")
+        with pytest.raises(KeyboardInterrupt), session.turn():
+            session.append(Message.user("Hello"))
+            gated.gate.clear()
+            gated.entered.clear()
+            ctrl_c_when(gated.entered)
+        gated.gate.set()
+        with session.turn() as turn:  # comes after the one that is being saved
+            assert turn.number == 2
+        assert phases(sessions, session) == ["begin", "end", "begin", "end"]
+
+
+def test_a_turn_that_was_given_up_is_interrupted(again: Connect) -> None:
+    with again() as sessions, sessions.open("mia") as session:
+        turn = session.turn()
+        turn.__enter__()
+        sessions._loop.post(turn._life.give_up)  # as when Ctrl-C comes just behind its beginning
+        turn._in_turn.thread = 0
+        with session.turn():
+            pass
+        assert phases(sessions, session) == ["begin", "interrupted", "begin", "end"]
+
+
+def test_a_turn_open_while_the_manager_closes_is_interrupted(again: Connect) -> None:
+    sessions = again(shutdown=Shutdown(deadline=1, turn_grace=0, signals=False))
+    session = sessions.open("mia")
+    turn = session.turn()
+    turn.__enter__()
+    session.append(Message.user("Hello"))
+    assert sessions.close().clean
+    with again() as sessions:
+        assert sessions.load("mia").context()[0].text == "Hello"  # type: ignore[union-attr]

@@ -1,0 +1,34 @@
+"""Code that type checkers must accept: how people use `perdure.sync`. It is never run."""
+
+# pyright: strict
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+from perdure import Autosave, Message, Receipt, ShutdownReport
+from perdure.sync import (
+    Session,
+    SessionManager,
+    SessionView,
+    States,
+    Turn,
+    WorkingMemory,
+    connect,
+)
+
+
+def a_script() -> None:
+    with connect("file:~/agents", autosave=Autosave()) as sessions:
+        assert_type(sessions, SessionManager)
+        with sessions.open("mia") as session:
+            assert_type(session, Session)
+            with session.turn() as turn:
+                assert_type(turn, Turn)
+                assert_type(session.append(Message.user("Hello")), int)
+                turn.emit("Hello", print)
+            assert_type(session.save(), Receipt)
+            assert_type(session.memory, WorkingMemory)
+            assert_type(session.state, States)
+            assert_type(session.memory.get("city"), Any)
+        assert_type(sessions.load("mia"), SessionView | None)
+        assert_type(sessions.close(), ShutdownReport)
