@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from perdure import SessionKey
 from perdure.stores.file.layout import LOG, session_path
 
-__all__ = ["Mirror", "filesystem", "write_through"]
+__all__ = ["Mirror", "Piece", "filesystem", "write_through"]
 
 
 def write_through(fd: int, data: bytes) -> None:
@@ -17,41 +18,54 @@ def write_through(fd: int, data: bytes) -> None:
     os.fdatasync(fd)
 
 
-class Mirror:
-    """A plain copy of a session's log: the same bytes in files of the same lengths.
+class Piece(NamedTuple):
+    """Bytes that one turn has written."""
 
-    ``step`` is called after each turn and gives what perdure has written in it, with the open
-    file that is to get it.
-    """
+    path: Path
+    start: int
+    stop: int
+
+    def read(self) -> bytes:
+        """Return them."""
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            return file.read(self.stop - self.start)
+
+
+class Mirror:
+    """A plain copy of a session's log: the same bytes in files of the same lengths."""
 
     def __init__(self, root: Path, key: SessionKey, copies: Path) -> None:
         self._log = root.joinpath(*session_path(key), LOG)
         self._copies = copies
-        self._name = ""
+        self._newest = max(self._log.glob("*.jsonl"), key=_place)
         self._seen = 0
+        self._copied = Path()
         self._fd = -1
 
-    def step(self) -> tuple[int, bytes]:
-        """Return the bytes that are new in the newest file, and the descriptor of its copy."""
-        newest = max(self._log.glob("*.jsonl"), key=_place)
-        if newest.name != self._name:
-            self._begin(newest)
-        with newest.open("rb") as file:
-            file.seek(self._seen)
-            new = file.read()
-        self._seen += len(new)
-        return self._fd, new
+    def mark(self) -> Piece:
+        """Note what is new in the newest file; cheap enough between two turns."""
+        size = self._newest.stat().st_size
+        if size == self._seen:  # the log has gone on in another file
+            self._newest = max(self._log.glob("*.jsonl"), key=_place)
+            self._seen, size = 0, self._newest.stat().st_size
+        piece = Piece(self._newest, self._seen, size)
+        self._seen = size
+        return piece
+
+    def copy_of(self, piece: Piece) -> int:
+        """Return the open file that is to get a piece, and holds everything before it."""
+        if piece.path != self._copied:
+            self.close()
+            path = self._copies / f"{self._log.parent.name}-{piece.path.name}"
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._copied = piece.path
+        return self._fd
 
     def catch_up(self) -> None:
         """Copy what is new, unmeasured."""
-        fd, new = self.step()
-        write_through(fd, new)
-
-    def _begin(self, newest: Path) -> None:
-        self.close()
-        self._name, self._seen = newest.name, 0
-        path = self._copies / f"{self._log.parent.name}-{newest.name}"
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        piece = self.mark()
+        write_through(self.copy_of(piece), piece.read())
 
     def close(self) -> None:
         """Close the copy."""

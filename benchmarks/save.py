@@ -1,10 +1,11 @@
 """A turn's save, over a plain write and fdatasync of the very bytes that it wrote.
 
 Both sides append to files that already hold the same bytes, on one file system, by one
-hop into one pool of threads. perdure is timed with everything that a user waits for: four
-appends of messages, encoded within, and ``await session.save()``. The plain side gets its
-bytes ready made. Blocks of turns alternate; a figure is the median over blocks of the ratio of
-25th percentiles, so that a busy disk or neighbor disturbs both sides or neither.
+hop into a thread. perdure is timed with everything that a user waits for: four appends of
+messages, encoded within, and ``await session.save()``. The plain side gets its bytes ready
+made, and messages are there before the clock runs. Blocks of turns alternate; a figure is
+the median over blocks of the ratio of 25th percentiles, so that a busy disk or neighbor
+disturbs both sides or neither.
 
 Growth compares the turns behind the last one with the first turns of fresh sessions, block by
 block as well. Bytes are all that is handed to ``write``, for whichever file, in a run of its
@@ -14,6 +15,7 @@ own without the plain side.
 from __future__ import annotations
 
 import tempfile
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
@@ -25,7 +27,7 @@ import anyio.to_thread
 
 import perdure
 from benchmarks.chat import Chat, Turn
-from benchmarks.disk import Mirror, filesystem, write_through
+from benchmarks.disk import Mirror, Piece, filesystem, write_through
 from benchmarks.figures import Report, Row
 from benchmarks.timing import count_writes, kernel_count, quartile, ratio
 from perdure import Limits, Session, SessionKey, SessionManager
@@ -58,19 +60,18 @@ class Lane:
         self.session = session
         self.mirror = mirror
         self._chat = chat
-        self._next = chat.turn()
+        self._turns: deque[Turn] = deque()
+
+    def prepare(self, turns: int) -> None:
+        """Have the messages of the next turns ready."""
+        self._turns.extend(self._chat.turn() for _ in range(turns))
 
     async def turn(self) -> None:
         """Append a turn's messages and save them: what is timed."""
         session = self.session
-        for message in self._next.messages:
+        for message in self._turns.popleft().messages:
             session.append(message)
         await session.save()
-
-    def advance(self) -> tuple[int, bytes]:
-        """Make the next turn ready; return what this one wrote, and where its copy goes."""
-        self._next = self._chat.turn()
-        return self.mirror.step()
 
 
 def run(options: Options) -> Report:
@@ -145,11 +146,21 @@ async def _lane(sessions: SessionManager, root: Path, copies: Path, number: int)
 
 async def _block(lanes: list[Lane], turns: int) -> tuple[list[float], list[float]]:
     """Time some turns, then their bytes as plain writes."""
-    ours, written = [], []
+    for lane in lanes:
+        lane.prepare(turns)
+    ours: list[float] = []
+    pieces: list[list[Piece]] = []
     for _ in range(turns):
         ours.append(await _time([lane.turn for lane in lanes]))
-        written.append([lane.advance() for lane in lanes])
-    theirs = [await _time([_plain(fd, data) for fd, data in one]) for one in written]
+        pieces.append([lane.mirror.mark() for lane in lanes])
+    writes = [
+        [(lane.mirror, piece, piece.read()) for lane, piece in zip(lanes, one, strict=True)]
+        for one in pieces
+    ]
+    theirs = [
+        await _time([_plain(mirror.copy_of(piece), data) for mirror, piece, data in one])
+        for one in writes
+    ]
     return ours, theirs
 
 
@@ -171,15 +182,14 @@ async def _time(calls: list[Callable[[], Awaitable[None]]]) -> float:
 async def _growth(old: Lane, fresh: Lane) -> tuple[list[float], list[float]]:
     """Time turns of the long session and of a fresh one, taking turns."""
     async with fresh.session:
+        fresh.prepare(GROWTH_FROM + GROWTH_BLOCK)
+        old.prepare(GROWTH_BLOCK)
         for _ in range(GROWTH_FROM):
             await fresh.turn()
-            fresh.advance()
         late, early = [], []
         for _ in range(GROWTH_BLOCK):
             late.append(await _time([old.turn]))
-            old.advance()
             early.append(await _time([fresh.turn]))
-            fresh.advance()
     fresh.mirror.close()
     return late, early
 

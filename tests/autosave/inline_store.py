@@ -113,9 +113,7 @@ class InlineStore:
         writes = self.writes.get(key, ())
         return max([one.ended - at for one in writes if one.began <= at < one.ended], default=0.0)
 
-    async def _call(
-        self, batches: Sequence[Batch], fault: Fault, latency: float
-    ) -> list[Outcome]:
+    async def _call(self, batches: Sequence[Batch], fault: Fault, latency: float) -> list[Outcome]:
         if self.stuck or fault == "hang":
             await anyio.sleep_forever()
         if fault == "hang_applied":
@@ -131,6 +129,9 @@ class InlineStore:
         outcomes = self._write(batches)
         if fault == "unacked":
             return [Outcome(Status.IN_DOUBT, StoreUnavailableError("no answer"))] * len(batches)
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            if outcome.status is Status.CONFLICT:
+                self.told_lost.add((batch.key, batch.epoch))
         return outcomes
 
     def _write(self, batches: Sequence[Batch]) -> list[Outcome]:
@@ -141,7 +142,6 @@ class InlineStore:
 
     def _append(self, batch: Batch) -> Outcome:
         if batch.epoch != self.epochs.get(batch.key, batch.epoch):
-            self.told_lost.add((batch.key, batch.epoch))
             return Outcome(Status.CONFLICT)
         log = self.logs.setdefault(batch.key, [])
         seqs = range(batch.first, batch.first + len(batch.records))
@@ -149,7 +149,9 @@ class InlineStore:
             return Outcome(Status.PERMANENT, NotStorableError("poison"))
         known = len(log) - batch.first + 1
         if known < 0:
-            self.breaches.append(f"{batch.key}: a gap before {batch.first}, the log ends at {len(log)}")
+            self.breaches.append(
+                f"{batch.key}: a gap before {batch.first}, the log ends at {len(log)}"
+            )
             return Outcome(Status.PERMANENT)
         if tuple(log[batch.first - 1 :]) != batch.records[:known]:
             self.breaches.append(f"{batch.key}: other records sent again from {batch.first}")

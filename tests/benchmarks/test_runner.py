@@ -78,6 +78,7 @@ def test_a_turn_is_about_7_kb_and_no_two_are_alike() -> None:
 def test_a_mirror_holds_the_same_bytes(tmp_path: Path) -> None:
     log = tmp_path / "agents" / "one" / "log"
     log.mkdir(parents=True)
+    (log / "2-9.jsonl").touch()
     mirror = Mirror(tmp_path, SessionKey("one"), tmp_path)
     for name, parts in (("2-9.jsonl", [b"a\n", b"b\n"]), ("2-10.jsonl", [b"c\n"])):
         for part in parts:

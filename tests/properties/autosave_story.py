@@ -83,7 +83,12 @@ rough_stories = st.builds(
 PICKED = (
     Story(ops=((0.0, "drum", 0),)),
     Story(ops=((0.0, "turn", 1), (0.0, "burst", 1), (0.0, "drum", 0))),
-    Story(ops=((0.0, "save", 0), (0.3, "mark", 0), (0.3, "job", 0), (0.0, "save", 0)), latency=(0.5,)),
+    Story(
+        ops=((0.0, "mark", 0), (0.0, "save", 0), (0.1, "mark", 0), (0.1, "save", 0)),
+        latency=(0.5,),
+    ),
+    Story(ops=tuple((0.0, "turn", n) for n in range(4)), parallelism=1, batch_max=1),
+    Story(ops=((0.0, "save", 0), (0.3, "mark", 0), (0.3, "job", 0), (0.0, "save", 0))),
 )
 """Stories that have been worth telling."""
 

@@ -30,6 +30,8 @@ class Mutant:
     name: str
     changes: tuple[tuple[str, str, str], ...]
     """Each a module, the text, and what it becomes."""
+    by_the_core: bool = False
+    """Whether the state machine of the core has to notice, instead of the stories."""
 
     def sources(self) -> dict[str, str]:
         texts: dict[str, str] = {}
@@ -118,6 +120,9 @@ _PUSH = """            self.ready.push(t, deadline(t), urgent=t.urgent_to > t.du
             self.nudged = True
 """
 
+_HELD = "        if t.holds or t.preparing:\n"
+_READY = "        self.schedule.ready.drop(t)\n        self.books.unsaved"
+
 MUTANTS = (
     _m("no-longest-delay", "schedule", (_LATEST, "            if False:\n")),
     _m(
@@ -139,7 +144,14 @@ MUTANTS = (
         (_BEGIN, _BEGIN.replace(" is not None", "")),
         ("if t.first_at is None or t.groups:", "if not t.first_at or t.groups:"),
     ),
-    _m("a-group-in-parts", "intake", ("        if not t.groups:\n            t.group_from = t.version\n", "        t.group_from = 1 << 60\n")),
+    _m(
+        "a-group-in-parts",
+        "intake",
+        (
+            "        if not t.groups:\n            t.group_from = t.version\n",
+            "        t.group_from = 1 << 60\n",
+        ),
+    ),
     Mutant(
         "all-waiters-woken",
         (
@@ -149,22 +161,93 @@ MUTANTS = (
         ),
     ),
     _m("waiters-never-leave", "waiting", (_REMOVE, "[waiter]")),
-    _m("waiters-not-woken", "batcher", ("                waiter.wake()\n", "                pass\n")),
+    _m(
+        "waiters-not-woken",
+        "batcher",
+        ("                waiter.wake()\n", "                pass\n"),
+    ),
     _m(
         "two-saves-at-a-time",
         "schedule",
-        ("t.first_at is None or t.inflight is not None or t.ticket", "t.first_at is None or t.ticket"),
+        (
+            "t.first_at is None or t.inflight is not None or t.ticket",
+            "t.first_at is None or t.ticket",
+        ),
     ),
     _m("jitter-to-later", "core", ("1.0 - engine.jitter", "1.0 + engine.jitter")),
-    _m("slots-rounded-up", "wheel", ("self.next_at = self._order[0] * self.width\n", "self.next_at = (self._order[0] + 1) * self.width\n")),
-    _m("a-timeout-is-a-success", "batcher", ("return [in_doubt(why)] * len(batches)", "return [Outcome(Status.OK)] * len(batches)")),
-    _m("a-crash-is-a-success", "outcomes", ("    return Outcome(Status.IN_DOUBT, error)\n", "    return Outcome(Status.OK)\n")),
-    _m("save-waits-for-the-debounce", "schedule", (" or t.urgent_to > t.durable:\n            due = now", ":\n            due = now")),
+    _m(
+        "slots-rounded-up",
+        "wheel",
+        (
+            "self.next_at = self._order[0] * self.width\n",
+            "self.next_at = (self._order[0] + 1) * self.width\n",
+        ),
+    ),
+    _m(
+        "a-timeout-is-a-success",
+        "batcher",
+        ("return [in_doubt(why)] * len(batches)", "return [Outcome(Status.OK)] * len(batches)"),
+    ),
+    _m(
+        "a-crash-is-a-success",
+        "outcomes",
+        ("    return Outcome(Status.IN_DOUBT, error)\n", "    return Outcome(Status.OK)\n"),
+    ),
+    _m(
+        "save-waits-for-the-debounce",
+        "schedule",
+        (" or t.urgent_to > t.durable:\n            due = now", ":\n            due = now"),
+    ),
     _m("ready-but-nobody-told", "schedule", (_PUSH, _PUSH.replace("self.nudged = True", "pass"))),
-    _m("bytes-never-given-back", "core", ("        self.books.pressure.dirty_bytes -= size\n        t.last_error", "        t.last_error")),
-    _m("a-job-beside-a-save", "lane", ("while t.inflight is not None or t.occupied:", "while False:")),
+    _m(
+        "bytes-never-given-back",
+        "core",
+        (
+            "        self.books.pressure.dirty_bytes -= size\n        t.last_error",
+            "        t.last_error",
+        ),
+    ),
+    _m(
+        "a-job-beside-a-save",
+        "lane",
+        ("while t.inflight is not None or t.occupied:", "while False:"),
+    ),
     _m("a-save-beside-a-job", "schedule", ("if t.holds or t.preparing:", "if t.preparing:")),
-    _m("contributors-hold-for-ever", "core", ("        t.preparing = False\n        t.prepared = True\n", "        t.prepared = True\n")),
-    _m("the-worker-stops-after-one-batch", "batcher", ("            while saves := self._take():\n", "            if saves := self._take():\n"), ("            self.launch(self._clock())  # there may be more, and now there is room\n", "")),
-    _m("records-sent-from-the-start", "core", ("else t.pending[:count])", "else t.pending[count - 1 :])"), ("t.pending if count == len(t.pending) else", "t.pending[:1] if count == 0 else")),
+    _m(
+        "contributors-hold-for-ever",
+        "core",
+        ("        t.preparing = False\n        t.prepared = True\n", "        t.prepared = True\n"),
+    ),
+    _m(
+        "the-worker-stops-after-one-batch",
+        "batcher",
+        ("            while saves := self._take():\n", "            if saves := self._take():\n"),
+        (
+            "            self.launch(self._clock())  # there may be more, and now there is room\n",
+            "",
+        ),
+    ),
+    _m(
+        "records-sent-from-the-start",
+        "core",
+        ("else t.pending[:count])", "else t.pending[count - 1 :])"),
+        ("t.pending if count == len(t.pending) else", "t.pending[:1] if count == 0 else"),
+    ),
+    *[
+        Mutant(name, ((module, old, new),), by_the_core=True)
+        for name, module, old, new in (
+            (
+                "a-failure-makes-it-younger",
+                "core",
+                "t.first_at = t.oldest_at\n",
+                "t.first_at = now\n",
+            ),
+            ("a-group-without-an-age", "core", "t.first_at = t.group_at", "t.first_at = None"),
+            ("held-back-but-captured", "schedule", _HELD, "        if t.preparing:\n"),
+            ("quarantine-weighs-nothing", "core", "end is not State.QUARANTINED and", "True and"),
+            ("a-refused-group-hides-others", "core", "t.narrow = half", "t.narrow = 0"),
+            ("lost-but-ready", "core", _READY, "        self.books.unsaved"),
+            ("a-prefix-twice", "core", "t.durable + 1, tuple", "max(t.durable, 1), tuple"),
+        )
+    ],
 )

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import example, given, settings
 
 from tests import _virtual
-from tests.properties.autosave_story import PICKED, Story, check, rough_stories, smooth_stories, tell
+from tests.properties.autosave_story import (
+    PICKED,
+    Story,
+    check,
+    rough_stories,
+    smooth_stories,
+    tell,
+)
 
 
 @pytest.mark.parametrize("backend", _virtual.BACKENDS)
@@ -14,6 +21,7 @@ from tests.properties.autosave_story import PICKED, Story, check, rough_stories,
 @given(story=smooth_stories)
 @example(story=PICKED[0])
 @example(story=PICKED[1])
+@example(story=PICKED[2])
 def test_a_store_that_is_up_keeps_the_loss_window(backend: str, story: Story) -> None:
     check(story, _virtual.run(backend, tell, story))
 
@@ -21,5 +29,7 @@ def test_a_store_that_is_up_keeps_the_loss_window(backend: str, story: Story) ->
 @pytest.mark.parametrize("backend", _virtual.BACKENDS)
 @settings(max_examples=200)
 @given(story=rough_stories)
+@example(story=PICKED[3])
+@example(story=PICKED[4])
 def test_whatever_the_store_does_nothing_is_lost(backend: str, story: Story) -> None:
     check(story, _virtual.run(backend, tell, story))

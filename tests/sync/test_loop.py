@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from perdure import SessionClosedError, WrongLoopError
@@ -107,6 +108,52 @@ def test_an_abandoned_wait_cancels_what_it_waited_for(loop: LoopThread) -> None:
     assert cancelled.wait(30)
     stopped(loop)
     thread.join()
+
+
+def test_ctrl_c_cancels_what_it_waited_for(
+    loop: LoopThread, ctrl_c_when: Callable[[threading.Event], None]
+) -> None:
+    began, cancelled = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    ctrl_c_when(began)
+    with pytest.raises(KeyboardInterrupt):
+        loop.call(wait)
+    assert cancelled.wait(30)
+
+
+def test_a_loop_that_cannot_end_keeps_nobody_waiting(loop: LoopThread) -> None:
+    gate, stuck = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        await anyio.to_thread.run_sync(lambda: stuck.set() or gate.wait())
+
+    try:
+        loop.do(lambda: loop.tasks.start_soon(block))
+        assert stuck.wait(30)
+        thread = threading.Thread(
+            target=lambda: pytest.raises(SessionClosedError, loop.call, anyio.sleep_forever)
+        )
+        thread.start()
+        while not loop._calls:
+            pass
+        loop.post(loop.stop)
+        thread.join(30)
+        assert not thread.is_alive()
+    finally:
+        gate.set()
+
+
+def test_a_loop_that_ends_between_the_look_and_the_call_says_so(loop: LoopThread) -> None:
+    stopped(loop)._ended = False
+    with pytest.raises(SessionClosedError):
+        loop.call(anyio.sleep_forever)
 
 
 def test_stopping_amid_calls_leaves_nobody_waiting() -> None:

@@ -10,6 +10,7 @@ import pytest
 import perdure
 import perdure.sync
 from perdure.memory import state, working
+from perdure.session import contributors
 
 NOT_FOR_USERS = "# for the manager, turns and the agent: not for users"
 """What stands above the methods of the session that nobody has to wrap."""
@@ -18,6 +19,7 @@ _below = inspect.getsource(perdure.Session).partition(NOT_FOR_USERS)[2]
 INTERNAL = {
     perdure.Session: {"accept", *perdure.Session.__slots__, *re.findall(r" def (\w+)", _below)},
     working.WorkingMemory: {"note"},
+    contributors.Attachment: {"kept"},
 }
 """Names without an underscore that are not for users."""
 
@@ -30,6 +32,8 @@ PAIRS = [
     (perdure.Turn, perdure.sync.Turn),
     (working.WorkingMemory, perdure.sync.WorkingMemory),
     (state.States, perdure.sync.States),
+    (contributors.Attachment, perdure.sync.Attachment),
+    (contributors.Contributor, perdure.sync.Contributor),
 ]
 pairs = pytest.mark.parametrize(("theirs", "ours"), PAIRS, ids=lambda cls: cls.__name__)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 import perdure.sync
 from perdure import Message, SessionError, Shutdown
+from perdure.sync.loop import LoopThread
 from tests.sync.conftest import Connect, GatedStore, phases
 
 QUIET = Shutdown(signals=False)
@@ -129,6 +131,56 @@ def test_a_turn_that_was_given_up_is_interrupted(again: Connect) -> None:
         with session.turn():
             pass
         assert phases(sessions, session) == ["begin", "interrupted", "begin", "end"]
+
+
+class Interrupted:
+    """A loop's thread where Ctrl-C comes right before a call, or right behind it."""
+
+    def __init__(self, loop: LoopThread, *, done: bool) -> None:
+        self._loop = loop
+        self._done = done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def call(self, make: Callable[[], Awaitable[object]]) -> None:
+        if self._done:
+            self._loop.call(make)
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_just_behind_the_beginning_interrupts_the_turn(again: Connect) -> None:
+    with again() as sessions, sessions.open("mia") as session:
+        turn = session.turn()
+        turn._loop = Interrupted(sessions._loop, done=True)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            turn.__enter__()
+        with session.turn():
+            pass
+        assert phases(sessions, session) == ["begin", "interrupted", "begin", "end"]
+
+
+def test_ctrl_c_just_before_the_end_ends_the_turn_all_the_same(again: Connect) -> None:
+    with again() as sessions, sessions.open("mia") as session:
+        turn = session.turn()
+        turn.__enter__()
+        turn._loop = Interrupted(sessions._loop, done=False)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            turn.__exit__(None, None, None)
+        with session.turn():
+            pass
+        assert phases(sessions, session) == ["begin", "end"] * 2
+
+
+def test_a_turn_that_is_given_up_before_it_begins_never_begins(again: Connect) -> None:
+    with again() as sessions, sessions.open("mia") as session:
+        turn = session.turn()
+        sessions._loop.post(turn._life.give_up)
+        with pytest.raises(RuntimeError):  # nobody hears it: the thread has gone on
+            turn.__enter__()
+        with session.turn():
+            pass
+        assert phases(sessions, session) == ["begin", "end"]
 
 
 def test_a_turn_open_while_the_manager_closes_is_interrupted(again: Connect) -> None:

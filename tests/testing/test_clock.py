@@ -136,6 +136,27 @@ async def test_contributors_are_asked_before_advance_returns(sandbox, clock):
     assert session.durable_version == session.version
 
 
+async def test_advance_waits_for_a_store_that_works_in_threads(tmp_path, clock):
+    from perdure.stores.file import FileStore
+
+    async with Sandbox(clock=clock, store=lambda: FileStore(tmp_path)) as sandbox:
+        session = await sandbox.sessions.open("mia")
+        session.append(HELLO)
+        await clock.advance(2)
+        assert session.durable_version == session.version
+        sessions = await sandbox.reopen()
+        assert (await sessions.open("mia")).context() == session.context()
+
+
+async def test_a_manager_may_close_while_its_time_goes_on(sandbox, session, clock):
+    session.append(HELLO)
+    async with anyio.create_task_group() as group:
+        group.start_soon(clock.advance, 100)
+        group.start_soon(sandbox.sessions.aclose)
+    assert session.durable_version == session.version
+    assert clock() == 100
+
+
 async def test_it_moves_without_a_manager():
     clock = ManualClock(100)
     await clock.advance(0.5)

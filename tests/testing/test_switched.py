@@ -113,6 +113,12 @@ def test_a_method_that_no_store_has_is_refused(method):
         SwitchedStore(MemoryStore()).fail_next(method)
 
 
+@pytest.mark.parametrize("how", ["crash", "crash_applied"])
+def test_a_crash_is_no_failure_of_a_store(how):
+    with pytest.raises(ConfigError, match="reopen"):
+        SwitchedStore(MemoryStore()).fail_next(how=how)
+
+
 def test_a_plan_for_no_calls_is_refused():
     with pytest.raises(ConfigError, match="at least 1"):
         SwitchedStore(MemoryStore()).fail_next(times=0)

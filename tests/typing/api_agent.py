@@ -14,31 +14,62 @@ from perdure.agent import (
     AgentEvent,
     AgentFactory,
     AgentReady,
+    AgentRuntime,
     AgentRuntimeState,
     AgentStopped,
+    AgentWorker,
+    BootstrapEventHandler,
+    BootstrapStarted,
+    BootstrapStepDone,
     Chunk,
+    CompactionCompleted,
+    CompactionFailed,
     CompactionPolicy,
+    CompactionSnapshotBuilder,
+    CompactionStarted,
+    Compactor,
+    ContextRestored,
     EchoModel,
     EventStream,
+    LLMRequestAssembler,
+    LLMUserMessageReadyEventHandler,
     MemoryManager,
     Model,
     PersistentSession,
+    Retriever,
     ScriptedModel,
     Segment,
     Tool,
     ToolFinished,
+    ToolInvocationRequestEventHandler,
+    ToolResultEventHandler,
     ToolSpec,
     ToolStarted,
     TurnEnded,
     TurnFailed,
     TurnInterrupted,
     TurnStarted,
+    TurnTracker,
     Usage,
+    UserInputMessageEventHandler,
+    WorkerEventDispatcher,
     WorkingContextSnapshotBootstrapOptions,
+    WorkingContextSnapshotBootstrapper,
+    WorkingContextSnapshotRestoreStep,
+    WorkingContextSnapshotSerializer,
+    WorkingContextSnapshotStore,
     call,
     render_openai,
     tool,
 )
+from perdure.agent.events import (
+    BootstrapStartedEvent,
+    LLMUserMessageReadyEvent,
+    ToolInvocationRequestEvent,
+    ToolResultEvent,
+    UserMessageReceivedEvent,
+)
+from perdure.restore import WorkingContextSnapshot
 
 
 class MyModel:
@@ -120,3 +151,74 @@ def tools() -> None:
     assert_type(sum_up, Tool)
     assert_type(tool(add), Tool)
     assert_type(sum_up.spec, ToolSpec)
+
+
+class Listener:
+    """The parts that the agent is made of, for those who put one together differently."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.runtime: AgentRuntime = agent.runtime
+        self.worker: AgentWorker | None = agent.runtime.worker
+        self.memory: MemoryManager = agent.memory
+
+    async def snapshot(self) -> list[Message]:
+        await self.memory.persist_working_context_snapshot()
+        store: WorkingContextSnapshotStore = self.memory.working_context_snapshot_store
+        payload = await store.read(self.memory.agent_id)
+        if payload is None or not WorkingContextSnapshotSerializer().validate(payload):
+            return self.memory.get_working_context_messages()
+        snapshot, _ = WorkingContextSnapshotSerializer().deserialize(payload)
+        assert_type(snapshot, WorkingContextSnapshot)
+        return list(snapshot.messages)
+
+    def progress(self, event: AgentEvent) -> str:
+        match event:
+            case BootstrapStepDone(step=step):
+                return step
+            case ContextRestored(report=report):
+                return str(report)
+            case CompactionCompleted(turns=turns):
+                return str(turns)
+            case CompactionFailed(error=error):
+                return str(error)
+            case BootstrapStarted() | CompactionStarted() | AgentEvent():
+                return ""
+
+
+async def parts_to_replace(session: Session, agent: Agent) -> None:
+    memory = MemoryManager(
+        session,
+        turn_tracker=TurnTracker(),
+        compactor=Compactor(),
+        compaction_policy=CompactionPolicy(),
+        builder=CompactionSnapshotBuilder(),
+    )
+    assert_type(memory.retriever, Retriever)
+    assembler = LLMRequestAssembler(memory, renderer=render_openai)
+    await assembler.prepare_request("turn_0001", "Be kind.")
+    step = WorkingContextSnapshotRestoreStep(WorkingContextSnapshotBootstrapper())
+    assert_type(await step.execute(agent.context), bool)
+
+
+class ListeningHandler:
+    """A handler of a user's own, around perdure's."""
+
+    def __init__(self) -> None:
+        self._usual = UserInputMessageEventHandler()
+
+    async def handle(self, event: UserMessageReceivedEvent, context: AgentContext) -> None:
+        await self._usual.handle(event, context)
+
+
+def other_handlers() -> AgentRuntime:
+    step = WorkingContextSnapshotRestoreStep()
+    dispatcher = WorkerEventDispatcher(
+        {
+            BootstrapStartedEvent: BootstrapEventHandler((step,)),
+            UserMessageReceivedEvent: ListeningHandler(),
+            LLMUserMessageReadyEvent: LLMUserMessageReadyEventHandler(),
+            ToolInvocationRequestEvent: ToolInvocationRequestEventHandler(),
+            ToolResultEvent: ToolResultEventHandler(),
+        }
+    )
+    return AgentRuntime(dispatcher=dispatcher)

@@ -1,29 +1,62 @@
-"""The types that people see: right code passes the checker, wrong code does not."""
+"""The types that people see: right code passes the checkers, wrong code does not."""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.util
+import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import perdure
 from tests.source_tree import ROOT
 
 HERE = Path(__file__).parent
+RIGHT = sorted(HERE.glob("api*.py"))
+WRONG = HERE / "wrong.py"
 
 Findings = set[tuple[int, str]]
 
+with_pyright = pytest.mark.skipif(
+    importlib.util.find_spec("pyright") is None, reason="pyright comes with the check extra"
+)
 
-def mypy(path: Path, cache: Path) -> Findings:
-    """Check one file as strictly as perdure itself; return lines and codes of its errors."""
+
+def mypy(paths: list[Path], cache: Path) -> Findings:
+    """Check files as strictly as perdure itself; return lines and codes of its errors."""
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", str(cache)]
-    command += ["--hide-error-context", str(path)]
+    command += ["--hide-error-context", *map(str, paths)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode in (0, 1), run.stdout + run.stderr
-    pattern = re.compile(rf"{re.escape(path.name)}:(\d+): error: .*\[([a-z-]+)\]$")
+    pattern = re.compile(r"^[^:]+:(\d+): error: .*\[([a-z-]+)\]$")
     found = (pattern.search(line) for line in run.stdout.splitlines())
     return {(int(match[1]), match[2]) for match in found if match}
+
+
+def pyright(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "pyright", "--outputjson", *arguments]
+    # It looks for the environment by the first Python on the path.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {**os.environ, "PATH": path, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert run.returncode in (0, 1), run.stdout + run.stderr
+    return json.loads(run.stdout)
+
+
+def errors(report: dict[str, Any]) -> dict[int, str]:
+    """Return the messages of pyright's errors by line."""
+    return {
+        one["range"]["start"]["line"] + 1: one["message"]
+        for one in report["generalDiagnostics"]
+        if one["severity"] == "error"
+    }
 
 
 def marked(path: Path) -> Findings:
@@ -35,13 +68,6 @@ def marked(path: Path) -> Findings:
     }
 
 
-def test_right_code_passes_and_wrong_code_does_not(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    assert mypy(HERE / "api.py", cache) == set()
-    assert mypy(HERE / "wrong.py", cache) == marked(HERE / "wrong.py")
-    assert mypy(every_name(tmp_path), cache) == set()
-
-
 def every_name(folder: Path) -> Path:
     """Write a module that imports each name of the top level, which resolves them lazily."""
     names = getattr(perdure, "__all__", ())
@@ -49,3 +75,52 @@ def every_name(folder: Path) -> Path:
     lines = [f"from perdure import {name} as public_{name}\n" for name in names]
     path.write_text("".join(lines), encoding="utf-8")
     return path
+
+
+def used_from(module: str) -> set[str]:
+    """Return the names of a module that the files of right code import and then use."""
+    used: set[str] = set()
+    for path in RIGHT:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes = list(ast.walk(tree))
+        loaded = {node.id for node in nodes if isinstance(node, ast.Name)}
+        loaded |= {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and node.module == module:
+                used |= {alias.name for alias in node.names} & loaded
+        used |= {name.removeprefix(f"{module}.") for name in loaded if name.startswith(module)}
+    return used
+
+
+def test_mypy_accepts_right_code_and_refuses_wrong_code(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert mypy([*RIGHT, every_name(tmp_path)], cache) == set()
+    assert mypy([WRONG], cache) == marked(WRONG)
+
+
+@with_pyright
+def test_pyright_accepts_right_code_and_refuses_wrong_code(tmp_path: Path) -> None:
+    right = pyright(*map(str, [*RIGHT, every_name(tmp_path)]))
+    assert errors(right) == {}
+    assert right["summary"]["filesAnalyzed"] == len(RIGHT) + 1
+    wrong = errors(pyright(str(WRONG)))
+    assert set(wrong) == {line for line, _ in marked(WRONG)}
+
+
+@with_pyright
+def test_every_type_that_others_can_see_is_written_down() -> None:
+    report = pyright("--verifytypes", "perdure", "--ignoreexternal")["typeCompleteness"]
+    incomplete = {
+        symbol["name"]: symbol["diagnostics"][0]["message"]
+        for symbol in report["symbols"]
+        if not symbol["isTypeKnown"] or symbol.get("isTypeAmbiguous")
+    }
+    assert incomplete == {}
+    assert report["completenessScore"] == 1
+    assert report["exportedSymbolCounts"]["withKnownType"] > 1000
+
+
+@pytest.mark.parametrize("module", ["perdure", "perdure.agent", "perdure.sync", "perdure.testing"])
+def test_every_public_name_is_used_in_code_that_is_checked(module: str) -> None:
+    public = set(importlib.import_module(module).__all__)
+    assert public - used_from(module) == set(), "show in tests/typing/api*.py how these are used"

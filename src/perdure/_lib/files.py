@@ -50,7 +50,7 @@ class Folder:
     __slots__ = ("_fd", "path")
 
     def __init__(self, path: str, fd: int | None) -> None:
-        self.path = path
+        self.path: str = path
         """Where it was when it was opened; for people, and for platforms without `dir_fd`."""
         self._fd = fd
 

@@ -70,6 +70,7 @@ class Host:
         self._stop = anyio.Event()
         self._ended = anyio.Event()
         self._torn_down = False
+        self._at_end: list[Callable[[], object]] = []
         self._spawned = 0
         self._unstarted: dict[int, tuple[Callable[..., Awaitable[object]], tuple[Any, ...]]] = {}
         self._task: object = None
@@ -128,6 +129,10 @@ class Host:
             raise call.error
         return call.value
 
+    def at_end(self, call: Callable[[], object]) -> None:
+        """Have something called when the host has ended, for whatever reason."""
+        self._at_end.append(call)
+
     async def aclose(self) -> None:
         """Cancel what still runs and wait for its end; from any task but the host's own."""
         self._stop.set()
@@ -155,6 +160,8 @@ class Host:
             self._group = None
             self._started.set()
             self._ended.set()
+            for call in self._at_end:
+                call()
 
     async def _until_stopped(self) -> None:
         try:

@@ -26,9 +26,9 @@ class LoadRequest:
     __slots__ = ("done", "error", "found")
 
     def __init__(self) -> None:
-        self.done = anyio.Event()
+        self.done: anyio.Event = anyio.Event()
         self.error: Exception | None = None
-        self.found = False
+        self.found: bool = False
         """Whether there was one."""
 
 
@@ -41,8 +41,8 @@ class Posted:
     def __init__(
         self, event: UserMessageReceivedEvent | LoadRequest, stream: EventStream | None = None
     ) -> None:
-        self.event = event
-        self.stream = stream
+        self.event: UserMessageReceivedEvent | LoadRequest = event
+        self.stream: EventStream | None = stream
 
 
 @final

@@ -58,16 +58,16 @@ class MemoryManager:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.session = session
-        self.turn_tracker = turn_tracker or TurnTracker()
-        self.compaction_policy = compaction_policy or CompactionPolicy()
-        self.compactor = compactor or Compactor()
-        self.retriever = retriever or Retriever(lambda name: lines_of(session, name))
-        self.working_context_snapshot_store = (
+        self.turn_tracker: TurnTracker = turn_tracker or TurnTracker()
+        self.compaction_policy: CompactionPolicy = compaction_policy or CompactionPolicy()
+        self.compactor: Compactor = compactor or Compactor()
+        self.retriever: Retriever = retriever or Retriever(lambda name: lines_of(session, name))
+        self.working_context_snapshot_store: WorkingContextSnapshotStore = (
             working_context_snapshot_store
             or WorkingContextSnapshotStore(store_of(session), session.key, epoch=session.epoch)
         )
-        self.builder = builder or CompactionSnapshotBuilder()
-        self.compaction_required = False
+        self.builder: CompactionSnapshotBuilder = builder or CompactionSnapshotBuilder()
+        self.compaction_required: bool = False
         """Whether the next request compacts first."""
         self._options = options or WorkingContextSnapshotBootstrapOptions()
         self._clock = clock

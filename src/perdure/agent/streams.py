@@ -44,7 +44,7 @@ class EventStream:
         self._waiting: deque[AgentEvent] = deque()
         self._news = anyio.Event()
         self._ended = False
-        self.segments_left_out = 0
+        self.segments_left_out: int = 0
         """How many segments were left out, since nobody fetched them in time."""
 
     def __aiter__(self) -> Self:

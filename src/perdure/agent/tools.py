@@ -49,12 +49,12 @@ class Tool:
         description: str | None = None,
     ) -> None:
         self.function = function
-        self.name = str(name or getattr(function, "__name__", type(function).__name__))
+        self.name: str = str(name or getattr(function, "__name__", type(function).__name__))
         if not _NAME.fullmatch(self.name):
             message = f"a tool cannot be named {self.name!r}: give it name= of letters, digits, _"
             raise ConfigError(message, tool=self.name)
         docstring = inspect.getdoc(function) or ""
-        self.description = description or docstring.partition("\n\n")[0].replace("\n", " ")
+        self.description: str = description or docstring.partition("\n\n")[0].replace("\n", " ")
         fields, self._context_name = _fields(self.name, function, _described(docstring))
         self._arguments = msgspec.defstruct(
             f"{self.name}_arguments", fields, kw_only=True, forbid_unknown_fields=True
@@ -62,7 +62,7 @@ class Tool:
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  # an object with an async __call__
         )
-        self.parameters = _schema(self.name, self._arguments)
+        self.parameters: dict[str, Any] = _schema(self.name, self._arguments)
 
     def __repr__(self) -> str:
         return f"<Tool {self.name}>"
@@ -134,7 +134,7 @@ class Toolbox:
                 message = f"two tools are named {made.name!r}: give one another, with tool(name=…)"
                 raise ConfigError(message, tool=made.name)
             self._tools[made.name] = made
-        self.specs = tuple(one.spec for one in self._tools.values())
+        self.specs: tuple[ToolSpec, ...] = tuple(one.spec for one in self._tools.values())
 
     def __iter__(self) -> Iterator[Tool]:
         return iter(self._tools.values())

@@ -23,7 +23,7 @@ class TurnTracker:
     __slots__ = ("_calls", "_number", "turn_id")
 
     def __init__(self) -> None:
-        self.turn_id = ""
+        self.turn_id: str = ""
         """The turn that is running; empty between turns."""
         self._number = 0
         self._calls: list[ToolCall] = []

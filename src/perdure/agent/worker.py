@@ -35,7 +35,7 @@ from perdure.session.turn import Turn
 
 __all__ = ["AgentWorker", "running_worker"]
 
-log = logging.getLogger("perdure.agent")
+log: logging.Logger = logging.getLogger("perdure.agent")
 
 _running: ContextVar[AgentWorker | None] = ContextVar("perdure_worker", default=None)
 
@@ -69,9 +69,9 @@ class AgentWorker:
         self._turn_scope: anyio.CancelScope | None = None
         self._life = anyio.CancelScope()
         self._draining = False
-        self.ready = anyio.Event()
+        self.ready: anyio.Event = anyio.Event()
         """Set when the bootstrap is over, well or not."""
-        self.done = anyio.Event()
+        self.done: anyio.Event = anyio.Event()
         """Set when the loop has ended."""
         self.error: Exception | None = None
         """Why it has ended, if not because it was asked to."""

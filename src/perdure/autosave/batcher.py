@@ -28,7 +28,7 @@ from perdure.store import Batch, Outcome, Status, Store
 
 __all__ = ["Batcher"]
 
-log = logging.getLogger("perdure.autosave")
+log: logging.Logger = logging.getLogger("perdure.autosave")
 
 CHUNK = 32
 """Sessions between two looks at the clock."""

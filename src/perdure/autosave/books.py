@@ -30,7 +30,7 @@ class Books:
         """Those of them whose last save did not succeed, the longest failing first."""
         self.stuck: dict[Tracked, None] = {}
         """Quarantined and lost sessions."""
-        self.pressure = Pressure(engine)
+        self.pressure: Pressure = Pressure(engine)
         self.events: list[Event] = []
         """What has happened and was not reported yet."""
 

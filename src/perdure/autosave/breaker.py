@@ -46,7 +46,7 @@ class Breaker:
         self, *, failures: int, reset: float, full: int, chance: Callable[[], float]
     ) -> None:
         self.state: BreakerState = "closed"
-        self.probe_at = float("inf")
+        self.probe_at: float = float("inf")
         """When the next probe may go; infinite unless open."""
         self.opened_at: float | None = None
         """Since when the store has not been well, None while closed."""
@@ -65,15 +65,18 @@ class Breaker:
             return max(0, self._window - in_flight)
         return 1 if now >= self.probe_at and not in_flight else 0
 
-    def succeeded(self) -> bool:
-        """Take note that the store answered; return whether it is now well again."""
+    def succeeded(self, *, waiting: bool) -> bool:
+        """Take note that the store answered; return whether it is now well again.
+
+        It is when it gets all that it can take, or when nothing is ``waiting`` for it.
+        """
         self._failed = 0
         if self.state == "closed":
             return False
         self._window = 2 if self.state == "open" else self._window * 2
         self.state = "recovering"
         self.probe_at = float("inf")
-        if self._window < self._full:
+        if waiting and self._window < self._full:
             return False
         self.state = "closed"
         self.opened_at = None

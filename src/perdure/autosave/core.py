@@ -75,18 +75,18 @@ class Core:
     ) -> None:
         self.autosave = autosave
         self.engine = engine
-        self.batch_max = engine.batch_max or capabilities.batch_max
-        self.parallel = engine.max_concurrent_batches or capabilities.parallelism
-        self.in_flight = 0
+        self.batch_max: int = engine.batch_max or capabilities.batch_max
+        self.parallel: int = engine.max_concurrent_batches or capabilities.parallelism
+        self.in_flight: int = 0
         """Sessions that are with the store."""
         self.stopped = False
         """No save will begin any more."""
-        self.books = Books(engine)
-        self.schedule = Schedule(engine, self.books.events, chance)
-        self.intake = Intake(
+        self.books: Books = Books(engine)
+        self.schedule: Schedule = Schedule(engine, self.books.events, chance)
+        self.intake: Intake = Intake(
             self.books, self.schedule, engine, record_max=capabilities.max_record_bytes
         )
-        self.breaker = Breaker(
+        self.breaker: Breaker = Breaker(
             failures=engine.breaker_failures,
             reset=engine.breaker_reset,
             full=self.batch_max * self.parallel,
@@ -181,13 +181,19 @@ class Core:
         t.prepared = False
         if count == limit:
             t.first_at = t.group_at
-        return Batch(t.key, t.epoch, t.durable + 1, tuple(t.pending if count == len(t.pending) else t.pending[:count]))
+        return Batch(
+            t.key,
+            t.epoch,
+            t.durable + 1,
+            tuple(t.pending if count == len(t.pending) else t.pending[:count]),
+        )
 
     def prepared(self, t: Tracked, now: float) -> None:
         """Take note that a session's contributors were asked."""
         t.preparing = False
         t.prepared = True
-        self.schedule.arm(t, now)
+        # It was due before they were asked: what they added begins no new debounce.
+        self.schedule.hasten(t, now)
 
     def hold(self, t: Tracked) -> None:
         """Begin no save of a session until it is released; one under way goes on."""
@@ -284,7 +290,8 @@ class Core:
         unsaved = len(self.books.unsaved)
         if well:
             since = self.breaker.opened_at
-            if self.breaker.succeeded() and since is not None:
+            waiting = bool(self.books.failed or self.in_flight or len(self.schedule.ready))
+            if self.breaker.succeeded(waiting=waiting) and since is not None:
                 self.books.events.append(BreakerClosed(outage=now - since, unsaved=unsaved))
         elif self.breaker.failed(now):
             self.books.events.append(BreakerOpened(error=error, unsaved=unsaved))

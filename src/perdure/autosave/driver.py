@@ -18,7 +18,7 @@ from typing import TypeVar, final
 import anyio
 from anyio.lowlevel import checkpoint
 
-from perdure._lib.host import Host, HostClosedError
+from perdure._lib.host import Host
 from perdure.autosave.batcher import Batcher
 from perdure.autosave.contributors import Contributors
 from perdure.autosave.core import Core, Save
@@ -33,7 +33,7 @@ from perdure.autosave.stopping import Stopping
 from perdure.autosave.timer import Timer
 from perdure.autosave.tracked import State, Tracked
 from perdure.autosave.waiting import Waiting
-from perdure.errors import SessionClosedError, SessionError, UnsavedChangesError
+from perdure.errors import SessionError, UnsavedChangesError
 from perdure.model.keys import SessionKey
 from perdure.model.records import Entry
 from perdure.store import Store
@@ -103,6 +103,8 @@ class Autosaver:
             waiting=self._waiting,
         )
 
+        host.at_end(self._host_ended)
+
     # sessions come and go
 
     def track(
@@ -155,6 +157,11 @@ class Autosaver:
     def touch(self, t: Tracked) -> None:
         """Take note that a session was used: it is not idle."""
         t.idle_since = self._clock()
+
+    async def contribute(self, t: Tracked) -> None:
+        """Ask a session's contributors, though no save is due; in a task of the host only."""
+        await self._contributors.capture(t)
+        t.prepared = False  # a save that is due later asks again
 
     # records
 
@@ -331,15 +338,12 @@ class Autosaver:
 
     def _attend(self) -> None:
         """See to what has become due: start a worker, or let the timer know."""
-        if self._core.stopped:
-            return
-        try:
+        if not self._core.stopped:
             self._timer.attend()
-        except HostClosedError as error:
-            # The loop has ended under the engine: nothing will be saved any more.
-            self._stopping.finish(self._clock(), saved=0)
-            message = "autosave has ended with its event loop: connect again"
-            raise SessionClosedError(message) from error
+
+    def _host_ended(self) -> None:
+        """Accept nothing more: without a host nothing will be saved."""
+        self._stopping.finish(self._clock(), saved=0)
 
     def _settled(self, saves: list[Save]) -> None:
         """Go on after a batch: with jobs that waited for it, with those who wait for room."""

@@ -25,15 +25,15 @@ class Pressure:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.dirty_bytes = 0
+        self.dirty_bytes: int = 0
         """Payloads that wait for the store, with what a record counts beyond its own."""
         self.ceiling: float = engine.dirty_soft
         """From this on an append needs a closer look."""
-        self.rising = False
+        self.rising: bool = False
         """Too much is unsaved to wait for debounces."""
-        self.overdue = False
+        self.overdue: bool = False
         """A session has been failing for longer than ``max_unsaved_age``."""
-        self.sealed = False
+        self.sealed: bool = False
 
     @property
     def blocking(self) -> bool:

@@ -14,7 +14,7 @@ from perdure.autosave import events
 
 __all__ = ["Reporter"]
 
-log = logging.getLogger("perdure.autosave")
+log: logging.Logger = logging.getLogger("perdure.autosave")
 
 LOGGED: dict[type[events.Event], tuple[int, str]] = {
     events.SaveFailed: (logging.WARNING, "autosave failed, it goes on trying"),

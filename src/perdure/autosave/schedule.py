@@ -53,14 +53,14 @@ class Schedule:
         events: list[Event],
         chance: Callable[[], float],
     ) -> None:
-        self.ready = Ready()
+        self.ready: Ready = Ready()
         self.wheel: Wheel[Tracked] = Wheel(SLOT)
         self._buckets = self.wheel.buckets
-        self.shrink = 1.0
+        self.shrink: float = 1.0
         """The share of the debounce that is used while the store has time to spare."""
-        self.nudged = False
+        self.nudged: bool = False
         """Something may be due earlier than was said before; whoever looks clears it."""
-        self.draining = False
+        self.draining: bool = False
         self._engine = engine
         self._events = events
         self._chance = chance
@@ -95,8 +95,9 @@ class Schedule:
         if t.groups and t.group_from <= t.durable:
             self._watch_group(t, now)
             return
-        slot = int(self.due_at(t, t.first_at, now) / SLOT)
-        if slot * SLOT <= now:
+        due = self.due_at(t, t.first_at, now)
+        slot = int(due / SLOT)
+        if due <= now or slot * SLOT <= now:
             self.ready.push(t, deadline(t), urgent=t.urgent_to > t.durable)
             self.nudged = True
         elif slot < t.slot:

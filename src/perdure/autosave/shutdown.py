@@ -18,7 +18,7 @@ from perdure.model.keys import SessionKey
 
 __all__ = ["ShutdownReport", "Unsaved", "report_of"]
 
-log = logging.getLogger("perdure.autosave")
+log: logging.Logger = logging.getLogger("perdure.autosave")
 
 SHOWN = 5
 """Sessions that a message names; the report holds all."""

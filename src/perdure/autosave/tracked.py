@@ -52,8 +52,8 @@ class Waiter:
     __slots__ = ("version", "wake")
 
     def __init__(self, version: int, wake: Callable[[], object]) -> None:
-        self.version = version
-        self.wake = wake
+        self.version: int = version
+        self.wake: Callable[[], object] = wake
 
 
 class _Hot:
@@ -133,10 +133,10 @@ class Tracked(_Hot):
         options: Autosave | None,
         earliness: float = 1.0,
     ) -> None:
-        self.key = key
-        self.epoch = epoch
+        self.key: SessionKey = key
+        self.epoch: int = epoch
         self.options = options
-        self.inherits = True
+        self.inherits: bool = True
         """Whether ``options`` follow the engine's."""
         self.earliness = earliness
 
@@ -147,13 +147,13 @@ class Tracked(_Hot):
         self.records: list[Entry] | None = None
         """What `pending` shows; None while there is nothing."""
         self.pending_bytes = 0
-        self.captured_bytes = 0
+        self.captured_bytes: int = 0
         """The part of ``pending_bytes`` that is with the store."""
 
         # since when
         self.first_at: float | None = None
         """The oldest change that no save has captured."""
-        self.last_at = 0.0
+        self.last_at: float = 0.0
         """The newest change."""
         self.oldest_at: float | None = None
         """The oldest change that is not durable."""
@@ -169,46 +169,46 @@ class Tracked(_Hot):
         # a group that is open
         self.groups = 0
         """How many groups are open, one within the other."""
-        self.group_from = 0
+        self.group_from: int = 0
         """The version when the outermost of them was opened."""
         self.group_at: float | None = None
         """The first change within it."""
-        self.group_warned = False
+        self.group_warned: bool = False
 
         # failures
-        self.attempt = 0
+        self.attempt: int = 0
         """Failed saves in a row."""
-        self.retry_at = 0.0
-        self.narrow = 0
+        self.retry_at: float = 0.0
+        self.narrow: int = 0
         """Capture at most so many records: a refused one is being looked for; 0 for all."""
-        self.doubt_to = 0
+        self.doubt_to: int = 0
         """The store may hold records up to this one, beyond ``durable``."""
         self.last_error: Exception | None = None
         """Why the last save did not succeed."""
         self.end: State | None = None
         """QUARANTINED, LOST or CLOSED."""
-        self.sealed = False
+        self.sealed: bool = False
         self.refuses = False
         """Whether an append needs a closer look."""
-        self.granted = False
+        self.granted: bool = False
         """One append is let through although too much is unsaved."""
 
         # who else has to do with it
         self.waiters: tuple[Waiter, ...] = ()
         self.holds = 0
         """Jobs that want it alone: no save begins."""
-        self.occupied = False
+        self.occupied: bool = False
         """One of them runs."""
         self.preparing = False
         """Its contributors are at it."""
-        self.prepared = False
+        self.prepared: bool = False
         """They have been, since the last capture."""
-        self.contributing = False
+        self.contributing: bool = False
         """What is appended now comes from them, and is accepted behind a seal."""
-        self.pins = 0
+        self.pins: int = 0
         """Who uses it; a pinned session is never idle."""
-        self.idle_since = 0.0
-        self.idle_slot = NEVER
+        self.idle_since: float = 0.0
+        self.idle_slot: int = NEVER
 
         self.before_capture: Callable[[], Awaitable[None]] | None = None
         """Awaited before a due save; what it appends is saved with it."""

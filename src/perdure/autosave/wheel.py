@@ -31,8 +31,8 @@ class Wheel(Generic[T]):
     __slots__ = ("_order", "buckets", "next_at", "width")
 
     def __init__(self, width: float) -> None:
-        self.width = width
-        self.next_at = float("inf")
+        self.width: float = width
+        self.next_at: float = float("inf")
         """When the first slot that holds something begins."""
         self.buckets: dict[int, list[T]] = {}
         """What is in each slot; others may append to a slot that is there, not add one."""

@@ -27,14 +27,14 @@ INTERRUPTED = 130
 
 COMMANDS: tuple[Callable[..., int], ...] = (demo, chat, ls, show, check, rebuild, doctor)
 
-app = App(
+app: App = App(
     name="perdure",
     help="Keep the state of long-running agents: look at it, check it, rebuild it.",
     version=perdure.__version__,
     default_parameter=Parameter(negative=()),
 )
-for command in COMMANDS:
-    app.command(command, sort_key=COMMANDS.index(command))
+for _place, _function in enumerate(COMMANDS):
+    app.command(_function, sort_key=_place)
 
 
 def run(tokens: Sequence[str]) -> int:

@@ -151,9 +151,9 @@ class Scanner:
         self._epoch = epoch
         self._group: list[Record] = []
         self._rest = b""
-        self.next = start
+        self.next: Position = start
         """Where the next line begins: behind `end` while a group is not whole."""
-        self.end = start
+        self.end: Position = start
         """Behind the last record that ends a group."""
         self.damage: int | None = None
         """Where the first line that does not fit begins."""

@@ -22,7 +22,13 @@ import msgspec
 from perdure.codec import json
 from perdure.codec.json import LONE_SURROGATE, not_storable, step
 from perdure.codec.lifting import lift
-from perdure.codec.limits import MAX_CONTAINERS, MAX_VALUE_DEPTH, is_deeper, too_deep
+from perdure.codec.limits import (
+    MAX_CONTAINERS,
+    MAX_RECORD_BYTES,
+    MAX_VALUE_DEPTH,
+    is_deeper,
+    too_deep,
+)
 from perdure.codec.tags import NATIVE, UNKNOWN, Native, Opaque, Tags, Types, escape
 from perdure.errors import CorruptRecordError, NotStorableError, TooLargeError
 
@@ -39,6 +45,9 @@ _ATOMS = frozenset({str, int, bool, type(None)})
 _JSON = _ATOMS | {float, dict, list}
 _are_text = frozenset({str}).issuperset
 
+_MOST_ITEMS = MAX_RECORD_BYTES // 2
+"""More do not fit into a record: each takes two bytes at least."""
+
 
 def is_plain(value: Any) -> bool:
     """Tell whether a value is of JSON's own types only, finite, and not too deep or large."""
@@ -51,11 +60,13 @@ def is_plain(value: Any) -> bool:
         if not kinds <= _JSON or not all(map(isfinite, _of(float, kinds, items))):
             return False
         dicts, lists = _of(dict, kinds, items), _of(list, kinds, items)
-        room -= len(dicts) + len(lists)
-        if room < 0 or not _are_text(map(type, chain.from_iterable(dicts))):
-            return False
         if not (dicts or lists):
             return True
+        room -= len(dicts) + len(lists)
+        if room < 0 or sum(map(len, dicts)) + sum(map(len, lists)) > _MOST_ITEMS:
+            return False
+        if not _are_text(map(type, chain.from_iterable(dicts))):
+            return False
         items = [*chain.from_iterable(map(dict.values, dicts)), *chain.from_iterable(lists)]
     return False
 

@@ -61,8 +61,16 @@ def encode_message(
     *,
     on_unstorable: OnUnstorable = "raise",
     max_bytes: int = MAX_RECORD_BYTES,
+    now: float | None = None,
 ) -> Entry:
-    """Return a message as a record. ``on_unstorable="repr"`` is for the tool result only.
+    """Return a message as a record.
+
+    Args:
+        message: What to store.
+        registry: The application's own types.
+        on_unstorable: ``"repr"`` is for the tool result only.
+        max_bytes: The most that the record may have.
+        now: When it was made, if the message does not say; None to leave it open.
 
     Raises:
         NotStorableError: Some part of it cannot be stored.
@@ -78,9 +86,11 @@ def encode_message(
         wire["tool_payload"] = _calls(message, registry)
     elif message.tool_result is not None:
         wire["tool_payload"] = _result(message.tool_result, registry, on_unstorable)
-    _add_media(wire, message)
-    if message.created_at is not None:
-        wire["created_at"] = message.created_at
+    if message.image_urls or message.audio_urls or message.video_urls:
+        _add_media(wire, message)
+    created_at = now if message.created_at is None else message.created_at
+    if created_at is not None:
+        wire["created_at"] = created_at
     _add_extra(wire, message.extra, "$.extra")
     payload = json.encode(wire)
     check_size(len(payload), max_bytes)

@@ -36,7 +36,7 @@ from perdure.model.records import Entry
 
 __all__ = ["Opaque", "Registered", "Registry", "register"]
 
-log = logging.getLogger("perdure.codec")
+log: logging.Logger = logging.getLogger("perdure.codec")
 
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 

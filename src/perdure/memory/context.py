@@ -94,18 +94,18 @@ class WorkingContext:
     )
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit: int = limit
         """Bytes of message JSON to keep; the newest atom stays even if it alone is larger."""
-        self.size = 0
-        self.seq = 0
+        self.size: int = 0
+        self.seq: int = 0
         """The last record that was fed, of whichever kind."""
-        self.cut = False
+        self.cut: bool = False
         """Whether older messages were left out."""
-        self.rebuilt_at = 0
+        self.rebuilt_at: int = 0
         """The last record that replaced or took back messages."""
         self.system: Kept | None = None
         """The newest system message among those that no longer fit."""
-        self.epoch_id = 0
+        self.epoch_id: int = 0
         self.last_compaction_ts: float | None = None
         self.system_prompt_sha256: str | None = None
         self._kept: list[Kept] = []

@@ -115,6 +115,11 @@ class Meta(msgspec.Struct, omit_defaults=True):
     owner: str | None = None
     metadata: dict[str, msgspec.Raw] = {}
     at: float | None = None
+    agent_type: str | None = None
+    created_at: float | None = None
+    """Seconds since 1970, where the session is older than its log."""
+    redacted: list[str] = []
+    """Where in the metadata a credential stood, as JSON pointers."""
 
 
 class StateSet(msgspec.Struct, omit_defaults=True):
@@ -125,6 +130,12 @@ class StateSet(msgspec.Struct, omit_defaults=True):
     value: msgspec.Raw = msgspec.Raw(b"null")
     types: dict[str, str] | None = None
     dropped: bool = False
+    version: int = 1
+    """Of the form that a contributor gives its state."""
+    partial: bool = False
+    """The value holds only the top-level keys that changed."""
+    gone: list[str] = []
+    """With ``partial``: the top-level keys that are no more."""
 
 
 class _Item(msgspec.Struct):
@@ -237,7 +248,11 @@ def _count(document: SessionDocument, record: Record) -> None:
         document.turns = max(document.turns, turned.number)
         note_turn(document.turn_ids, turned)
     elif record.kind == META:
-        _describe(document.metadata, decode(record.payload, Meta))
+        meta = decode(record.payload, Meta)
+        _describe(document.metadata, meta)
+        document.agent_type = meta.agent_type or document.agent_type
+        if meta.created_at is not None:
+            document.created_at = _iso(meta.created_at)
     if record.kind in {TURN, META, EPOCH}:
         at = decode(record.payload, _At).at
         if at is not None:
@@ -296,25 +311,41 @@ def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:
 
 
 def typed(name: str) -> str:
-    """Return where a state lies whose value is more than JSON: beside it, with its types."""
+    """Return where lies what JSON cannot tell of a state: beside it."""
     return f"typed/{name}"
 
 
 def fold_state(name: str, old: bytes | None, records: Iterable[Record]) -> bytes | None:
     """Return a state's document after ``records``, None when there is none.
 
-    A JSON value lies bare under its name, so that people can read it; one with types
-    lies in its record's form under ``typed(name)``.
+    A JSON value lies bare under its name, so that people can read it. Under ``typed(name)``
+    lies, in its record's form, a value with types; or of a bare one its version, if not 1.
     """
     for record in records:
         change = decode(record.payload, StateSet)
-        if name not in {change.name, typed(change.name)}:
-            continue
-        here = (name != change.name) == bool(change.types)
-        if change.dropped or not here:
-            old = None
-        elif change.types:
-            old = record.payload
-        else:
-            old = msgspec.json.format(bytes(change.value), indent=2)
+        if name == change.name:
+            old = _bare(change, old)
+        elif name == typed(change.name):
+            old = _beside(change, record.payload)
     return old
+
+
+def _bare(change: StateSet, old: bytes | None) -> bytes | None:
+    if change.dropped or change.types:
+        return None
+    if not change.partial:
+        return msgspec.json.format(bytes(change.value), indent=2)
+    fields = decode(old or b"{}", dict[str, msgspec.Raw])
+    for key in change.gone:
+        fields.pop(key, None)
+    fields.update(decode(bytes(change.value), dict[str, msgspec.Raw]))
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2)
+
+
+def _beside(change: StateSet, payload: bytes) -> bytes | None:
+    if change.dropped:
+        return None
+    if change.types:
+        return payload
+    version = change.version
+    return None if version == 1 else msgspec.json.encode(StateSet(change.name, version=version))

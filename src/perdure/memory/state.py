@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Generic, TypeVar, final
 
 import msgspec
 
 from perdure.codec.json import decode, encode
 from perdure.codec.registry import Registry
 from perdure.codec.values import decode_value, encode_value
-from perdure.errors import ConfigError
+from perdure.errors import ConfigError, CorruptRecordError, NotStorableError
 from perdure.memory.documents import StateSet, fold_state, typed
 from perdure.memory.working import Accept, Read
 from perdure.model.records import STATE, Entry
 
-__all__ = ["States"]
+__all__ = ["States", "TypedState"]
+
+T = TypeVar("T")
 
 FOLDER = "state/"
 
@@ -65,11 +67,119 @@ class States:
         """Forget a key (no error if it is not there), and return the session's version."""
         return self._accept((Entry(STATE, encode(StateSet(_name(key), dropped=True))),))
 
+    def typed(self, key: str, type: type[T]) -> TypedState[T]:
+        """Return one key's value as a type: ``session.state.typed("app", MyState)``.
+
+        It is kept as plain JSON, so it need not be registered.
+
+        Args:
+            key: Where it is kept.
+            type: A dataclass, a msgspec Struct, or whatever else msgspec reads from JSON; or
+                a pydantic model.
+
+        Raises:
+            ConfigError: It cannot be read from JSON.
+
+        """
+        return TypedState(self, key, type)
+
     async def keys(self) -> list[str]:
         """Return the keys in order."""
         names = {name.removeprefix("typed/") for name in await self._names()}
         found = {name for name in names if name.startswith(FOLDER)}
         return sorted(name[len(FOLDER) : -len(".json")] for name in found)
+
+
+@final
+class TypedState(Generic[T]):
+    """One named state as a type; made by ``session.state.typed``."""
+
+    __slots__ = ("_key", "_states", "_type")
+
+    def __init__(self, states: States, key: str, type: type[T]) -> None:
+        _name(key)
+        if not _is_pydantic(type):
+            _check_readable(type)
+        self._states = states
+        self._key = key
+        self._type = type
+
+    def __repr__(self) -> str:
+        return f"<TypedState {self._key!r} {self._type.__name__}>"
+
+    async def get(self) -> T | None:
+        """Return the value, None if there is none.
+
+        Raises:
+            CorruptRecordError: What is stored does not fit the type; it stays as it is.
+
+        """
+        stored = await self._states.get(self._key)
+        return None if stored is None else self._load(stored)
+
+    def set(self, value: T) -> int:
+        """Keep a value, and return the session's version.
+
+        Raises:
+            NotStorableError: It would not come back as itself.
+
+        """
+        try:
+            plain = self._dump(value)
+            same = self._load(plain) == value
+        except (TypeError, ValueError, CorruptRecordError) as error:
+            raise self._not_storable(value) from error
+        if not same:
+            raise self._not_storable(value)
+        return self._states.set(self._key, plain)
+
+    def drop(self) -> int:
+        """Forget it (no error if it is not there), and return the session's version."""
+        return self._states.drop(self._key)
+
+    def _dump(self, value: T) -> Any:
+        if _is_pydantic(self._type):
+            model: Any = value
+            return model.model_dump(mode="json", by_alias=True)
+        return msgspec.to_builtins(value)
+
+    def _load(self, stored: Any) -> T:
+        cls: Any = self._type
+        try:
+            if _is_pydantic(cls):
+                loaded: T = cls.model_validate(stored)
+                return loaded
+            return msgspec.convert(stored, self._type)
+        except (msgspec.ValidationError, ValueError):
+            pass
+        # Outside of the handler, so that no traceback shows what the error quotes.
+        message = (
+            f"the state {self._key!r} does not fit {self._type.__name__}: give the new fields "
+            "defaults, or read it with state.get and set it anew; it was left as it is"
+        )
+        raise CorruptRecordError(message, key=self._key, type=self._type.__name__)
+
+    def _not_storable(self, value: object) -> NotStorableError:
+        message = (
+            f"the {type(value).__name__} for state {self._key!r} would not come back from JSON as "
+            "it is: use state.set with a registered type, connect(types=[…])"
+        )
+        return NotStorableError(message, key=self._key, type=type(value).__name__)
+
+
+def _is_pydantic(cls: Any) -> bool:
+    return hasattr(cls, "model_dump") and hasattr(cls, "model_validate")
+
+
+def _check_readable(cls: type) -> None:
+    try:
+        msgspec.json.Decoder(cls)
+    except (TypeError, NameError) as error:
+        message = (
+            f"state.typed: {cls.__name__} cannot be read from JSON ({error}): use a dataclass, "
+            "a msgspec Struct or a pydantic model"
+        )
+        raise ConfigError(message, option="type", type=cls.__name__) from None
 
 
 def _name(key: str) -> str:

@@ -16,7 +16,7 @@ from perdure.session.session import Session
 
 __all__ = ["Closing"]
 
-log = logging.getLogger("perdure")
+log: logging.Logger = logging.getLogger("perdure")
 
 
 class Closing:
@@ -26,7 +26,7 @@ class Closing:
         self._runtime = runtime
         self._keeper = keeper
         self._begun = False
-        self.done = anyio.Event()
+        self.done: anyio.Event = anyio.Event()
         self.report: ShutdownReport | None = None
 
     def drain(self) -> None:

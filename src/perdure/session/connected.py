@@ -26,7 +26,7 @@ from perdure.store import Store
 
 __all__ = ["Connected", "connected"]
 
-log = logging.getLogger("perdure")
+log: logging.Logger = logging.getLogger("perdure")
 
 _NAMES: dict[type, EventName] = {
     events.Saved: "saved",
@@ -45,11 +45,11 @@ class Connected:
     __slots__ = ("closing", "keeper", "opener", "runtime", "signals")
 
     def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        self.keeper = Keeper(runtime)
-        self.opener = Opener(runtime, self.keeper)
-        self.closing = Closing(runtime, self.keeper)
-        self.signals = SignalWatch(self._on_term, body_canceller())
+        self.runtime: Runtime = runtime
+        self.keeper: Keeper = Keeper(runtime)
+        self.opener: Opener = Opener(runtime, self.keeper)
+        self.closing: Closing = Closing(runtime, self.keeper)
+        self.signals: SignalWatch = SignalWatch(self._on_term, body_canceller())
         runtime.host.on_teardown = self.closing.torn_down
         runtime.host.spawn(self._beat)
         if runtime.shutdown.signals:

@@ -99,18 +99,18 @@ class Contents:
         self._registry = registry
         self.key: SessionKey = restored.key
         self.context: WorkingContext = restored.context
-        self.turns = restored.turns
-        self.turn_ids = restored.turn_ids
+        self.turns: int = restored.turns
+        self.turn_ids: dict[str, int] = restored.turn_ids
         """The numbers of turns that ended, by the ids that their callers gave them."""
-        self.messages = restored.messages
+        self.messages: int = restored.messages
         self.info_document: SessionDocument | None = restored.info
         manifest = restored.manifest
         self._folded = 0 if manifest is None else manifest.as_of_seq
         self.names: set[str] = set() if manifest is None else set(manifest.documents)
         self._overlay = [record for record in restored.tail if record.kind != META]
         self._session_tail = [record for record in restored.tail if record.kind == META]
-        self.memory = WorkingMemory(self._read, accept, registry)
-        self.state = States(self._read, self._state_names, accept, registry)
+        self.memory: WorkingMemory = WorkingMemory(self._read, accept, registry)
+        self.state: States = States(self._read, self._state_names, accept, registry)
 
     def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
         """Take in entries that were accepted, ``first`` being the seq of the first."""

@@ -12,7 +12,7 @@ from perdure.errors import ConfigError
 
 __all__ = ["EventName", "Hook", "Hooks"]
 
-log = logging.getLogger("perdure")
+log: logging.Logger = logging.getLogger("perdure")
 
 EventName = Literal[
     "before_save",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Keeper"]
 
-log = logging.getLogger("perdure")
+log: logging.Logger = logging.getLogger("perdure")
 
 
 class Keeper:
@@ -129,6 +129,8 @@ class Keeper:
     async def idle(self, session: Session) -> None:
         """Hibernate a session that nobody holds and nobody has changed for long."""
         async with self._leaving(session.key) as free:
+            if free and session.contributors is not None and session.closed_by is None:
+                await self._runtime.saver.contribute(session.tracked)
             if free and session.closed_by is None and not session.pins and session.tracked.clean:
                 await self._leave(session, "hibernated", _hibernated(session.key))
 

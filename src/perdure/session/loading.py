@@ -47,7 +47,7 @@ class Flight:
     __slots__ = ("done", "error", "session")
 
     def __init__(self) -> None:
-        self.done = anyio.Event()
+        self.done: anyio.Event = anyio.Event()
         self.session: Session | None = None
         self.error: Exception | None = None
 

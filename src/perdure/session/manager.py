@@ -57,7 +57,7 @@ class SessionManager:
         engine: Engine | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.registry = Registry(types)
+        self.registry: Registry = Registry(types)
         self._store = store
         self._autosave = autosave
         self._engine = engine or Engine()

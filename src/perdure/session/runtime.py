@@ -16,6 +16,8 @@ from perdure.session.options import Lease, Limits, Shutdown
 from perdure.store import Store
 
 if TYPE_CHECKING:
+    from perdure.autosave.tracked import Tracked
+    from perdure.model.records import Entry
     from perdure.session.loading import Flight
     from perdure.session.session import Session
 
@@ -58,26 +60,26 @@ class Runtime:
         shutdown: Shutdown,
         limits: Limits,
     ) -> None:
-        self.store = store
-        self.host = host
-        self.saver = saver
-        self.clock = clock
-        self.registry = registry
-        self.hooks = hooks
-        self.lease = lease
-        self.shutdown = shutdown
-        self.limits = limits
-        self.home = Affinity()
-        self.stray = self.home.stray
+        self.store: Store = store
+        self.host: Host = host
+        self.saver: Autosaver = saver
+        self.clock: Callable[[], float] = clock
+        self.registry: Registry = registry
+        self.hooks: Hooks = hooks
+        self.lease: Lease = lease
+        self.shutdown: Shutdown = shutdown
+        self.limits: Limits = limits
+        self.home: Affinity = Affinity()
+        self.stray: Callable[[], Stray | None] = self.home.stray
         """Asked on each append, as ``append`` is: bound once."""
-        self.append = saver.append
+        self.append: Callable[[Tracked, tuple[Entry, ...]], int] = saver.append
         self.sessions: dict[SessionKey, Session] = {}
         """The sessions in memory. One stays until it is durable and its lease is released."""
         self.flights: dict[SessionKey, Flight] = {}
         """Loads and closes under way, one a session at most."""
-        self.draining = False
-        self.durability = store.capabilities.durability
-        self.max_record_bytes = min(limits.record_bytes, store.capabilities.max_record_bytes)
+        self.draining: bool = False
+        self.durability: str = store.capabilities.durability
+        self.max_record_bytes: int = min(limits.record_bytes, store.capabilities.max_record_bytes)
 
 
 def wrong_loop(what: str, stray: Stray) -> WrongLoopError:

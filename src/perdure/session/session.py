@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -10,16 +9,17 @@ import msgspec
 
 from perdure.codec.encoded import Encoded
 from perdure.codec.json import encode
-from perdure.codec.messages import encode_message
-from perdure.errors import ConfigError, TooLargeError
+from perdure.errors import ConfigError
 from perdure.memory.context import Retraction
-from perdure.memory.documents import Meta, SessionDocument, Turned, note_turn
+from perdure.memory.documents import SessionDocument, Turned, note_turn
 from perdure.model.messages import Message
-from perdure.model.records import CONTEXT, META, RETRACT, TURN, Entry, Record
+from perdure.model.records import CONTEXT, RETRACT, TURN, Entry, Record
 from perdure.restore.ladder import Restored
 from perdure.restore.report import RestoreReport, RestoreStep
 from perdure.session.contents import Contents, HistoryItem
+from perdure.session.contributors import Attachment, Contributor, Contributors
 from perdure.session.display import session_card, session_text
+from perdure.session.entries import check_sizes, entry_of, meta_entry
 from perdure.session.rendering import ContextFormat, render
 from perdure.session.runtime import Runtime, wrong_loop
 from perdure.session.turn import Turn, TurnQueue
@@ -61,6 +61,7 @@ class Session:
         "_turns",
         "_worker",
         "closed_by",
+        "contributors",
         "folding",
         "pins",
         "rewrite_bytes",
@@ -78,13 +79,14 @@ class Session:
         self._contents = Contents(runtime.store, runtime.registry, restored, self.accept)
         self._turns = TurnQueue()
         self._worker: object | None = None  # the agent that works on it, if one does
-        self.tracked = tracked
+        self.tracked: Tracked = tracked
         self.closed_by: Exception | None = None
-        self.pins = 0
-        self.folding = False
-        self.tail_bytes = restored.tail_bytes
-        self.tail_records = restored.tail_records
-        self.rewrite_bytes = _size(restored.manifest)
+        self.contributors: Contributors | None = None  # made when the first is attached
+        self.pins: int = 0
+        self.folding: bool = False
+        self.tail_bytes: int = restored.tail_bytes
+        self.tail_records: int = restored.tail_records
+        self.rewrite_bytes: int = _size(restored.manifest)
 
     __repr__ = session_text
     _repr_html_ = session_card
@@ -176,19 +178,11 @@ class Session:
         """
         if len(items) == 1 and type(items[0]) is Encoded:
             return self.accept((items[0].entry,))
-        entries = tuple([self._encode(item) for item in items])
+        registry = self._runtime.registry
+        entries = tuple([entry_of(item, registry) for item in items])
         if not entries:
             return self.version
         return self.accept(entries)
-
-    def _encode(self, item: Message | Encoded | Any) -> Entry:
-        if isinstance(item, Message):
-            if item.created_at is None:
-                item = msgspec.structs.replace(item, created_at=time.time())
-            return encode_message(item, self._runtime.registry)
-        if isinstance(item, Encoded):
-            return item.entry
-        return self._runtime.registry.encode_record(item)
 
     def accept(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in as one group; every change of the session comes through here."""
@@ -199,25 +193,12 @@ class Session:
         for entry in entries:
             size += len(entry[1])
         if size > runtime.max_record_bytes:
-            self._check_size(entries)
+            check_sizes(self.key, entries, runtime.max_record_bytes)
         version = runtime.append(tracked, entries)
         self._contents.note(version - len(entries) + 1, entries, tracked.epoch)
         self.tail_bytes += size
         self.tail_records += len(entries)
         return version
-
-    def _check_size(self, entries: tuple[Entry, ...]) -> None:
-        limit = self._runtime.max_record_bytes
-        for entry in entries:
-            size = len(entry.payload)
-            if size > limit:
-                message = (
-                    f"session {self.key}: a {entry.kind} of {size} bytes is over the limit of "
-                    f"{limit}: store it elsewhere and append a reference, or raise "
-                    "Limits(record_bytes=…)"
-                )
-                facts = {"key": str(self.key), "kind": entry.kind, "size": size, "limit": limit}
-                raise TooLargeError(message, **facts)
 
     def describe(
         self,
@@ -227,10 +208,28 @@ class Session:
         owner: str | None = None,
         **metadata: Any,
     ) -> int:
-        """Change what is said about the session, and return the new version."""
-        encoded = {name: msgspec.Raw(encode(value)) for name, value in metadata.items()}
-        meta = Meta(title=title, tags=tags, owner=owner, metadata=encoded, at=time.time())
-        return self.accept((Entry(META, encode(meta)),))
+        """Change what is said about the session, and return the new version.
+
+        Credentials in the metadata, known by keys such as ``api_key``, are not stored.
+        """
+        return self.accept((meta_entry(title=title, tags=tags, owner=owner, metadata=metadata),))
+
+    async def attach(self, contributor: Contributor) -> Attachment:
+        """Keep the state of somebody else with this session: a plugin's, a tool's.
+
+        What is stored of it is restored before this returns. From then on it is asked for its
+        state before each save; a state that has not changed writes nothing.
+
+        Raises:
+            ConfigError: Another contributor of this name is attached.
+            UnsupportedVersionError: What is stored is newer than the contributor, or older
+                and it cannot migrate; it stays as it is.
+
+        """
+        self._check_open()
+        if self.contributors is None:
+            self.contributors = Contributors(self)
+        return await self.contributors.attach(contributor)
 
     def turn(self, id: str | None = None) -> Turn:
         """Return a turn to enter: ``async with session.turn() as turn``.
@@ -354,6 +353,8 @@ class Session:
         )
         self._contents.note(self.durable_version + 1, self.tracked.pending, self.epoch)
         self.tail_bytes, self.tail_records = restored.tail_bytes, restored.tail_records
+        if self.contributors is not None:
+            self.contributors.forget()
 
     def report_step(self, what: str, detail: str) -> None:
         """Add a step to the restore report."""

@@ -28,7 +28,7 @@ class SignalWatch:
         self._cancel_body = cancel_body
         self._previous: Any = None
         self._soon: Callable[[Callable[[], None]], object] | None = None
-        self.received = False
+        self.received: bool = False
         """Whether SIGTERM has come over the default action."""
 
     def install(self) -> None:

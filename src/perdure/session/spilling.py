@@ -28,7 +28,7 @@ from perdure.model.records import EPOCH, Entry, Record
 
 __all__ = ["Spilled", "find", "left_of", "remove", "write"]
 
-log = logging.getLogger("perdure")
+log: logging.Logger = logging.getLogger("perdure")
 
 FORMAT = 1
 

@@ -39,11 +39,11 @@ class Turn:
         self._session = session
         self._queue = queue
         self._given = turn_id is not None
-        self.replayed = False
+        self.replayed: bool = False
         """Whether a turn of this id has ended before: there is nothing left to do in it."""
-        self.id = turn_id or ""
+        self.id: str = turn_id or ""
         """The given id, or ``turn_0001`` and so on; numbers go on after a restore."""
-        self.number = 0
+        self.number: int = 0
 
     async def __aenter__(self) -> Self:
         await self._queue.enter(str(self._session.key))

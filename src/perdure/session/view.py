@@ -31,7 +31,7 @@ class SessionView:
     def __init__(self, store: Store, registry: Registry, restored: Restored) -> None:
         self._contents = Contents(store, registry, restored, self._refuse)
         self._report = restored.report
-        self.seq = restored.head
+        self.seq: int = restored.head
         """The last record that it shows."""
 
     def __repr__(self) -> str:

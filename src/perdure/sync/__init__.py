@@ -15,12 +15,15 @@ thread of the process may use it. What lies here only passes calls on.
 
 from __future__ import annotations
 
+from perdure.sync.contributors import Attachment, Contributor
 from perdure.sync.manager import SessionManager, connect
 from perdure.sync.memory import States, WorkingMemory
 from perdure.sync.session import Session, SessionView
 from perdure.sync.turn import Turn
 
 __all__ = [
+    "Attachment",
+    "Contributor",
     "Session",
     "SessionManager",
     "SessionView",

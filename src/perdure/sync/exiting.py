@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["forget", "remember"]
 
-log = logging.getLogger("perdure")
+log: logging.Logger = logging.getLogger("perdure")
 
 _open: set[SessionManager] = set()
 _registered = False

@@ -14,7 +14,7 @@ from typing import Any, final
 
 __all__ = ["HookThread"]
 
-log = logging.getLogger("perdure")
+log: logging.Logger = logging.getLogger("perdure")
 
 
 @final

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 if TYPE_CHECKING:
     from perdure.memory import state, working
     from perdure.memory.documents import MemoryEntry
     from perdure.sync.loop import LoopThread
 
-__all__ = ["States", "WorkingMemory"]
+__all__ = ["States", "TypedState", "WorkingMemory"]
+
+T = TypeVar("T")
 
 
 @final
@@ -92,3 +94,50 @@ class States:
     def keys(self) -> list[str]:
         """Return the keys in order."""
         return self._loop.call(self._inner.keys)
+
+    def typed(self, key: str, type: type[T]) -> TypedState[T]:
+        """Return one key's value as a type: ``session.state.typed("app", MyState)``.
+
+        It is kept as plain JSON, so it need not be registered.
+
+        Args:
+            key: Where it is kept.
+            type: A dataclass, a msgspec Struct, or whatever else msgspec reads from JSON; or
+                a pydantic model.
+
+        Raises:
+            ConfigError: It cannot be read from JSON.
+
+        """
+        return TypedState(self._loop, self._inner.typed(key, type))
+
+
+@final
+class TypedState(Generic[T]):
+    """One named state as a type; made by ``session.state.typed``."""
+
+    def __init__(self, loop: LoopThread, inner: state.TypedState[T]) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def get(self) -> T | None:
+        """Return the value, None if there is none.
+
+        Raises:
+            CorruptRecordError: What is stored does not fit the type; it stays as it is.
+
+        """
+        return self._loop.call(self._inner.get)
+
+    def set(self, value: T) -> int:
+        """Keep a value, and return the session's version.
+
+        Raises:
+            NotStorableError: It would not come back as itself.
+
+        """
+        return self._loop.do(lambda: self._inner.set(value))
+
+    def drop(self) -> int:
+        """Forget it (no error if it is not there), and return the session's version."""
+        return self._loop.do(self._inner.drop)

@@ -30,7 +30,7 @@ class TermWatch:
         self._drain = drain
         self._previous: Any = None
         self._watching = False
-        self.received = False
+        self.received: bool = False
         """Whether SIGTERM has come over the default action."""
 
     def install(self) -> None:

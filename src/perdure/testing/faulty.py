@@ -97,7 +97,7 @@ class FaultyStore:
             raise ValueError(message)
         self.calls: Counter[str] = Counter()
         """How often each method was called."""
-        self.injected = 0
+        self.injected: int = 0
         """How many calls failed so far."""
         self._store = store
         self._fail_on = fail_on

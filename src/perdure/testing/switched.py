@@ -36,7 +36,7 @@ class Faults:
     """Which calls fail next; several stores, one after the other, may share it."""
 
     def __init__(self) -> None:
-        self.is_down = False
+        self.is_down: bool = False
         self._planned: list[tuple[str | None, How]] = []
 
     def plan(self, method: str | None, how: How, times: int) -> None:
@@ -106,12 +106,16 @@ class SwitchedStore:
             times: How many.
 
         Raises:
-            ConfigError: A store has no such method, or that is no number of calls.
+            ConfigError: A store has no such method, cannot fail in that way while its process
+                goes on, or that is no number of calls.
 
         """
         if method is not None and method not in _METHODS:
             message = f"fail_next({method!r}): a store has no such method; see perdure.store.Store"
             raise ConfigError(message, method=method)
+        if how.startswith("crash"):
+            message = f"fail_next(how={how!r}): to crash a manager, use `await sandbox.reopen()`"
+            raise ConfigError(message, how=how)
         if times < 1:
             message = f"fail_next: times={times} does not fit: it must be at least 1"
             raise ConfigError(message, times=times)

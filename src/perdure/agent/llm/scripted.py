@@ -61,7 +61,7 @@ class ScriptedModel:
         self._script = deque(script)
         self._chunk_chars = max(chunk_chars, 1)
         self._delay = delay
-        self.calls = 0
+        self.calls: int = 0
         """How often it was asked."""
         self.last_messages: tuple[Message, ...] = ()
         """What it was asked with last."""

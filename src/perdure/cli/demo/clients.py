@@ -25,10 +25,10 @@ class Crowd:
         self.agents = agents
         self.acks: list[Ack] = []
         """In the order in which they came."""
-        self.asked = 0
+        self.asked: int = 0
         self.talking: set[tuple[str, int]] = set()
         """Turns that were asked and are not acknowledged."""
-        self.pieces = 0
+        self.pieces: int = 0
         """Pieces of answers that have come."""
         self.refused: list[tuple[str, int]] = []
         """Answers that differ from what was acknowledged: a fault of the demo's server."""

@@ -20,9 +20,9 @@ class Counting:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.log = 0
+        self.log: int = 0
         """Bytes of log lines so far, as framed."""
-        self.documents = 0
+        self.documents: int = 0
         """Bytes of documents so far, with each manifest twice."""
 
     if not TYPE_CHECKING:

@@ -128,8 +128,8 @@ class Course:
 
     def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
         self.plan = plan
-        self.crowd = Crowd([f"agent-{number:02d}" for number in range(1, plan.agents + 1)])
-        self.report = Report(agents=plan.agents, folder=str(plan.folder))
+        self.crowd: Crowd = Crowd([f"agent-{number:02d}" for number in range(1, plan.agents + 1)])
+        self.report: Report = Report(agents=plan.agents, folder=str(plan.folder))
         self._tell = tell
         self._store = str(plan.folder / STORE)
         self._written = Written()

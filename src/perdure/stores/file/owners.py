@@ -52,7 +52,7 @@ class Owners:
     """This store's own place among the owners, and its look at the others."""
 
     def __init__(self, root: Folder, owner: str, *, local: bool) -> None:
-        self.me = Owner(owner=owner, host=host_name(), pid=os.getpid(), boot=boot_id())
+        self.me: Owner = Owner(owner=owner, host=host_name(), pid=os.getpid(), boot=boot_id())
         self._local = local
         self._name = encode_name(owner)
         self._beat = 0

@@ -37,7 +37,7 @@ from perdure.store import Batch, Outcome, Status
 from perdure.stores.file import history
 from perdure.stores.file.chain import SEGMENT, First, Known, Previous
 from perdure.stores.file.layout import LOG, segment_name, session_path
-from perdure.stores.file.leases import Taken
+from perdure.stores.file.leases import Fence, Taken
 from perdure.stores.file.open_files import OpenFiles
 from perdure.stores.file.trouble import FULL, trouble
 
@@ -94,15 +94,15 @@ class Writer:
     )
 
     def __init__(self, root: Folder, key: SessionKey, taken: Taken, files: OpenFiles) -> None:
-        self.key = key
-        self.fence = taken.fence
-        self.first_seq = taken.end.seq + 1
+        self.key: SessionKey = key
+        self.fence: Fence = taken.fence
+        self.first_seq: int = taken.end.seq + 1
         """The first record behind the epoch's own."""
-        self.durable = Known(taken.fence.epoch, 0, taken.end)
+        self.durable: Known = Known(taken.fence.epoch, 0, taken.end)
         """How far the log is known to last."""
-        self.before = self.durable
+        self.before: Known = self.durable
         """The same, one append ago."""
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self._root = root
         self._files = files
         self._folder: Folder | None = None

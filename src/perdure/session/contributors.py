@@ -1,0 +1,261 @@
+"""State that others own: plugins, tools and frameworks that keep theirs with a session.
+
+A contributor is asked for its state before each save; what has changed becomes a record at
+that moment. Its state is restored when it is attached, never later, so nothing that it
+holds can overwrite what was stored before it has seen it. The state of a contributor
+that is not attached is carried along untouched.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+import anyio
+import msgspec
+
+from perdure.errors import ConfigError, UnsupportedVersionError
+from perdure.memory.documents import fold_state, typed
+from perdure.model.keys import SessionKey
+from perdure.session.states import Kept, change_of, kept_of, state_name, state_of
+
+if TYPE_CHECKING:
+    from perdure.session.session import Session
+
+__all__ = ["Attachment", "Contributor", "Contributors", "RestoreContext"]
+
+log: logging.Logger = logging.getLogger("perdure")
+
+
+class RestoreContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a contributor is told when its state is restored."""
+
+    key: SessionKey
+    """Whose session it is."""
+    stored_version: int
+    """The version that was stored, before ``migrate``."""
+
+
+class Contributor(Protocol):
+    """Whoever owns state that is kept with a session.
+
+    A contributor whose state changes its form raises ``version``, and has a method
+    ``migrate(state, from_version)``, plain or async, which returns the state in the form of
+    ``from_version + 1``; it is called once for each step.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name: its state lies in ``plugins/<name>.json``."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The version of its state's form, from 1 up."""
+        ...
+
+    async def capture(self) -> Any:
+        """Return the state: JSON, or what a session's state can hold; None for none."""
+        ...
+
+    async def restore(self, state: Any, context: RestoreContext) -> None:
+        """Take over a stored state; called once, and only if there is one."""
+        ...
+
+
+@final
+class Attachment:
+    """A contributor's place at a session; made by `Session.attach`."""
+
+    __slots__ = ("_owner", "contributor", "kept")
+
+    def __init__(self, owner: Contributors, contributor: Contributor, kept: Kept) -> None:
+        self._owner = owner
+        self.contributor: Contributor = contributor
+        self.kept: Kept = kept  # what the log has of it
+
+    def __repr__(self) -> str:
+        return f"<Attachment {self.contributor.name}>"
+
+    def changed(self) -> None:
+        """Say that the state has changed: it is asked for soon, though nothing is appended.
+
+        Not needed for what changes within a turn, or before a save that somebody asks for.
+        """
+        self._owner.ask_soon()
+
+    def detach(self) -> None:
+        """Ask no more. What is stored stays; what was not captured is not."""
+        self._owner.detach(self)
+
+
+@final
+class Contributors:
+    """Those of one session, in the order in which they were attached."""
+
+    __slots__ = ("_attached", "_coming", "_session")
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._attached: dict[str, Attachment] = {}
+        self._coming: set[str] = set()
+        session.tracked.before_capture = self._before_save
+
+    async def attach(self, contributor: Contributor) -> Attachment:
+        """Restore a contributor's state, then ask it before each save."""
+        name = _checked(contributor)
+        known = self._attached.get(name)
+        if known is not None and known.contributor is contributor:
+            return known
+        if known is not None or name in self._coming:
+            message = (
+                f"session {self._session.key} has a contributor {name!r} already: "
+                "give this one another name, or detach the other first"
+            )
+            raise ConfigError(message, contributor=name)
+        self._coming.add(name)
+        try:
+            kept = await self._restore(contributor)
+        finally:
+            self._coming.discard(name)
+        attachment = self._attached[name] = Attachment(self, contributor, kept)
+        return attachment
+
+    def detach(self, attachment: Attachment) -> None:
+        """Forget a contributor."""
+        name = attachment.contributor.name
+        if self._attached.get(name) is attachment:
+            del self._attached[name]
+
+    def forget(self) -> None:
+        """Write every state anew: what the log had of them was dropped."""
+        for one in self._attached.values():
+            one.kept = Kept()
+
+    def ask_soon(self) -> None:
+        """Have everybody asked in the background."""
+        self._session._check_open()
+        runtime = self._session._runtime
+        runtime.host.spawn(runtime.saver.contribute, self._session.tracked)
+
+    async def _restore(self, contributor: Contributor) -> Kept:
+        session, name = self._session, contributor.name
+        types = session._runtime.registry
+        found = state_of(
+            await self._read(state_name(name)), await self._read(typed(state_name(name))), types
+        )
+        if found is None:
+            return Kept()
+        state, version = found
+        kept, _, _ = kept_of(state, version, types)
+        migrated = await _migrated(contributor, state, version, session.key)
+        context = RestoreContext(key=session.key, stored_version=version)
+        await contributor.restore(migrated, context)
+        return kept
+
+    async def _read(self, document: str) -> bytes | None:
+        data, records = await self._session._contents._read(document)
+        return fold_state(document, data, records)
+
+    # before a save
+
+    async def _before_save(self) -> None:
+        await self._session._runtime.hooks.run("before_save", self._session)
+        await self.capture()
+
+    async def capture(self) -> None:
+        """Ask everybody at the same time, and append what has changed.
+
+        One that fails, or does not answer before this is cancelled, keeps nobody else's state
+        from being kept.
+
+        Raises:
+            Exception: What the one that failed has raised; a group of them if several have.
+
+        """
+        asked = tuple(self._attached.values())
+        states: dict[Attachment, Any] = {}
+        errors: list[Exception] = []
+        try:
+            async with anyio.create_task_group() as group:
+                for one in asked:
+                    group.start_soon(self._ask, one, states, errors)
+        except anyio.get_cancelled_exc_class():
+            late = [one.contributor.name for one in asked if one not in states]
+            facts = {"session": str(self._session.key), "contributors": late}
+            log.warning("contributors did not answer in time", extra=facts)
+            raise
+        finally:
+            self._keep(asked, states, errors)
+        if errors:
+            raise errors[0] if len(errors) == 1 else ExceptionGroup("contributors failed", errors)
+
+    async def _ask(
+        self, one: Attachment, states: dict[Attachment, Any], errors: list[Exception]
+    ) -> None:
+        try:
+            states[one] = await one.contributor.capture()
+        except Exception as error:  # noqa: BLE001  # raised when all are done
+            errors.append(_named(error, one))
+
+    def _keep(
+        self, asked: tuple[Attachment, ...], states: dict[Attachment, Any], errors: list[Exception]
+    ) -> None:
+        """Append what has changed, in the order of attachment: nothing is awaited here."""
+        for one in asked:
+            if one not in states or self._attached.get(one.contributor.name) is not one:
+                continue
+            types, contributor = self._session._runtime.registry, one.contributor
+            try:
+                change = change_of(
+                    contributor.name, states[one], contributor.version, one.kept, types
+                )
+                if change is not None:
+                    self._session.accept((change.entry,))
+                    one.kept = change.kept
+            except Exception as error:  # noqa: BLE001  # one's failure is not the others'
+                errors.append(_named(error, one))
+
+
+def _checked(contributor: Contributor) -> str:
+    name: Any = contributor.name
+    version: Any = contributor.version
+    if not isinstance(name, str) or not name or "/" in name:
+        message = f"a contributor's name must be text without a slash, not {name!r}"
+        raise ConfigError(message, contributor=name)
+    if not isinstance(version, int) or version < 1:
+        message = (
+            f"contributor {name!r}: version={version!r} does not fit: give a whole number from 1"
+        )
+        raise ConfigError(message, contributor=name, version=version)
+    return str(name)
+
+
+async def _migrated(contributor: Contributor, state: Any, version: int, key: SessionKey) -> Any:
+    """Return a state in the form of the contributor's version, step by step."""
+    name, wanted = contributor.name, contributor.version
+    if version > wanted:
+        message = (
+            f"session {key}: the stored state of {name!r} has version {version}, this "
+            f"contributor reads up to {wanted}: use a newer one; the state was left as it is"
+        )
+        raise UnsupportedVersionError(message, key=str(key), contributor=name, version=version)
+    migrate = getattr(contributor, "migrate", None)
+    for at in range(version, wanted):
+        if migrate is None:
+            message = (
+                f"session {key}: the stored state of {name!r} has version {at}, this contributor "
+                f"is at {wanted}: give it a method migrate(state, from_version); the state was "
+                "left as it is"
+            )
+            raise UnsupportedVersionError(message, key=str(key), contributor=name, version=at)
+        state = migrate(state, at)
+        if inspect.isawaitable(state):
+            state = await state
+    return state
+
+
+def _named(error: Exception, one: Attachment) -> Exception:
+    error.add_note(f"raised by the contributor {one.contributor.name!r}")
+    return error

@@ -1,0 +1,86 @@
+"""What users hand to a session, as the log takes it: encoded, measured, without credentials."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perdure.codec.encoded import Encoded
+from perdure.codec.json import encode
+from perdure.codec.messages import encode_message
+from perdure.codec.redaction import redact
+from perdure.errors import TooLargeError
+from perdure.memory.documents import Meta
+from perdure.model.messages import Message
+from perdure.model.records import META, Entry
+
+if TYPE_CHECKING:
+    from perdure.codec.registry import Registry
+    from perdure.model.keys import SessionKey
+
+__all__ = ["check_sizes", "entry_of", "meta_entry"]
+
+
+def entry_of(item: Message | Encoded | Any, registry: Registry) -> Entry:
+    """Return an item as a record; a message without a time gets the present one.
+
+    Raises:
+        NotStorableError: It cannot be stored.
+
+    """
+    if isinstance(item, Message):
+        if item.created_at is None:
+            item = msgspec.structs.replace(item, created_at=time.time())
+        return encode_message(item, registry)
+    if isinstance(item, Encoded):
+        return item.entry
+    return registry.encode_record(item)
+
+
+def meta_entry(
+    *,
+    title: str | None = None,
+    tags: list[str] | None = None,
+    owner: str | None = None,
+    agent_type: str | None = None,
+    created_at: float | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Entry:
+    """Return the record of a change to what is said about a session.
+
+    Credentials in the metadata, known by their keys, are left out, and the record says where.
+    """
+    clean, redacted = redact(dict(metadata or {}))
+    meta = Meta(
+        title=title,
+        tags=tags,
+        owner=owner,
+        metadata={name: msgspec.Raw(encode(value)) for name, value in clean.items()},
+        at=time.time(),
+        agent_type=agent_type,
+        created_at=created_at,
+        redacted=list(redacted),
+    )
+    return Entry(META, encode(meta))
+
+
+def check_sizes(key: SessionKey, entries: tuple[Entry, ...], limit: int) -> None:
+    """Refuse a record that is larger than the limit.
+
+    Raises:
+        TooLargeError: One is.
+
+    """
+    for entry in entries:
+        size = len(entry.payload)
+        if size > limit:
+            message = (
+                f"session {key}: a {entry.kind} of {size} bytes is over the limit of "
+                f"{limit}: store it elsewhere and append a reference, or raise "
+                "Limits(record_bytes=…)"
+            )
+            facts = {"key": str(key), "kind": entry.kind, "size": size, "limit": limit}
+            raise TooLargeError(message, **facts)

@@ -1,0 +1,112 @@
+"""State that others own, in blocking style: contributors with plain methods.
+
+Their methods are called in threads of their own, so they may take their time and use the
+blocking API; a save waits for them, as long as ``Engine(capture_timeout=…)`` allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from anyio import to_thread
+
+if TYPE_CHECKING:
+    from perdure.session import contributors
+    from perdure.session.contributors import RestoreContext
+    from perdure.session.session import Session
+    from perdure.sync.loop import LoopThread
+
+__all__ = ["Attachment", "Contributor", "relay_for"]
+
+
+class Contributor(Protocol):
+    """Whoever owns state that is kept with a session.
+
+    A contributor whose state changes its form raises ``version``, and has a method
+    ``migrate(state, from_version)``, which returns the state in the form of
+    ``from_version + 1``; it is called once for each step.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name: its state lies in ``plugins/<name>.json``."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The version of its state's form, from 1 up."""
+        ...
+
+    def capture(self) -> Any:
+        """Return the state: JSON, or what a session's state can hold; None for none."""
+        ...
+
+    def restore(self, state: Any, context: RestoreContext) -> None:
+        """Take over a stored state; called once, and only if there is one."""
+        ...
+
+
+@final
+class Attachment:
+    """A contributor's place at a session; made by `Session.attach`."""
+
+    def __init__(self, loop: LoopThread, inner: contributors.Attachment, mine: Contributor) -> None:
+        self._loop = loop
+        self._inner = inner
+        self._contributor = mine
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def contributor(self) -> Contributor:
+        """Who was attached."""
+        return self._contributor
+
+    def changed(self) -> None:
+        """Say that the state has changed: it is asked for soon, though nothing is appended.
+
+        Not needed for what changes within a turn, or before a save that somebody asks for.
+        """
+        self._loop.do(self._inner.changed)
+
+    def detach(self) -> None:
+        """Ask no more. What is stored stays; what was not captured is not."""
+        self._loop.do(self._inner.detach)
+
+
+class Relay:
+    """A blocking contributor as the session knows it."""
+
+    def __init__(self, contributor: Contributor) -> None:
+        self.contributor = contributor
+        self._step: Callable[[Any, int], Any] | None = getattr(contributor, "migrate", None)
+        self.migrate = None if self._step is None else self._migrate
+
+    @property
+    def name(self) -> str:
+        return self.contributor.name
+
+    @property
+    def version(self) -> int:
+        return self.contributor.version
+
+    async def capture(self) -> Any:
+        return await to_thread.run_sync(self.contributor.capture, abandon_on_cancel=True)
+
+    async def restore(self, state: Any, context: RestoreContext) -> None:
+        await to_thread.run_sync(self.contributor.restore, state, context)
+
+    async def _migrate(self, state: Any, from_version: int) -> Any:
+        assert self._step is not None
+        return await to_thread.run_sync(self._step, state, from_version)
+
+
+def relay_for(session: Session, contributor: Contributor) -> Relay:
+    """Return the relay by which a contributor is attached already, else a new one."""
+    attached = session.contributors._attached.values() if session.contributors else ()
+    for one in attached:
+        if isinstance(one.contributor, Relay) and one.contributor.contributor is contributor:
+            return one.contributor
+    return Relay(contributor)

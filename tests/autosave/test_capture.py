@@ -1,0 +1,44 @@
+"""What one save takes: whole groups, as many as fit, at least one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.autosave.capture import as_group, size_of, whole_groups
+from perdure.autosave.tracked import OVERHEAD
+from perdure.model.records import Entry
+
+
+def entry(size: int, *, end: bool) -> Entry:
+    return Entry("message", b"x" * size, end)
+
+
+entries = st.lists(st.builds(entry, st.integers(0, 20), end=st.booleans()), max_size=20)
+
+
+@given(
+    pending=entries, limit=st.integers(0, 25), records=st.integers(0, 9), size=st.integers(0, 500)
+)
+def test_it_takes_whole_groups_that_fit(
+    pending: list[Entry], limit: int, records: int, size: int
+) -> None:
+    count, taken = whole_groups(pending, limit=limit, most_records=records, most_bytes=size)
+    ends = [n for n, one in enumerate(pending[:limit], 1) if one.end]
+    assert count in {0, *ends}
+    assert taken == size_of(pending[:count])
+    assert (count == 0) is (not ends)
+    fits = [n for n in ends if n <= records and size_of(pending[:n]) <= size]
+    assert count == max(fits, default=min(ends, default=0))
+
+
+@given(group=st.lists(st.builds(entry, st.integers(0, 9), end=st.booleans()), min_size=1))
+def test_a_group_ends_once_at_its_end(group: list[Entry]) -> None:
+    closed = as_group(group, closed=True)
+    assert [one.end for one in closed] == [False] * (len(group) - 1) + [True]
+    assert not any(one.end for one in as_group(group, closed=False))
+    assert [one.payload for one in closed] == [one.payload for one in group]
+
+
+def test_a_record_weighs_more_than_its_payload() -> None:
+    assert size_of([entry(10, end=True), entry(0, end=True)]) == 10 + 2 * OVERHEAD

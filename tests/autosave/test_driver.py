@@ -1,0 +1,802 @@
+"""What the engine does for its callers, in virtual time."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from perdure.autosave import events
+from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.tracked import State, Tracked
+from perdure.errors import (
+    SessionClosedError,
+    SessionError,
+    SessionQuarantinedError,
+    StoreUnavailableError,
+    TooLargeError,
+    UnsavedChangesError,
+)
+from tests.autosave.inline_store import InlineStore
+from tests.autosave.rigs import PLAIN, Rig, entry, rig
+
+
+def starts(r: Rig, t: Tracked) -> list[float]:
+    return [round(write.began, 6) for write in r.store.writes.get(t.key, [])]
+
+
+# when
+
+
+async def test_changes_within_the_debounce_are_one_save() -> None:
+    async with rig() as r:
+        t, zero = r.track(), anyio.current_time()
+        for _ in range(4):
+            r.append(t)
+            await anyio.sleep(1.5)
+        await anyio.sleep(10)
+        assert starts(r, t) == [round(zero + 6.5, 6)]
+        assert r.stored(t) == 4
+
+
+async def test_a_stream_without_pauses_is_saved_every_longest_delay() -> None:
+    async with rig() as r:
+        t, zero = r.track(), anyio.current_time()
+        for _ in range(25):
+            r.append(t)
+            await anyio.sleep(0.9)
+        assert starts(r, t) == [round(zero + 10, 6), round(zero + 20.8, 6)]
+
+
+async def test_a_clean_session_is_not_saved() -> None:
+    async with rig() as r:
+        t = r.track()
+        assert await r.saver.save(t) == 0
+        await r.saver.flush()
+        r.saver.turn_ended(t)
+        r.saver.append(t, ())
+        await anyio.sleep(100)
+        assert r.store.calls == []
+
+
+async def test_save_does_not_wait_for_the_debounce() -> None:
+    async with rig() as r:
+        t, zero = r.track(), anyio.current_time()
+        r.append(t)
+        assert await r.saver.save(t) == 1
+        assert anyio.current_time() == zero
+
+
+async def test_waiting_does_not_hurry_a_save() -> None:
+    async with rig() as r:
+        t, zero = r.track(), anyio.current_time()
+        r.append(t)
+        assert await r.saver.wait_durable(t) == 1
+        assert anyio.current_time() == pytest.approx(zero + 2, abs=0.06)
+
+
+async def test_saves_that_are_asked_for_together_are_one_batch() -> None:
+    async with rig() as r:
+        sessions = [r.track(str(n)) for n in range(20)]
+        async with anyio.create_task_group() as group:
+            for t in sessions:
+                r.append(t)
+                group.start_soon(r.saver.save, t)
+        assert sum(len(call) for call in r.store.calls) == 20
+        assert len(r.store.calls) <= 2
+
+
+async def test_a_turn_s_end_saves_unless_told_otherwise() -> None:
+    async with rig() as r:
+        eager = r.track("eager")
+        patient = r.track("patient", autosave=Autosave(on_turn_end=False))
+        for t in (eager, patient):
+            r.append(t)
+            r.saver.turn_ended(t)
+        await anyio.sleep(0.1)
+        assert (r.stored(eager), r.stored(patient)) == (1, 0)
+
+
+async def test_without_timers_only_boundaries_save() -> None:
+    async with rig(autosave=None) as r:
+        t = r.track()
+        r.append(t)
+        await anyio.sleep(1000)
+        assert r.stored(t) == 0
+        r.saver.turn_ended(t)
+        await anyio.sleep(0.1)
+        assert r.stored(t) == 1
+        r.append(t)
+        await r.saver.flush()
+        assert r.stored(t) == 2
+        r.append(t)
+        assert (await r.saver.aclose(deadline=1, hard_grace=0)).clean
+
+
+async def test_tuning_takes_effect_on_what_is_unsaved() -> None:
+    async with rig(autosave=Autosave(debounce=20, max_delay=30)) as r:
+        mine, other = r.track("mine"), r.track("other", autosave=Autosave(debounce=20))
+        r.append(mine)
+        r.append(other)
+        r.saver.tune(Autosave(debounce=1, max_delay=2))
+        await anyio.sleep(1.1)
+        assert (r.stored(mine), r.stored(other)) == (1, 0)
+        r.saver.tune(Autosave(debounce=3, max_delay=3), other)
+        await anyio.sleep(2)
+        assert r.stored(other) == 1
+
+
+async def test_an_idle_store_shortens_the_debounce() -> None:
+    async with rig(engine=Engine(jitter=0)) as r:
+        t = r.track()
+        for _ in range(30):
+            r.append(t)
+            await anyio.sleep(5)
+        r.append(t)
+        zero = anyio.current_time()
+        await r.saver.wait_durable(t)
+        assert 0.05 <= anyio.current_time() - zero < 1.0
+
+
+# groups
+
+
+async def test_an_open_group_waits_and_what_was_before_does_not() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.append(t)
+        r.saver.open_group(t)
+        r.append(t, 2)
+        r.append(t)
+        with anyio.move_on_after(5):
+            await r.saver.save(t)
+        assert r.stored(t) == 1
+        r.saver.close_group(t)
+        assert await r.saver.save(t) == 4
+        assert [one.end for one in r.store.logs[t.key]] == [True, False, False, True]
+
+
+async def test_groups_within_a_group_are_one() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.saver.open_group(t)
+        r.append(t)
+        r.saver.open_group(t)
+        r.append(t)
+        r.saver.close_group(t)
+        await anyio.sleep(50)
+        assert r.stored(t) == 0
+        r.saver.close_group(t)
+        await r.saver.save(t)
+        assert [one.end for one in r.store.logs[t.key]] == [False, True]
+
+
+async def test_a_group_that_stays_open_is_reported_once() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.saver.open_group(t)
+        r.append(t)
+        await anyio.sleep(9)
+        assert r.of(events.GroupOpenTooLong) == []
+        await anyio.sleep(100)
+        r.append(t)
+        await anyio.sleep(100)
+        (event,) = r.of(events.GroupOpenTooLong)
+        assert event.age == pytest.approx(10, abs=0.1)
+
+
+# what goes wrong
+
+
+async def test_an_outage_is_three_lines_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "perdure.autosave")
+    async with rig() as r:
+        sessions = [r.track(str(n)) for n in range(10)]
+        r.store.down = True
+        for t in sessions:
+            r.append(t)
+            await anyio.sleep(1)
+        await anyio.sleep(600)
+        assert r.saver.health().breaker == "open"
+        r.store.down = False
+        await anyio.sleep(60)
+        assert r.saver.health().status == "ok"
+    assert [record.message for record in caplog.records] == [
+        "autosave failed, it goes on trying",
+        "the store is taken for down, unsaved changes pile up",
+        "autosave works again",
+    ]
+
+
+async def test_a_store_that_is_down_gets_probes_only() -> None:
+    async with rig() as r:
+        sessions = [r.track(str(n)) for n in range(100)]
+        r.store.down = True
+        for t in sessions:
+            r.append(t)
+        await anyio.sleep(60)
+        before = len(r.store.calls)
+        await anyio.sleep(100)
+        probes = r.store.calls[before:]
+        assert 20 <= len(probes) <= 41
+        assert {len(call) for call in probes} == {1}
+        r.store.down = False
+        await r.saver.flush()
+        assert sum(map(r.stored, sessions)) == 100
+        sizes = [len(call) for call in r.store.calls[before + len(probes) :]]
+        assert sizes[:4] == [1, 2, 4, 8]
+
+
+async def test_a_save_that_hangs_is_given_up_and_sent_again() -> None:
+    store = InlineStore(faults=["hang_applied", "hang"])
+    async with rig(store) as r:
+        t, zero = r.track(), anyio.current_time()
+        r.append(t)
+        assert await r.saver.save(t) == 1
+        assert 20 <= anyio.current_time() - zero < 22
+        assert [event.in_doubt for event in r.of(events.SaveFailed)] == [True, True]
+
+
+async def test_a_refused_group_is_quarantined_and_those_before_it_are_saved() -> None:
+    async with rig() as r:
+        t, other = r.track(), r.track("other")
+        r.store.poison.add((t.key, 6))
+        for _ in range(9):
+            r.append(t)
+        r.append(other)
+        with pytest.raises(SessionQuarantinedError, match="record 6"):
+            await r.saver.save(t)
+        assert (r.stored(t), t.state) == (5, State.QUARANTINED)
+        assert await r.saver.save(other) == 1
+        assert r.append(t) == 10
+        with pytest.raises(SessionQuarantinedError):
+            await r.saver.wait_durable(t, 6)
+        (event,) = r.of(events.Quarantined)
+        assert (event.seq, event.unsaved) == (6, 4)
+
+
+async def test_quarantine_holds_no_more_than_its_share() -> None:
+    async with rig(engine=Engine(quarantine_bytes=500)) as r:
+        t = r.track()
+        r.store.poison.add((t.key, 1))
+        r.append(t)
+        with pytest.raises(SessionQuarantinedError):
+            await r.saver.save(t)
+        with pytest.raises(SessionQuarantinedError, match="refuses record 1"):
+            for _ in range(20):
+                r.append(t)
+        assert t.pending_bytes < 700
+
+
+async def test_retry_sends_a_quarantined_session_again() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.store.poison.add((t.key, 1))
+        r.append(t)
+        with pytest.raises(SessionQuarantinedError):
+            await r.saver.save(t)
+        r.store.poison.clear()
+        r.saver.retry(t)
+        assert await r.saver.wait_durable(t) == 1
+        assert r.saver.health().status == "ok"
+
+
+async def test_discard_forgets_and_goes_on_behind_what_is_durable() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.append(t)
+        await r.saver.save(t)
+        r.store.poison.add((t.key, 2))
+        r.append(t, 3)
+        with pytest.raises(SessionQuarantinedError):
+            await r.saver.save(t)
+        assert r.saver.discard(t) == 3
+        assert (t.state, r.saver.health().unsaved_bytes) == (State.CLEAN, 0)
+        r.store.poison.clear()
+        assert r.append(t) == 2
+        assert await r.saver.save(t) == 2
+        with pytest.raises(SessionError, match="clean"):
+            r.saver.discard(t)
+
+
+async def test_one_session_that_spoils_a_batch_does_not_stop_the_others() -> None:
+    async with rig() as r:
+        sessions = [r.track(str(n)) for n in range(8)]
+        r.store.spoiled.add(sessions[5].key)
+        for t in sessions:
+            r.append(t)
+        await r.saver.flush()
+        states = [t.state for t in sessions]
+        assert states == [State.CLEAN] * 5 + [State.QUARANTINED] + [State.CLEAN] * 2
+
+
+async def test_a_long_backlog_is_saved_in_parts() -> None:
+    async with rig(engine=Engine(jitter=0, batch_bytes=1000)) as r:
+        t = r.track()
+        for _ in range(10):
+            r.append(t, 2, size=200)
+        assert await r.saver.save(t) == 20
+        assert [len(call[0].records) for call in r.store.calls] == [2] * 10
+
+
+async def test_a_record_beyond_the_limit_is_refused_at_once() -> None:
+    async with rig(InlineStore(max_record_bytes=100)) as r:
+        t = r.track()
+        with pytest.raises(TooLargeError, match="at most 100"):
+            r.saver.append(t, (entry(1), entry(2, size=200)))
+        assert (t.version, t.pending_bytes) == (0, 0)
+        assert r.append(t, size=80) == 1
+
+
+async def test_a_hook_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("the hook's own")
+
+    async with rig() as r:
+        t = r.track()
+        t.on_saved = fail
+        r.append(t)
+        assert await r.saver.save(t) == 1
+        assert r.append(t) == 2
+        assert await r.saver.save(t) == 2
+    assert "a hook failed" in caplog.text
+
+
+async def test_a_lost_session_tells_its_owner() -> None:
+    told: list[str] = []
+    async with rig() as r:
+        t = r.track()
+        t.on_lost = lambda: told.append("lost")
+        r.append(t)
+        r.saver.lose(t)
+        r.saver.lose(t)
+        assert told == ["lost"]
+        assert r.saver.health().unsaved_bytes == 0
+        r.saver.untrack(t)
+        await anyio.sleep(100)
+        assert r.store.calls == []
+
+
+# pressure
+
+
+async def test_above_the_soft_limit_nothing_waits_for_its_debounce() -> None:
+    async with rig(engine=Engine(jitter=0, eager=False, dirty_soft=1000)) as r:
+        sessions = [r.track(str(n)) for n in range(4)]
+        for t in sessions:
+            r.append(t, size=300)
+        await anyio.sleep(0.1)
+        assert r.stored(sessions[0]) == 0 or len(r.of(events.Degraded)) == 1
+        r.append(sessions[0])
+        await anyio.sleep(0.1)
+        assert all(r.stored(t) for t in sessions)
+        (event,) = r.of(events.Degraded)
+        assert not event.blocking
+        r.append(sessions[1])
+        await anyio.sleep(1)
+        assert r.stored(sessions[1]) == 1
+
+
+async def test_reject_raises_and_says_why() -> None:
+    engine = Engine(dirty_soft=100, dirty_hard=500, outage_policy="reject")
+    async with rig(engine=engine) as r:
+        t = r.track()
+        r.store.down = True
+        for _ in range(5):
+            r.append(t, size=30)
+        await anyio.sleep(30)
+        with pytest.raises(StoreUnavailableError, match="bytes are unsaved") as caught:
+            r.append(t, size=20)
+        assert isinstance(caught.value.__cause__, StoreUnavailableError)
+        with pytest.raises(StoreUnavailableError):
+            await r.saver.room(t)
+        assert r.saver.health().status == "failing"
+
+
+async def test_room_comes_when_the_store_is_back() -> None:
+    async with rig(engine=Engine(dirty_soft=100, dirty_hard=500)) as r:
+        t = r.track()
+        r.store.down = True
+        for _ in range(5):
+            r.append(t, size=30)
+        with pytest.raises(StoreUnavailableError):
+            r.append(t, size=20)
+        async with anyio.create_task_group() as group:
+            group.start_soon(r.saver.room, t)
+            await anyio.sleep(5)
+            assert r.append if t.granted else True
+            assert not t.granted
+            r.store.down = False
+        assert t.granted
+        assert r.append(t, size=20) == 6
+
+
+async def test_no_room_in_time_is_an_error() -> None:
+    async with rig(engine=Engine(dirty_soft=1, dirty_hard=50, backpressure_timeout=7)) as r:
+        t, zero = r.track(), anyio.current_time()
+        r.store.down = True
+        r.append(t)
+        with pytest.raises(StoreUnavailableError):
+            await r.saver.room(t)
+        assert anyio.current_time() == zero + 7
+
+
+async def test_a_failing_session_s_age_blocks_until_it_is_saved() -> None:
+    async with rig(engine=Engine(max_unsaved_age=50, outage_policy="reject")) as r:
+        t = r.track()
+        r.store.down = True
+        r.append(t)
+        await anyio.sleep(40)
+        r.append(t)
+        await anyio.sleep(30)
+        with pytest.raises(StoreUnavailableError):
+            r.append(t)
+        assert r.of(events.Degraded)[-1].blocking
+        r.store.down = False
+        await r.saver.flush()
+        assert r.append(t) == 3
+
+
+async def test_continue_never_blocks() -> None:
+    engine = Engine(dirty_soft=1, dirty_hard=1, max_unsaved_age=1, outage_policy="continue")
+    async with rig(engine=engine) as r:
+        t = r.track()
+        r.store.down = True
+        for n in range(1, 50):
+            await r.saver.room(t)
+            assert r.append(t) == n
+            await anyio.sleep(1)
+
+
+# coming and going
+
+
+async def test_untrack_refuses_what_may_still_be_saved() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.append(t)
+        with pytest.raises(UnsavedChangesError, match="1 records"):
+            r.saver.untrack(t)
+        await r.saver.save(t)
+        r.saver.untrack(t)
+        with pytest.raises(SessionClosedError):
+            r.append(t)
+        assert r.saver.health().sessions == 0
+
+
+async def test_abandon_waits_for_a_save_under_way_and_writes_no_more() -> None:
+    async with rig(InlineStore(latency=(3.0,))) as r:
+        t, zero = r.track(), anyio.current_time()
+        r.append(t)
+        r.saver.turn_ended(t)
+        await anyio.sleep(1)
+        r.append(t)
+        await r.saver.abandon(t)
+        assert anyio.current_time() == zero + 3
+        await anyio.sleep(100)
+        assert r.stored(t) == 1
+        assert r.saver.health().unsaved_bytes == 0
+
+
+async def test_a_sealed_session_can_still_be_saved() -> None:
+    async with rig() as r:
+        t, other = r.track(), r.track("other")
+        r.append(t)
+        r.saver.seal(t)
+        with pytest.raises(SessionClosedError):
+            r.append(t)
+        assert not t.writable
+        assert r.append(other) == 1
+        assert await r.saver.save(t) == 1
+
+
+async def test_an_unused_session_is_reported_idle() -> None:
+    async with rig(engine=Engine(jitter=0, hibernate_after=60)) as r:
+        quiet, busy, pinned, dirty = (
+            r.track(name) for name in ("quiet", "busy", "pinned", "dirty")
+        )
+        called: list[str] = []
+        quiet.on_idle = lambda: called.append("quiet")
+        pinned.pins = 1
+        r.saver.tune(None, dirty)
+        r.append(dirty)
+        for _ in range(8):
+            r.append(busy)
+            await anyio.sleep(10)
+        assert [event.key for event in r.of(events.Idle)] == [quiet.key]
+        assert called == ["quiet"]
+        pinned.pins = 0
+        r.saver.touch(pinned)
+        await anyio.sleep(55)
+        assert pinned.key not in [event.key for event in r.of(events.Idle)]
+        await anyio.sleep(75)
+        assert {event.key for event in r.of(events.Idle)} == {quiet.key, busy.key, pinned.key}
+
+
+async def test_a_blocked_loop_is_reported_once() -> None:
+    async with rig() as r:
+        t = r.track()
+        for _ in range(2):
+            r.append(t)
+            await anyio.sleep(0.1)
+            block(r, 30.0)
+            await anyio.sleep(0.1)
+            await r.saver.wait_durable(t)
+        (event,) = r.of(events.LoopBlocked)
+        assert event.delay == pytest.approx(28, abs=0.5)
+
+
+def block(r: Rig, seconds: float) -> None:
+    """Let the clock go on without the loop, as a call does that blocks."""
+    import asyncio
+
+    import trio
+
+    if trio.lowlevel.in_trio_run():
+        clock: Any = trio.lowlevel.current_clock()
+        clock.jump(seconds)
+    else:
+        loop: Any = asyncio.get_running_loop()
+        loop.jump(seconds)
+
+
+async def test_the_host_s_end_is_the_engine_s() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.append(t)
+        await r.host.aclose()
+        with pytest.raises(SessionClosedError):
+            for _ in range(2):
+                r.append(t)
+        report = await r.saver.aclose(deadline=1, hard_grace=0)
+        assert [one.key for one in report.unsaved] == [t.key]
+
+
+# jobs
+
+
+@asynccontextmanager
+async def busy_store() -> Any:
+    async with rig(InlineStore(latency=(2.0,))) as r:
+        yield r
+
+
+async def test_a_job_waits_for_the_save_under_way_and_holds_the_next() -> None:
+    async with busy_store() as r:
+        t, zero = r.track(), anyio.current_time()
+        r.append(t)
+        r.saver.turn_ended(t)
+        await anyio.sleep(0.5)
+
+        async def job() -> float:
+            began = anyio.current_time() - zero
+            r.append(t)
+            r.saver.turn_ended(t)
+            await anyio.sleep(3)
+            return began
+
+        assert await r.saver.exclusive(t, job) == 2.0
+        await r.saver.wait_durable(t)
+        assert starts(r, t) == [round(zero, 6), round(zero + 5, 6)]
+
+
+async def test_a_job_survives_its_caller() -> None:
+    async with rig() as r:
+        t, done = r.track(), anyio.Event()
+
+        async def job() -> None:
+            await anyio.sleep(1)
+            done.set()
+
+        with anyio.move_on_after(0.5):
+            await r.saver.exclusive(t, job)
+        await done.wait()
+
+
+async def test_jobs_go_one_at_a_time_and_use_a_fifth_of_the_time() -> None:
+    async with rig() as r:
+        spans: list[tuple[float, float]] = []
+
+        async def job() -> None:
+            began = anyio.current_time()
+            await anyio.sleep(1)
+            spans.append((began, anyio.current_time()))
+
+        async with anyio.create_task_group() as group:
+            for n in range(5):
+                group.start_soon(r.saver.exclusive, r.track(str(n)), job)
+        spans.sort()
+        assert all(after[0] >= before[1] for before, after in zip(spans, spans[1:], strict=False))
+        assert spans[-1][1] - spans[0][0] >= 3 * 5
+
+
+async def test_an_urgent_job_does_not_wait_for_the_lane() -> None:
+    async with rig() as r:
+        zero = anyio.current_time()
+
+        async def job() -> float:
+            await anyio.sleep(1)
+            return anyio.current_time() - zero
+
+        async with anyio.create_task_group() as group:
+            for n in range(5):
+                group.start_soon(r.saver.exclusive, r.track(str(n)), job)
+            assert await r.saver.exclusive(r.track("urgent"), job, urgent=True) == 1.0
+
+
+async def test_jobs_are_refused_in_outage_and_drain() -> None:
+    async def job() -> str:
+        return "done"
+
+    async with rig() as r:
+        t = r.track()
+        r.saver.begin_drain()
+        assert await r.saver.exclusive(t, job) is None
+        assert await r.saver.exclusive(t, job, urgent=True) == "done"
+    async with rig(engine=Engine(breaker_failures=1)) as r:
+        t = r.track()
+        r.store.down = True
+        r.append(t)
+        await anyio.sleep(3)
+        assert await r.saver.exclusive(t, job) is None
+
+
+async def test_a_job_that_takes_too_long_gives_its_session_back() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.append(t)
+        with pytest.raises(StoreUnavailableError, match="longer than 60"):
+            await r.saver.exclusive(t, anyio.sleep_forever)
+        assert await r.saver.save(t) == 1
+
+
+async def test_a_job_s_error_is_its_caller_s() -> None:
+    async def job() -> None:
+        raise LookupError("the job's own")
+
+    async with rig() as r:
+        t = r.track()
+        with pytest.raises(LookupError):
+            await r.saver.exclusive(t, job)
+        r.append(t)
+        assert await r.saver.save(t) == 1
+
+
+# contributors
+
+
+async def test_contributors_are_asked_before_a_due_save() -> None:
+    async with rig() as r:
+        t = r.track()
+
+        async def contribute() -> None:
+            await anyio.sleep(0.5)
+            r.append(t)
+
+        t.before_capture = contribute
+        r.append(t)
+        await anyio.sleep(3)
+        assert r.stored(t) == 2
+        assert len(r.store.calls) == 1
+
+
+async def test_a_slow_contributor_delays_nobody_else() -> None:
+    async with rig() as r:
+        slow, other = r.track("slow"), r.track("other")
+        slow.before_capture = anyio.sleep_forever
+        zero = anyio.current_time()
+        r.append(slow)
+        r.append(other)
+        await r.saver.flush(1.0)
+        assert (r.stored(slow), r.stored(other)) == (0, 1)
+        await r.saver.wait_durable(slow)
+        assert anyio.current_time() == zero + 5
+        (event,) = r.of(events.CaptureFailed)
+        assert isinstance(event.error, TimeoutError)
+
+
+async def test_save_asks_contributors_of_a_clean_session_too() -> None:
+    async with rig() as r:
+        t = r.track()
+        state = ["one"]
+
+        async def contribute() -> None:
+            if state:
+                state.pop()
+                r.append(t)
+
+        t.before_capture = contribute
+        assert await r.saver.save(t) == 1
+        assert await r.saver.save(t) == 1
+        assert len(r.store.calls) == 1
+
+
+async def test_the_last_state_is_asked_for_when_the_engine_stops() -> None:
+    async with rig() as r:
+        sessions = [r.track(str(n)) for n in range(40)]
+        for t in sessions:
+            t.before_capture = lambda t=t: contribute(r, t)  # type: ignore[misc]
+        report = await r.saver.aclose(deadline=10, hard_grace=0)
+        assert report.clean
+        assert all(r.stored(t) == 1 for t in sessions)
+
+
+async def contribute(r: Rig, t: Tracked) -> None:
+    await anyio.sleep(0.1)
+    if t.version == 0:
+        r.append(t)
+
+
+# the end
+
+
+async def test_stopping_twice_gives_the_same_report() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.append(t)
+        reports: list[Any] = []
+
+        async def stop() -> None:
+            reports.append(await r.saver.aclose(deadline=5, hard_grace=1))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(stop)
+            group.start_soon(stop)
+        assert reports[0] is reports[1]
+        assert (reports[0].clean, reports[0].saved) == (True, 1)
+
+
+async def test_a_cancelled_stop_goes_on() -> None:
+    async with rig(InlineStore(latency=(3.0,))) as r:
+        t = r.track()
+        r.append(t)
+        with anyio.move_on_after(1):
+            await r.saver.aclose(deadline=10, hard_grace=1)
+        report = await r.saver.aclose(deadline=10, hard_grace=1)
+        assert report.clean
+        assert r.stored(t) == 1
+
+
+async def test_cut_ends_the_wait_for_the_store() -> None:
+    async with rig(engine=Engine(jitter=0)) as r:
+        t, zero = r.track(), anyio.current_time()
+        r.store.stuck = True
+        r.append(t)
+        async with anyio.create_task_group() as group:
+
+            async def stop() -> None:
+                report = await r.saver.aclose(deadline=100, hard_grace=1)
+                assert [one.in_doubt_to for one in report.in_doubt] == [1]
+
+            group.start_soon(stop)
+            await anyio.sleep(2)
+            r.saver.cut()
+        assert anyio.current_time() - zero <= 3
+
+
+async def test_nobody_waits_in_vain_when_the_engine_stops() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.store.down = True
+        r.append(t)
+        async with anyio.create_task_group() as group:
+
+            async def wait() -> None:
+                with pytest.raises(SessionClosedError):
+                    await r.saver.save(t)
+
+            group.start_soon(wait)
+            await anyio.sleep(1)
+            await r.saver.aclose(deadline=1, hard_grace=0)
+        with pytest.raises(SessionClosedError):
+            await r.saver.save(t)
+
+
+async def test_the_plain_engine_needs_no_timer_while_nothing_is_dirty() -> None:
+    async with rig(engine=PLAIN) as r:
+        r.track()
+        await anyio.sleep(0.1)
+        assert r.saver._timer._alarm > anyio.current_time() + 100

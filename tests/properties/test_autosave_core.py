@@ -1,0 +1,302 @@
+"""The core against a small model: any order of whatever can happen, without any event loop."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from perdure.autosave.core import Core, Save
+from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.schedule import SLOT
+from perdure.autosave.tracked import OVERHEAD, Tracked, Waiter
+from perdure.autosave.wheel import NEVER
+from perdure.errors import PerdureError
+from perdure.model.keys import SessionKey
+from perdure.model.records import MESSAGE, Entry
+from perdure.store import Capabilities, Outcome, Status
+
+SESSIONS = 3
+session = st.integers(0, SESSIONS - 1)
+
+
+@dataclass
+class Model:
+    """What one session should be: lists of what was accepted, and how far it is."""
+
+    accepted: list[bytes]
+    times: list[float]
+    durable: int = 0
+    captured: int | None = None
+    end: str | None = None
+    group_from: int | None = None
+    poisoned: bool = False
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Whatever happens, in whatever order, the core agrees with the model."""
+
+    core_type = Core
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.count = 0
+        rng = random.Random(1)
+        self.core = self.core_type(
+            autosave=Autosave(debounce=2.0, max_delay=10.0, max_records=20),
+            engine=Engine(dirty_soft=1200, dirty_hard=2400, backoff_cap=4.0, batch_bytes=600),
+            capabilities=Capabilities(durability="memory", batch_max=2, parallelism=1),
+            chance=rng.random,
+        )
+        self.sessions = [
+            self.core.track(SessionKey(str(n)), epoch=1, head=0, now=0.0) for n in range(SESSIONS)
+        ]
+        self.models = [Model([], []) for _ in range(SESSIONS)]
+        self.in_flight: list[Save] = []
+        self.waiters: list[tuple[int, Waiter]] = []
+        self.woken: set[Waiter] = set()
+
+    def pick(self, n: int) -> tuple[Tracked, Model]:
+        return self.sessions[n], self.models[n]
+
+    # what callers do
+
+    @rule(n=session, count=st.integers(1, 3), size=st.sampled_from([0, 50, 400]))
+    def append(self, n: int, count: int, size: int) -> None:
+        t, model = self.pick(n)
+        entries = tuple(
+            Entry(MESSAGE, b'"%d%s"' % (self.count + i, b"x" * size)) for i in range(count)
+        )
+        self.count += count
+        before = (t.version, t.pending_bytes, self.core.books.pressure.dirty_bytes)
+        try:
+            version = self.core.intake.append(t, entries, self.now)
+        except PerdureError:
+            assert (t.version, t.pending_bytes, self.core.books.pressure.dirty_bytes) == before
+            blocked = self.core.books.pressure.dirty_bytes >= 2400
+            assert blocked or self.core.books.pressure.overdue or model.end == "lost"
+            return
+        assert model.end != "lost"
+        model.accepted += [entry.payload for entry in entries]
+        model.times += [self.now] * count
+        assert version == len(model.accepted)
+
+    @rule(n=session)
+    def open_group(self, n: int) -> None:
+        t, model = self.pick(n)
+        self.core.intake.open_group(t)
+        if model.group_from is None:
+            model.group_from = len(model.accepted)
+
+    @rule(n=session)
+    def close_group(self, n: int) -> None:
+        t, model = self.pick(n)
+        if t.groups:
+            self.core.intake.close_group(t, self.now)
+        if not t.groups:
+            model.group_from = None
+
+    @rule(n=session)
+    def end_turn(self, n: int) -> None:
+        self.core.schedule.hasten(self.sessions[n], self.now)
+
+    @rule(n=session)
+    def save(self, n: int) -> None:
+        t, model = self.pick(n)
+        if model.end is None and t.version > t.durable:
+            waiter = Waiter(t.version, lambda: None)
+            t.waiters += (waiter,)
+            self.waiters.append((n, waiter))
+            self.core.schedule.urge(t, t.version, self.now)
+
+    @precondition(lambda self: self.waiters)
+    @rule(data=st.data())
+    def give_up_waiting(self, data: st.DataObject) -> None:
+        n, waiter = data.draw(st.sampled_from(self.waiters))
+        t = self.sessions[n]
+        t.waiters = tuple(other for other in t.waiters if other is not waiter)
+        self.waiters.remove((n, waiter))
+
+    @rule(n=session, debounce=st.sampled_from([0.0, 0.07, 1.0, None]))
+    def tune(self, n: int, debounce: float | None) -> None:
+        options = None if debounce is None else Autosave(debounce=debounce, max_delay=5.0)
+        self.core.tune(options, self.sessions[n])
+
+    @rule()
+    def flush(self) -> None:
+        self.core.schedule.flush(self.core.books.unsaved, self.now)
+
+    # what the driver does
+
+    @rule(seconds=st.sampled_from([0.0, 0.01, 0.3, 2.0, 11.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.now += seconds
+        for _ in range(100):
+            if not self.core.schedule.advance(self.now, 2):
+                return
+        raise AssertionError("advance does not come to an end")
+
+    @rule(n=session, count=st.integers(1, 3), size=st.sampled_from([0, 400]))
+    def save_at_once(self, n: int, count: int, size: int) -> None:
+        self.append(n, count, size)
+        self.save(n)
+        self.capture()
+
+    @rule()
+    def capture(self) -> None:
+        saves, unprepared = self.core.capture(self.now)
+        assert unprepared == []
+        for save in saves:
+            n = self.sessions.index(save.t)
+            model = self.models[n]
+            assert model.captured is None, "two saves at a time"
+            assert model.end is None
+            assert not save.t.holds
+            assert save.batch.first == model.durable + 1
+            last = model.durable + len(save.batch.records)
+            assert last <= (len(model.accepted) if model.group_from is None else model.group_from)
+            sent = [entry.payload for entry in save.batch.records]
+            assert sent == model.accepted[model.durable : last]
+            assert save.batch.records[-1].end
+            model.captured = last
+        self.in_flight += saves
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data(), status=st.sampled_from([Status.OK, Status.OK, *Status]))
+    def complete(self, data: st.DataObject, status: Status) -> None:
+        save = data.draw(st.sampled_from(self.in_flight))
+        self.in_flight.remove(save)
+        n = self.sessions.index(save.t)
+        t, model = self.pick(n)
+        was_lost = model.end == "lost"
+        woken = self.core.completed(t, Outcome(status, ValueError("why")), self.now, 0.1)
+        well = status in {Status.OK, Status.PERMANENT, Status.CONFLICT}
+        self.core.answered(well=well, error=None, now=self.now)
+        self.woken.update(woken)
+        count = len(save.batch.records)
+        assert model.captured is not None
+        if status is Status.OK:
+            model.durable = model.captured
+        elif status is Status.CONFLICT:
+            model.end = "lost"
+        elif status is Status.PERMANENT and not was_lost:
+            one_group = sum(entry.end for entry in save.batch.records) == 1
+            model.end = "quarantined" if one_group else None
+            assert one_group or 0 < t.narrow < count
+        model.captured = None
+        assert all(w.version <= t.durable for w in woken) or t.end is not None
+
+    @rule(n=session)
+    def hold_or_release(self, n: int) -> None:
+        t = self.sessions[n]
+        if t.holds:
+            self.core.release(t, self.now)
+        else:
+            self.core.hold(t)
+
+    @rule(n=session)
+    def lose(self, n: int) -> None:
+        t, model = self.pick(n)
+        self.woken.update(self.core.lose(t))
+        model.end = "lost"
+
+    @rule(n=session)
+    def leave_quarantine(self, n: int) -> None:
+        t, model = self.pick(n)
+        if model.end == "quarantined":
+            self.core.retry(t, self.now)
+            model.end = None
+
+    @rule(n=session)
+    def discard(self, n: int) -> None:
+        t, model = self.pick(n)
+        if model.end == "quarantined":
+            assert self.core.discard(t) == len(model.accepted) - model.durable
+            del model.accepted[model.durable :], model.times[model.durable :]
+            model.end = None
+            if model.group_from is not None:
+                model.group_from = model.durable
+
+    # what always holds
+
+    @invariant()
+    def numbers_agree(self) -> None:
+        for t, model in zip(self.sessions, self.models, strict=True):
+            assert (t.version, t.durable) == (len(model.accepted), model.durable)
+            assert t.inflight == model.captured
+            assert t.durable <= (t.version if t.inflight is None else t.inflight) <= t.version
+            assert (t.end and t.end.value) == model.end
+            assert [entry.payload for entry in t.pending] == model.accepted[model.durable :]
+            assert t.pending_bytes == sum(len(e.payload) + OVERHEAD for e in t.pending)
+            assert (t.oldest_at is None) is (t.version == t.durable)
+            assert t.oldest_at is None or t.oldest_at <= model.times[model.durable]
+            captured = model.durable if model.captured is None else model.captured
+            fresh = model.times[captured:]
+            assert t.first_at is None or t.first_at <= self.now
+            assert (t.first_at is None) is not bool(fresh)
+            assert t.first_at is None or t.first_at <= fresh[0]
+
+    @invariant()
+    def registers_agree(self) -> None:
+        books = self.core.books
+        unsaved = {t for t in self.sessions if t.version > t.durable and t.end is None}
+        assert set(books.unsaved) == unsaved
+        assert set(books.stuck) == {t for t in self.sessions if t.end is not None}
+        assert set(books.failed) == {t for t in self.sessions if t.attempt}
+        counted = [t.pending_bytes for t in self.sessions if t.end is None or t.end.value != "lost"]
+        assert books.pressure.dirty_bytes == sum(counted)
+        assert self.core.in_flight == len(self.in_flight)
+        assert len(self.core.schedule.ready) == sum(t.ticket > 0 for t in self.sessions)
+
+    @invariant()
+    def nothing_is_forgotten(self) -> None:
+        schedule = self.core.schedule
+        looked_at = {*schedule._fresh, *schedule._review}
+        for t in self.core.books.unsaved:
+            held = t.inflight is not None or t.holds or t.preparing
+            if held or t.ticket or t in looked_at or t.capturable == t.durable:
+                continue
+            assert t.first_at is not None
+            due = schedule.due_at(t, t.first_at, self.now)
+            if due < NEVER * SLOT:
+                assert t.slot * SLOT <= due + 1e-9, f"{t!r} is due at {due}, and nobody will look"
+                assert t in schedule.wheel.buckets[t.slot]
+            else:
+                assert t.options is None
+
+    @invariant()
+    def waiters_wait_for_what_is_to_come(self) -> None:
+        waiting = [waiter for t in self.sessions for waiter in t.waiters]
+        for n, waiter in self.waiters:
+            gone = waiter in self.woken
+            assert gone is not (waiter in waiting)
+            assert gone or self.sessions[n].durable < waiter.version
+
+    def teardown(self) -> None:
+        """With the store well again, everything that can be saved is."""
+        for t in self.sessions:
+            while t.groups:
+                self.core.intake.close_group(t, self.now)
+            while t.holds:
+                self.core.release(t, self.now)
+        for save in self.in_flight:
+            self.core.completed(save.t, Outcome(Status.OK), self.now, 0.1)
+        self.core.schedule.drain(self.core.books.unsaved, self.now)
+        for _ in range(2000):
+            if not self.core.books.unsaved:
+                break
+            self.now += 0.2
+            while self.core.schedule.advance(self.now, 2):
+                pass
+            for save in self.core.capture(self.now)[0]:
+                self.core.completed(save.t, Outcome(Status.OK), self.now, 0.1)
+                self.core.answered(well=True, error=None, now=self.now)
+        assert not self.core.books.unsaved
+
+
+TestCore = CoreMachine.TestCase
+TestCore.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
