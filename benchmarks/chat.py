@@ -21,17 +21,24 @@ USER, CALL, RESULT, ANSWER = 600, 1400, 4200, 900
 
 SENTENCE = (
     "the harbor of a quiet town where ships come in at dawn and leave before night; nobody "
-    'asked "why" until the pilot wrote it down: tide, wind, depth, cargo, crew, port fees, '
+    "asked why until the pilot wrote it down: tide, wind, depth, cargo, crew, port fees, "
     "naïve plans, 42 crates, 7% late, weather from the north-west, see the log for details"
 )
-WORDS = SENTENCE.split()
+CORPUS = 100_000
+"""Characters of text, out of which every message is cut."""
+TOOL = "search_notes"
 
 
 class Turn(NamedTuple):
-    """One turn: its messages, and how many bytes of JSON they are."""
+    """One turn: its messages, as perdure gets them and as others would send them."""
 
     messages: tuple[Message, ...]
-    size: int
+    plain: tuple[dict[str, Any], ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of JSON."""
+        return sum(map(_size, self.plain))
 
 
 class Chat:
@@ -39,30 +46,31 @@ class Chat:
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
+        words = SENTENCE.split()
+        self._corpus = " ".join(self._random.choices(words, k=CORPUS // 4))
         self._turns = 0
 
     def turn(self) -> Turn:
         """Return the next turn."""
         self._turns += 1
         call_id = f"call_{self._turns:08d}"
-        text, request = self._texts()
-        answer = {"role": "assistant", "content": self._text(ANSWER - 34)}
-        said = {"role": "user", "content": self._text(USER - 29)}
-        call = {"id": call_id, "name": "search_notes", "arguments": request}
-        asked = {"role": "assistant", "content": text, "tool_calls": [call]}
-        found = self._found()
-        told = {"role": "tool", "tool_call_id": call_id, "name": "search_notes", "content": found}
-        messages = (
-            Message.user(said["content"]),
-            Message.assistant(text, tool_calls=[ToolCall(call_id, "search_notes", request)]),
-            Message.tool(call_id, found, name="search_notes"),
-            Message.assistant(answer["content"]),
-        )
-        return Turn(messages, sum(map(_size, (said, asked, told, answer))))
-
-    def _texts(self) -> tuple[str, dict[str, Any]]:
+        said, wish, answer = self._text(USER - 31), self._text(CALL - 364), self._text(ANSWER - 36)
         request = {"query": self._text(200), "limit": 10, "filters": {"lang": "en", "new": True}}
-        return self._text(CALL - 158 - _size(request)), request
+        found = self._found()
+        call = {"id": call_id, "name": TOOL, "arguments": request}
+        messages = (
+            Message.user(said),
+            Message.assistant(wish, tool_calls=[ToolCall(call_id, TOOL, request)]),
+            Message.tool(call_id, found, name=TOOL),
+            Message.assistant(answer),
+        )
+        plain = (
+            {"role": "user", "content": said},
+            {"role": "assistant", "content": wish, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call_id, "name": TOOL, "content": found},
+            {"role": "assistant", "content": answer},
+        )
+        return Turn(messages, plain)
 
     def _found(self) -> dict[str, Any]:
         """Return a search result as tools give it: rows of text, numbers and flags."""
@@ -78,18 +86,11 @@ class Chat:
             }
             for _ in range(8)
         ]
-        rest = RESULT - 130 - _size(rows)
-        return {"total": 8, "rows": rows, "summary": self._text(max(rest, 1))}
+        return {"total": 8, "rows": rows, "summary": self._text(RESULT - 119 - _size(rows))}
 
     def _text(self, size: int) -> str:
-        """Return text whose JSON is of about this size."""
-        words: list[str] = []
-        left = size
-        while left > 0:
-            word = self._random.choice(WORDS)
-            words.append(word)
-            left -= len(json.dumps(word, ensure_ascii=False).encode()) - 1
-        return " ".join(words)[:size]
+        start = self._random.randrange(len(self._corpus) - size)
+        return self._corpus[start : start + size]
 
 
 def _size(value: Any) -> int:

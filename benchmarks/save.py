@@ -3,7 +3,7 @@
 Both sides append to files that already hold the same bytes, on one file system, by one
 hop into a thread. perdure is timed with everything that a user waits for: four appends of
 messages, encoded within, and ``await session.save()``. The plain side gets its bytes ready
-made, and messages are there before the clock runs. Blocks of turns alternate; a figure is
+made; messages are made before the clock runs, too. Blocks of turns alternate; a figure is
 the median over blocks of the ratio of 25th percentiles, so that a busy disk or neighbor
 disturbs both sides or neither.
 
@@ -15,7 +15,6 @@ own without the plain side.
 from __future__ import annotations
 
 import tempfile
-from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
@@ -30,7 +29,7 @@ from benchmarks.chat import Chat, Turn
 from benchmarks.disk import Mirror, Piece, filesystem, write_through
 from benchmarks.figures import Report, Row
 from benchmarks.timing import count_writes, kernel_count, quartile, ratio
-from perdure import Limits, Session, SessionKey, SessionManager
+from perdure import Limits, Message, Session, SessionKey, SessionManager
 
 __all__ = ["Options", "run"]
 
@@ -60,16 +59,16 @@ class Lane:
         self.session = session
         self.mirror = mirror
         self._chat = chat
-        self._turns: deque[Turn] = deque()
+        self._next: tuple[Message, ...] = ()
 
-    def prepare(self, turns: int) -> None:
-        """Have the messages of the next turns ready."""
-        self._turns.extend(self._chat.turn() for _ in range(turns))
+    def prepare(self) -> None:
+        """Make the next turn's messages, as an application does right before it appends them."""
+        self._next = self._chat.turn().messages
 
     async def turn(self) -> None:
         """Append a turn's messages and save them: what is timed."""
         session = self.session
-        for message in self._turns.popleft().messages:
+        for message in self._next:
             session.append(message)
         await session.save()
 
@@ -146,11 +145,11 @@ async def _lane(sessions: SessionManager, root: Path, copies: Path, number: int)
 
 async def _block(lanes: list[Lane], turns: int) -> tuple[list[float], list[float]]:
     """Time some turns, then their bytes as plain writes."""
-    for lane in lanes:
-        lane.prepare(turns)
     ours: list[float] = []
     pieces: list[list[Piece]] = []
     for _ in range(turns):
+        for lane in lanes:
+            lane.prepare()
         ours.append(await _time([lane.turn for lane in lanes]))
         pieces.append([lane.mirror.mark() for lane in lanes])
     writes = [
@@ -182,14 +181,14 @@ async def _time(calls: list[Callable[[], Awaitable[None]]]) -> float:
 async def _growth(old: Lane, fresh: Lane) -> tuple[list[float], list[float]]:
     """Time turns of the long session and of a fresh one, taking turns."""
     async with fresh.session:
-        fresh.prepare(GROWTH_FROM + GROWTH_BLOCK)
-        old.prepare(GROWTH_BLOCK)
         for _ in range(GROWTH_FROM):
+            fresh.prepare()
             await fresh.turn()
         late, early = [], []
         for _ in range(GROWTH_BLOCK):
-            late.append(await _time([old.turn]))
-            early.append(await _time([fresh.turn]))
+            for lane, times in ((old, late), (fresh, early)):
+                lane.prepare()
+                times.append(await _time([lane.turn]))
     fresh.mirror.close()
     return late, early
 

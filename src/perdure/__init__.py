@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from perdure.model.messages import ToolCall as ToolCall
     from perdure.model.messages import ToolResult as ToolResult
     from perdure.restore.report import RestoreReport as RestoreReport
+    from perdure.session.contributors import Attachment as Attachment
+    from perdure.session.contributors import Contributor as Contributor
+    from perdure.session.contributors import RestoreContext as RestoreContext
     from perdure.session.manager import SessionManager as SessionManager
     from perdure.session.options import Limits as Limits
     from perdure.session.session import Receipt as Receipt
@@ -50,6 +53,7 @@ _HOMES = {
     "perdure.model.keys": ("SessionKey",),
     "perdure.model.messages": ("Message", "ToolCall", "ToolResult"),
     "perdure.restore.report": ("RestoreReport",),
+    "perdure.session.contributors": ("Attachment", "Contributor", "RestoreContext"),
     "perdure.session.manager": ("SessionManager",),
     "perdure.session.options": ("Limits",),
     "perdure.session.session": ("Receipt", "Session"),

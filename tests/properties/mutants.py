@@ -97,7 +97,7 @@ def _m(name: str, module: str, *changes: tuple[str, str]) -> Mutant:
     return Mutant(name, tuple((module, old, new) for old, new in changes))
 
 
-_LATEST = "            if latest < due:\n"
+_LATEST = "            due = min(due, first + o.max_delay * t.earliness)\n"
 _BEGIN = """        if t.first_at is not None:
             return
         t.first_at = now
@@ -124,11 +124,14 @@ _HELD = "        if t.holds or t.preparing:\n"
 _READY = "        self.schedule.ready.drop(t)\n        self.books.unsaved"
 
 MUTANTS = (
-    _m("no-longest-delay", "schedule", (_LATEST, "            if False:\n")),
+    _m("no-longest-delay", "schedule", (_LATEST, "")),
     _m(
         "longest-delay-seen-at-the-next-change",
         "schedule",
-        (_LATEST, "            if latest < t.last_at:\n"),
+        (
+            _LATEST,
+            _LATEST.replace("due = min", "if first + o.max_delay < t.last_at: due = min"),
+        ),
     ),
     _m(
         "clean-once-written",
@@ -247,7 +250,12 @@ MUTANTS = (
             ("quarantine-weighs-nothing", "core", "end is not State.QUARANTINED and", "True and"),
             ("a-refused-group-hides-others", "core", "t.narrow = half", "t.narrow = 0"),
             ("lost-but-ready", "core", _READY, "        self.books.unsaved"),
-            ("a-prefix-twice", "core", "t.durable + 1, tuple", "max(t.durable, 1), tuple"),
+            (
+                "a-prefix-twice",
+                "core",
+                "            t.durable + 1,\n",
+                "            max(t.durable, 1),\n",
+            ),
         )
     ],
 )

@@ -146,6 +146,12 @@ class CoreMachine(RuleBasedStateMachine):
         self.save(n)
         self.capture()
 
+    @rule(n=session, count=st.integers(1, 3), status=st.sampled_from([Status.OK, *Status]))
+    def save_through(self, n: int, count: int, status: Status) -> None:
+        self.save_at_once(n, count, 0)
+        for save in list(self.in_flight):
+            self.completes(save, status)
+
     @rule()
     def capture(self) -> None:
         saves, unprepared = self.core.capture(self.now)
@@ -168,7 +174,9 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data(), status=st.sampled_from([Status.OK, Status.OK, *Status]))
     def complete(self, data: st.DataObject, status: Status) -> None:
-        save = data.draw(st.sampled_from(self.in_flight))
+        self.completes(data.draw(st.sampled_from(self.in_flight)), status)
+
+    def completes(self, save: Save, status: Status) -> None:
         self.in_flight.remove(save)
         n = self.sessions.index(save.t)
         t, model = self.pick(n)
@@ -264,7 +272,7 @@ class CoreMachine(RuleBasedStateMachine):
             due = schedule.due_at(t, t.first_at, self.now)
             if due < NEVER * SLOT:
                 assert t.slot * SLOT <= due + 1e-9, f"{t!r} is due at {due}, and nobody will look"
-                assert t in schedule.wheel.buckets[t.slot]
+                assert t in schedule.wheel._buckets[t.slot]
             else:
                 assert t.options is None
 

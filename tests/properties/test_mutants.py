@@ -50,7 +50,9 @@ def core_notices(mutant: Mutant) -> bool:
         core_type = load(mutant, "core").Core
 
     try:
-        run_state_machine_as_test(Machine, settings=settings(QUICK, stateful_step_count=40))
+        run_state_machine_as_test(
+            Machine, settings=settings(QUICK, max_examples=400, stateful_step_count=40)
+        )
     except Exception:
         return True
     return False

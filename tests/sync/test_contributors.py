@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import anyio
 import pytest
 
 from perdure import ConfigError, Message, UnsupportedVersionError
@@ -64,6 +65,35 @@ def test_state_is_kept_and_comes_back(again: Connect) -> None:
         session.attach(counter)
         assert counter.count == 7
         assert not counter.threads & {"perdure", "MainThread"}
+
+
+class Async:
+    """A contributor as the async API has them."""
+
+    name = "counter"
+    version = 1
+    count = 0
+
+    async def capture(self) -> Any:
+        await anyio.sleep(0)
+        return {"count": self.count}
+
+    async def restore(self, state: Any, context: Any) -> None:
+        self.count = state["count"]
+
+
+def test_an_async_contributor_is_awaited(again: Connect) -> None:
+    keep(again, 4)
+    with again() as sessions, sessions.open("mia") as session:
+        contributor = Async()
+        attachment = session.attach(contributor)
+        assert attachment.contributor is contributor
+        assert contributor.count == 4
+        contributor.count = 5
+        attachment.changed()
+    with again() as sessions, sessions.open("mia") as session:
+        session.attach(counter := Counter())
+        assert counter.count == 5
 
 
 def test_the_same_contributor_may_be_attached_twice(again: Connect) -> None:

@@ -41,13 +41,14 @@ def test_events_are_told_in_order_and_to_the_end(again: Connect) -> None:
 
 def test_a_hook_may_use_the_api_and_does_not_hold_up_the_loop(again: Connect) -> None:
     seen: list[str] = []
-    asked, answered = threading.Event(), threading.Event()
+    asked, answered, done = threading.Event(), threading.Event(), threading.Event()
     with again() as sessions:
 
         def look(facts: Any) -> None:
             asked.set()
             answered.wait(30)
             seen.append(sessions.health().status)
+            done.set()
 
         sessions.on("opened", look)
         session = sessions.open("mia")
@@ -55,6 +56,7 @@ def test_a_hook_may_use_the_api_and_does_not_hold_up_the_loop(again: Connect) ->
         session.append(Message.user("the hook still waits"))
         session.save()
         answered.set()
+        assert done.wait(30)
     assert seen == ["ok"]
 
 

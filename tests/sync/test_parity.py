@@ -19,7 +19,7 @@ _below = inspect.getsource(perdure.Session).partition(NOT_FOR_USERS)[2]
 INTERNAL = {
     perdure.Session: {"accept", *perdure.Session.__slots__, *re.findall(r" def (\w+)", _below)},
     working.WorkingMemory: {"note"},
-    contributors.Attachment: {"kept"},
+    perdure.Attachment: {"kept"},
 }
 """Names without an underscore that are not for users."""
 
@@ -32,7 +32,8 @@ PAIRS = [
     (perdure.Turn, perdure.sync.Turn),
     (working.WorkingMemory, perdure.sync.WorkingMemory),
     (state.States, perdure.sync.States),
-    (contributors.Attachment, perdure.sync.Attachment),
+    (state.TypedState, perdure.sync.TypedState),
+    (perdure.Attachment, perdure.sync.Attachment),
     (contributors.Contributor, perdure.sync.Contributor),
 ]
 pairs = pytest.mark.parametrize(("theirs", "ours"), PAIRS, ids=lambda cls: cls.__name__)

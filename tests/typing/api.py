@@ -10,8 +10,10 @@ from typing import Any, assert_type
 
 import perdure
 from perdure import (
+    Attachment,
     Autosave,
     ConfigError,
+    Contributor,
     CorruptRecordError,
     Encoded,
     Engine,
@@ -29,6 +31,7 @@ from perdure import (
     Receipt,
     ReplayDivergedError,
     ReplayError,
+    RestoreContext,
     RestoreReport,
     Session,
     SessionAlreadyActiveError,
@@ -152,6 +155,33 @@ async def what_a_session_keeps(session: Session, view: SessionView) -> None:
     assert_type((view.key, view.settled), tuple[SessionKey, bool])
     assert_type(view.restore_report, RestoreReport)
     assert_type((await view.history(limit=1))[0].seq, int)
+
+
+class Plugin:
+    """A contributor of a user's own."""
+
+    name = "plugin"
+    version = 1
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def capture(self) -> list[str]:
+        return self.seen
+
+    async def restore(self, state: Any, context: RestoreContext) -> None:
+        self.seen = list(state)
+
+
+async def what_others_keep(session: Session) -> None:
+    plugin: Contributor = Plugin()
+    attachment = await session.attach(plugin)
+    assert_type(attachment, Attachment)
+    attachment.changed()
+    attachment.detach()
+    ratings = session.state.typed("rating", Rating)
+    assert_type(await ratings.get(), Rating | None)
+    assert_type(ratings.set(Rating(5)), int)
 
 
 async def a_turn(session: Session, send: Callable[[str], Awaitable[None]]) -> None:

@@ -7,11 +7,14 @@ from typing import Any, assert_type
 
 from perdure import Autosave, Message, Receipt, ShutdownReport
 from perdure.sync import (
+    Attachment,
+    Contributor,
     Session,
     SessionManager,
     SessionView,
     States,
     Turn,
+    TypedState,
     WorkingMemory,
     connect,
 )
@@ -32,3 +35,27 @@ def a_script() -> None:
             assert_type(session.memory.get("city"), Any)
         assert_type(sessions.load("mia"), SessionView | None)
         assert_type(sessions.close(), ShutdownReport)
+
+
+class Counter:
+    """A contributor with plain methods."""
+
+    name = "counter"
+    version = 1
+
+    def capture(self) -> int:
+        return 1
+
+    def restore(self, state: Any, context: object) -> None: ...
+
+
+def a_contributor(session: Session) -> None:
+    plugin: Contributor = Counter()
+    assert_type(session.attach(plugin), Attachment)
+
+
+def a_typed_state(session: Session) -> None:
+    app = session.state.typed("app", list[int])
+    assert_type(app, TypedState[list[int]])
+    assert_type(app.get(), list[int] | None)
+    assert_type(app.set([1]), int)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from perdure.agent.events import TurnInterrupted as TurnInterrupted
     from perdure.agent.events import TurnStarted as TurnStarted
     from perdure.agent.factory import AgentFactory as AgentFactory
+    from perdure.agent.features import Features as Features
     from perdure.agent.handlers import BootstrapEventHandler as BootstrapEventHandler
     from perdure.agent.handlers import (
         LLMUserMessageReadyEventHandler as LLMUserMessageReadyEventHandler,
@@ -57,7 +58,11 @@ if TYPE_CHECKING:
     from perdure.agent.llm import Usage as Usage
     from perdure.agent.llm import call as call
     from perdure.agent.memory import MemoryManager as MemoryManager
+    from perdure.agent.notes import InContextMemory as InContextMemory
+    from perdure.agent.permissions import Permissions as Permissions
     from perdure.agent.persistent import PersistentSession as PersistentSession
+    from perdure.agent.plugins import PersistentInstructions as PersistentInstructions
+    from perdure.agent.plugins import ToolSettings as ToolSettings
     from perdure.agent.requests import LLMRequestAssembler as LLMRequestAssembler
     from perdure.agent.requests import render_openai as render_openai
     from perdure.agent.runtime import AgentRuntime as AgentRuntime
@@ -103,6 +108,7 @@ _HOMES = {
         "TurnStarted",
     ),
     "perdure.agent.factory": ("AgentFactory",),
+    "perdure.agent.features": ("Features",),
     "perdure.agent.handlers": (
         "BootstrapEventHandler",
         "LLMUserMessageReadyEventHandler",
@@ -121,7 +127,10 @@ _HOMES = {
         "call",
     ),
     "perdure.agent.memory": ("MemoryManager",),
+    "perdure.agent.notes": ("InContextMemory",),
+    "perdure.agent.permissions": ("Permissions",),
     "perdure.agent.persistent": ("PersistentSession",),
+    "perdure.agent.plugins": ("PersistentInstructions", "ToolSettings"),
     "perdure.agent.requests": ("LLMRequestAssembler", "render_openai"),
     "perdure.agent.runtime": ("AgentRuntime",),
     "perdure.agent.streams": ("EventStream",),

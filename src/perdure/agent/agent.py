@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from perdure.agent.factory import IfExists
     from perdure.agent.llm.model import Model
     from perdure.agent.memory import MemoryManager
+    from perdure.agent.notes import InContextMemory
+    from perdure.agent.permissions import Permissions
     from perdure.agent.persistent import Persistence
+    from perdure.agent.plugins import ToolSettings
     from perdure.agent.tools import Tool
+    from perdure.memory.working import WorkingMemory
     from perdure.restore.report import RestoreReport
     from perdure.session.manager import SessionManager
     from perdure.session.session import Session
@@ -137,6 +141,31 @@ class Agent:
         return self.context.memory
 
     @property
+    def working_memory(self) -> WorkingMemory:
+        """Its working memory.
+
+        Raises:
+            ConfigError: ``Features(memory=False)``: it has none.
+
+        """
+        return self.context.working_memory
+
+    @property
+    def permissions(self) -> Permissions:
+        """Which of its tools were allowed, blocked and approved."""
+        return self.context.plugins.permissions
+
+    @property
+    def tool_settings(self) -> ToolSettings:
+        """Which of its tools are offered to the model, and in which order."""
+        return self.context.plugins.tools
+
+    @property
+    def notes(self) -> InContextMemory | None:
+        """Its in-context memory; None unless ``Features(in_context_memory=True)``."""
+        return self.context.plugins.notes
+
+    @property
     def restore_report(self) -> RestoreReport | None:
         """How it came back; None for an agent that began anew, or was not started."""
         return self.context.restore_report
@@ -178,6 +207,7 @@ class Agent:
             if self._save_on_close and session.is_writable:
                 await session.save()
         finally:
+            self.context.plugins.detach()
             disclaim(session, self.context)
             await session.__aexit__(None, None, None)
             if self._release is not None:

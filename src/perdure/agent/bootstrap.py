@@ -34,6 +34,7 @@ __all__ = [
     "keep_custom_data",
     "load_now",
     "maybe_await",
+    "restore_parts",
 ]
 
 CUSTOM_DATA: Final = "custom_data"
@@ -83,8 +84,11 @@ class SystemPromptProcessingStep:
     """Make the system prompt of the instructions."""
 
     async def execute(self, context: AgentContext) -> bool:
-        """Run the processors, in order."""
+        """Run the processors, in order; persistent instructions come before them."""
         prompt = context.config.instructions
+        custom = context.plugins.instructions
+        if custom is not None:
+            prompt = "\n\n".join(filter(None, (prompt, await custom.read())))
         for process in context.config.system_prompt_processors:
             prompt = await maybe_await(process(prompt, context))
         context.state.system_prompt = prompt
@@ -114,9 +118,6 @@ class WorkingContextSnapshotRestoreStep:
         )
         context.begun = True
         done = await bootstrapper.bootstrap(context.memory, context.state.system_prompt, options)
-        stored = await session.state.get(CUSTOM_DATA)
-        if isinstance(stored, dict):
-            context.state.custom_data = {**stored, **context.state.custom_data}
         before = session.restore_report
         report = msgspec.structs.replace(
             before, source=done.source, steps=(*before.steps, *done.steps)
@@ -145,6 +146,8 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
     """
     agent_id = context.agent_id
     context.emit(BootstrapStarted(agent_id=agent_id))
+    if not context.sets_aside:
+        await restore_parts(context)
     for step in steps:
         name = type(step).__name__
         if not await step.execute(context):
@@ -155,6 +158,15 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
     if context.config.setup is not None:
         await maybe_await(context.config.setup(context))
     context.emit(AgentReady(agent_id=agent_id))
+
+
+async def restore_parts(context: AgentContext) -> None:
+    """Restore what the agent keeps beside its conversation."""
+    await context.plugins.attach()
+    stored = await context.session.state.get(CUSTOM_DATA)
+    if isinstance(stored, dict):
+        context.state.custom_data = {**stored, **context.state.custom_data}
+        context.saved_custom_data = _encoded(context)
 
 
 async def load_now(context: AgentContext) -> bool:
@@ -174,6 +186,10 @@ async def load_now(context: AgentContext) -> bool:
         raise SessionError(message, agent=context.agent_id)
     if not has_content(context.session):
         return False
+    context.sets_aside = False
+    await restore_parts(context)
+    if not context.config.features.history:
+        return True
     context.state.restore_options = context.config.restore
     return await WorkingContextSnapshotRestoreStep().execute(context)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from perdure.agent.context import AgentContext
+from perdure.agent.features import Features
 from perdure.agent.llm.model import Model
 from perdure.agent.persistent import Persistence
 from perdure.agent.tools import Tool
@@ -16,7 +18,7 @@ from perdure.errors import ConfigError
 from perdure.lease.terms import OnHeld
 from perdure.memory.compaction import CompactionPolicy, Summarizer
 from perdure.model.keys import DEFAULT_SESSION
-from perdure.model.messages import Message, ToolResult
+from perdure.model.messages import Message, ToolCall, ToolResult
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 
 __all__ = ["AgentConfig"]
@@ -24,6 +26,9 @@ __all__ = ["AgentConfig"]
 PromptProcessor = Callable[[str, AgentContext], str | Awaitable[str]]
 InputProcessor = Callable[[Message, AgentContext], Message | Awaitable[Message]]
 ResultProcessor = Callable[[ToolResult, AgentContext], ToolResult | Awaitable[ToolResult]]
+Approve = Callable[
+    [ToolCall, AgentContext], bool | Literal["always"] | Awaitable[bool | Literal["always"]]
+]
 Setup = Callable[[AgentContext], Awaitable[object] | object]
 Renderer = Callable[[Sequence[Message]], Sequence[Any]]
 
@@ -48,7 +53,16 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         restore: How the working context is brought back.
         inbox_size: How many messages may wait; posting more waits.
         tool_timeout: Seconds that a tool may take; None for as long as it wants.
+        approve: Asked with (call, context) before a tool runs on which nobody has decided:
+            True for this call, "always" to remember it. None lets such tools run.
+        redact_arguments: Keys whose values are left out of stored tool arguments; the tool
+            itself gets them.
         max_model_calls: How often the model may be called in one turn.
+        agent_type: What kind of agent it is; one that was stored as another kind is refused.
+        features: Which of its parts are kept.
+        custom_instructions: The file of its persistent instructions; None for the one in the
+            agent's own folder.
+        settings: What else is noted of its configuration, without credentials.
         session: Which of the agent's conversations.
         tenant: Whose it is, where customers share a store.
         on_held: What to do if another process holds the session.
@@ -76,7 +90,13 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     restore: WorkingContextSnapshotBootstrapOptions = WorkingContextSnapshotBootstrapOptions()
     inbox_size: int = 64
     tool_timeout: float | None = None
+    approve: Approve | None = None
+    redact_arguments: Sequence[str] = ()
     max_model_calls: int = 64
+    agent_type: str = "agent"
+    features: Features = Features()
+    custom_instructions: str | os.PathLike[str] | None = None
+    settings: Mapping[str, Any] = {}
     session: str = DEFAULT_SESSION
     tenant: str = ""
     on_held: OnHeld = "handover"

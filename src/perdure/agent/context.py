@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
+from perdure.errors import ConfigError
 from perdure.model.messages import Message
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
     from perdure.agent.events import AgentEvent
     from perdure.agent.inputs import InputQueues
     from perdure.agent.memory import MemoryManager
+    from perdure.agent.plugins import AgentPlugins
     from perdure.agent.requests import LLMRequestAssembler
     from perdure.agent.tools import Toolbox
+    from perdure.memory.working import WorkingMemory
     from perdure.restore.report import RestoreReport
     from perdure.session.session import Session
 
@@ -53,6 +56,7 @@ class AgentContext:
         memory: MemoryManager,
         *,
         toolbox: Toolbox,
+        plugins: AgentPlugins,
         assembler: LLMRequestAssembler,
         emit: Callable[[AgentEvent], None],
     ) -> None:
@@ -60,6 +64,8 @@ class AgentContext:
         self.state = state
         self.memory = memory
         self.toolbox = toolbox
+        self.plugins = plugins
+        """What it keeps beside its conversation."""
         self.assembler = assembler
         self.emit = emit
         """Tell the agent's listeners."""
@@ -90,6 +96,19 @@ class AgentContext:
     def session(self) -> Session:
         """The agent's session."""
         return self.memory.session
+
+    @property
+    def working_memory(self) -> WorkingMemory:
+        """The session's working memory.
+
+        Raises:
+            ConfigError: The agent has none.
+
+        """
+        if not self.config.features.memory:
+            message = f"agent {self.agent_id!r} has no working memory: give Features(memory=True)"
+            raise ConfigError(message, agent=self.agent_id)
+        return self.session.memory
 
     @property
     def turn_id(self) -> str:

@@ -19,6 +19,7 @@ from perdure._lib.ids import random_id
 from perdure.agent.agent import Agent
 from perdure.agent.config import AgentConfig
 from perdure.agent.context import AgentContext, AgentRuntimeState
+from perdure.agent.handlers import set_aside
 from perdure.agent.memory import MemoryManager
 from perdure.agent.persistent import (
     Persistence,
@@ -26,12 +27,14 @@ from perdure.agent.persistent import (
     autosave_of,
     persistence_of,
 )
+from perdure.agent.plugins import AgentPlugins
 from perdure.agent.requests import LLMRequestAssembler
 from perdure.agent.runtime import AgentRuntime
 from perdure.agent.tools import Toolbox
 from perdure.errors import ConfigError, SessionError
 from perdure.memory.compaction import Compactor
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
+from perdure.session.entries import meta_entry
 from perdure.session.inside import claim, disclaim, has_content
 
 if TYPE_CHECKING:
@@ -42,6 +45,9 @@ __all__ = ["AgentFactory", "IfExists", "create", "merged"]
 
 IfExists = Literal["resume", "error", "replace"]
 """What to do about an agent of the same id: go on with it, refuse, or delete it first."""
+
+DEFAULT_TYPE = "agent"
+"""What a session is stored as unless somebody says otherwise."""
 
 Release = Callable[[], Awaitable[object]]
 
@@ -182,6 +188,20 @@ def _check_is_new(session: Session) -> None:
         raise _exists(session.id)
 
 
+def _check_type(session: Session, config: AgentConfig) -> None:
+    """Note the type of a new agent; refuse to go on with one of another type."""
+    stored, wanted = session.info.agent_type, config.agent_type
+    if stored == wanted:
+        return
+    if has_content(session) or stored != DEFAULT_TYPE:
+        message = (
+            f"agent {session.id!r} is stored as a {stored!r}, not as a {wanted!r}: give "
+            f"agent_type={stored!r}, or choose another id"
+        )
+        raise SessionError(message, agent=session.id, stored=stored, wanted=wanted)
+    session.accept((meta_entry(agent_type=wanted),))
+
+
 def _exists(agent_id: str) -> SessionError:
     message = (
         f"agent {agent_id!r} exists: choose another id, or if_exists='resume' to go on with it, "
@@ -219,11 +239,15 @@ async def _assemble(
     try:
         if if_exists == "error":
             _check_is_new(session)  # somebody may have been faster
+        _check_type(session, config)
         restore = restore or (load and has_content(session))
         runtime = AgentRuntime()
-        context = _context(session, config, runtime, config.restore if restore else None)
+        options = config.restore if restore and config.features.history else None
+        context = _context(session, config, runtime, options)
         context.sets_aside = not restore and has_content(session)
         claim(session, context)
+        if not config.features.history:
+            set_aside(context)
     except BaseException:
         await session.__aexit__(None, None, None)
         raise
@@ -248,8 +272,17 @@ def _context(
         compaction_policy=config.compaction,
         compactor=Compactor(config.summarizer),
         options=config.restore,
+        history=config.features.history,
+        redact_arguments=config.redact_arguments,
     )
-    assembler = LLMRequestAssembler(memory, renderer=config.renderer, emit=runtime.emit)
+    plugins = AgentPlugins(config, session)
+    notes = plugins.notes
+    assembler = LLMRequestAssembler(
+        memory,
+        renderer=config.renderer,
+        emit=runtime.emit,
+        notes=None if notes is None else notes.text,
+    )
     state = AgentRuntimeState(
         session.id, workspace=config.workspace, restore_options=restore_options
     )
@@ -257,7 +290,8 @@ def _context(
         config,
         state,
         memory,
-        toolbox=Toolbox(config.tools),
+        toolbox=Toolbox([*config.tools, *(() if notes is None else notes.tools())]),
+        plugins=plugins,
         assembler=assembler,
         emit=runtime.emit,
     )
@@ -303,7 +337,9 @@ async def create(
     if_exists: IfExists,
 ) -> Agent:
     """Return the agent of ``Agent.create``, with a manager of its own where it has none."""
-    persistence = persistence_of(persistent_session, config.persistent_session)
+    featured = True if config.features.persistent_session else None
+    configured = persistence_of(config.persistent_session, featured)
+    persistence = persistence_of(persistent_session, configured)
     kept = persistence if isinstance(persistence, PersistentSession) else PersistentSession()
     if kept.storage is not None and sessions is not None:
         message = "two places for one agent: give sessions, or PersistentSession(storage=…)"

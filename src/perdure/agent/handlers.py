@@ -16,6 +16,7 @@ from typing import Any, Protocol, final
 
 import anyio
 
+from perdure.agent.approvals import refusal
 from perdure.agent.bootstrap import BootstrapStep, bootstrap, bootstrap_steps, maybe_await
 from perdure.agent.context import AgentContext
 from perdure.agent.events import (
@@ -43,6 +44,7 @@ __all__ = [
     "UserInputMessageEventHandler",
     "WorkerEventDispatcher",
     "begin_context",
+    "set_aside",
     "usual_handlers",
 ]
 
@@ -132,6 +134,11 @@ def begin_context(context: AgentContext) -> None:
     )
 
 
+def set_aside(context: AgentContext) -> None:
+    """Begin with an empty working context: an agent without a history restores none."""
+    context.memory.replace_context((), system_prompt=None, reason=BEGIN)
+
+
 @final
 class LLMUserMessageReadyEventHandler:
     """Ask the model, and keep what it says."""
@@ -163,7 +170,8 @@ class LLMUserMessageReadyEventHandler:
 
     async def _ask(self, request: LLMRequest, context: AgentContext) -> Reply:
         reply = Reply()
-        stream = context.config.model.stream(request.rendered, context.toolbox.specs)
+        specs = context.plugins.tools.offered(context.toolbox.specs)
+        stream = context.config.model.stream(request.rendered, specs)
         try:
             async with _closing(stream):
                 async for chunk in stream:
@@ -219,7 +227,11 @@ class ToolInvocationRequestEventHandler:
     async def _call(self, call: ToolCall, context: AgentContext, results: list[ToolResult]) -> None:
         agent_id, turn_id = context.agent_id, context.turn_id
         context.emit(ToolStarted(agent_id=agent_id, turn_id=turn_id, call=call))
-        result = await context.toolbox.run(call, context, limit=context.config.tool_timeout)
+        refused = await refusal(call, context)
+        if refused is None:
+            result = await context.toolbox.run(call, context, limit=context.config.tool_timeout)
+        else:
+            result = ToolResult(call.id, call.name, error=refused)
         result = await self._processed(call, result, context)
         message = Message(role="tool", tool_result=result)
         if context.memory.ingest_tool_result(message, turn_id):

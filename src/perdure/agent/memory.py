@@ -13,14 +13,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import final
 
+import msgspec
+
 from perdure.agent.turns import TurnTracker
+from perdure.codec.json import encode
 from perdure.codec.messages import decode_message, encode_message
+from perdure.codec.redaction import redact
 from perdure.errors import NotStorableError
 from perdure.memory.compaction import Compaction, CompactionPolicy, Compactor, TurnTrace
 from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, item_entry
 from perdure.memory.retrieval import Retriever, select
 from perdure.memory.traces import RawTurn, find_turn, newest_turns, read_turns
-from perdure.model.messages import Message
+from perdure.model.messages import Message, ToolCall
+from perdure.model.records import Entry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.rebuild import (
     CompactionSnapshotBuilder,
@@ -31,7 +36,8 @@ from perdure.restore.rebuild import (
 from perdure.restore.repair import interrupted_result, repair
 from perdure.restore.report import Source
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
-from perdure.session.inside import lines_of, registry_of, store_of, working_context
+from perdure.session.entries import entry_of
+from perdure.session.inside import lines_of, overhear, registry_of, store_of, working_context
 from perdure.session.session import Session
 
 __all__ = ["MemoryManager"]
@@ -55,6 +61,8 @@ class MemoryManager:
         working_context_snapshot_store: WorkingContextSnapshotStore | None = None,
         builder: CompactionSnapshotBuilder | None = None,
         options: WorkingContextSnapshotBootstrapOptions | None = None,
+        history: bool = True,
+        redact_arguments: Sequence[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.session = session
@@ -69,6 +77,8 @@ class MemoryManager:
         self.builder: CompactionSnapshotBuilder = builder or CompactionSnapshotBuilder()
         self.compaction_required: bool = False
         """Whether the next request compacts first."""
+        self._history = history  # else nothing that is said leaves a record
+        self._redact = tuple(redact_arguments)
         self._options = options or WorkingContextSnapshotBootstrapOptions()
         self._clock = clock
 
@@ -99,12 +109,12 @@ class MemoryManager:
     def ingest_user_message(self, message: Message, turn_id: str) -> int:
         """Keep what the user said; return the session's version."""
         self.turn_tracker.check(turn_id)
-        return self.session.append(message)
+        return self._append(message)
 
     def ingest_tool_intent(self, message: Message, turn_id: str) -> int:
         """Keep the model's wish to call tools, before anybody calls them."""
         self.turn_tracker.asked(turn_id, message.tool_calls)
-        return self.session.append(message)
+        return self._append(without_credentials(message, self._redact))
 
     def ingest_tool_result(self, message: Message, turn_id: str) -> bool:
         """Keep what came of a tool call; False if that call has its result already.
@@ -115,16 +125,28 @@ class MemoryManager:
         if result is None or not self.turn_tracker.answered(turn_id, result.call_id):
             return False
         try:
-            self.session.append(message)
+            self._append(message)
         except NotStorableError as error:
             why = f"the tool's result cannot be stored: {error}"
-            self.session.append(Message.tool(result.call_id, name=result.name, error=why))
+            self._append(Message.tool(result.call_id, name=result.name, error=why))
         return True
 
     def ingest_assistant_response(self, message: Message, turn_id: str) -> int:
         """Keep the model's answer."""
         self.turn_tracker.check(turn_id)
-        return self.session.append(message)
+        return self._append(message)
+
+    def _append(self, message: Message) -> int:
+        if self._history:
+            return self.session.append(message)
+        self._accept(entry_of(message, registry_of(self.session)))
+        return self.session.version
+
+    def _accept(self, *entries: Entry) -> None:
+        if self._history:
+            self.session.accept(entries)
+        else:
+            overhear(self.session, *entries)
 
     def close_open_calls(self) -> int:
         """Give each call of this turn without a result one that says so; return how many."""
@@ -191,12 +213,12 @@ class MemoryManager:
             reason=reason,
             types=registry_of(self.session),
         )
-        self.session.accept((entry,))
+        self._accept(entry)
 
     async def append_repairs(self, messages: Sequence[Message]) -> None:
         """Append the results that a restore made up for calls that have none."""
         types = registry_of(self.session)
-        self.session.accept(tuple(encode_message(message, types) for message in messages))
+        self._accept(*(encode_message(message, types) for message in messages))
         await self.persist_working_context_snapshot()
 
     # compaction
@@ -262,7 +284,7 @@ class MemoryManager:
             types=registry_of(self.session),
         )
         items: list[EpisodicItem | SemanticItem] = [*done.episodic, *done.semantic]
-        self.session.accept((*map(item_entry, items), replaced))
+        self._accept(*map(item_entry, items), replaced)
 
     def safe_messages(self) -> tuple[Message, ...]:
         """Return the working context as every provider takes it."""
@@ -274,6 +296,22 @@ class MemoryManager:
     def _decoded(self, turn: RawTurn) -> list[Message]:
         types = registry_of(self.session)
         return [decode_message(payload, types) for payload in turn.messages]
+
+
+def without_credentials(message: Message, keys: Sequence[str]) -> Message:
+    """Return a message whose tool arguments lack the values of these keys, and say where."""
+    if not keys:
+        return message
+    calls = tuple(_redacted(call, keys) for call in message.tool_calls)
+    return msgspec.structs.replace(message, tool_calls=calls)
+
+
+def _redacted(call: ToolCall, keys: Sequence[str]) -> ToolCall:
+    arguments, where = redact(call.arguments, keys)
+    if not where:
+        return call
+    extra = {**call.extra, "redacted": msgspec.Raw(encode(where))}
+    return msgspec.structs.replace(call, arguments=arguments, extra=extra)
 
 
 def _joined(first: Compaction, second: Compaction) -> Compaction:

@@ -14,6 +14,7 @@ from perdure.agent.events import (
     CompactionStarted,
 )
 from perdure.agent.memory import MemoryManager
+from perdure.agent.notes import with_notes
 from perdure.model.messages import Message
 from perdure.session.rendering import render
 
@@ -46,6 +47,7 @@ class LLMRequestAssembler:
         memory: The agent's memory.
         renderer: What makes of messages what the model takes.
         emit: Tells of compactions.
+        notes: What to show behind the system prompt, beside what is kept.
 
     """
 
@@ -55,10 +57,12 @@ class LLMRequestAssembler:
         *,
         renderer: Callable[[Sequence[Message]], Sequence[Any]] | None = None,
         emit: Callable[[AgentEvent], None] | None = None,
+        notes: Callable[[], str] | None = None,
     ) -> None:
         self._memory = memory
         self._renderer = renderer
         self._emit = emit or _tell_nobody
+        self._notes = notes
 
     async def prepare_request(self, current_turn_id: str, system_prompt: str) -> LLMRequest:
         """Return the next request; what it shows of the turn is durable.
@@ -70,6 +74,8 @@ class LLMRequestAssembler:
         if compacted:
             await self._compact(current_turn_id, system_prompt)
         messages = self._memory.safe_messages()
+        if self._notes is not None:
+            messages = with_notes(messages, self._notes())
         rendered = messages if self._renderer is None else self._renderer(messages)
         await self._memory.persist_working_context_snapshot()
         return LLMRequest(messages, tuple(rendered), compacted)

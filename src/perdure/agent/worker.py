@@ -173,6 +173,7 @@ class AgentWorker:
         context.model_calls, context.last_message = 0, None
         asked = posted.event.turn_id if isinstance(posted.event, UserMessageReceivedEvent) else None
         begin_context(context)
+        await context.plugins.attach(restore=False)  # done before, unless all is set aside
         async with context.session.turn(asked) as turn:
             over.begun(turn)
             if turn.replayed:

@@ -44,8 +44,8 @@ class Batcher:
         host: Where the workers run.
         clock: The loop's.
         prepare: Called with sessions whose contributors have to be asked before.
-        settled: Called after each batch, when everybody who waited has been woken, and when
-            there is a save to be given up one day.
+        settled: Called after each batch, when everybody who waited has been woken.
+        watch: Called with the time until which a save has to be watched.
 
     """
 
@@ -58,6 +58,7 @@ class Batcher:
         *,
         prepare: Callable[[list[Tracked]], None],
         settled: Callable[[list[Save]], None],
+        watch: Callable[[float], None],
     ) -> None:
         self._busy = 0.0
         self._core = core
@@ -66,6 +67,7 @@ class Batcher:
         self._clock = clock
         self._prepare = prepare
         self._settled = settled
+        self._watch = watch
         self._linger = core.engine.batch_linger
         if self._linger is None:
             self._linger = store.capabilities.batch_linger
@@ -214,9 +216,9 @@ class Batcher:
         timeout = self._core.engine.save_timeout
         # No timer for each save: the engine's looks after all of them.
         with anyio.CancelScope() as scope:
-            self._scopes[scope] = self._clock() + timeout
+            self._scopes[scope] = until = self._clock() + timeout
             if len(self._scopes) == 1:
-                self._settled([])
+                self._watch(until)
             try:
                 return complete(await self._store.append_many(batches), len(batches))
             except Exception as error:  # noqa: BLE001  # becomes the outcome

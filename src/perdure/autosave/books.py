@@ -6,7 +6,8 @@ session's own fields, so they never disagree.
 
 from __future__ import annotations
 
-from typing import final
+from itertools import islice
+from typing import Final, final
 
 from perdure.autosave import refusals
 from perdure.autosave.events import Degraded, Event, Recovered
@@ -16,6 +17,9 @@ from perdure.autosave.tracked import Tracked
 from perdure.errors import StoreUnavailableError
 
 __all__ = ["Books"]
+
+LOOKED_AT: Final = 256
+"""Sessions among which the oldest change is looked for."""
 
 
 @final
@@ -35,8 +39,12 @@ class Books:
         """What has happened and was not reported yet."""
 
     def oldest_age(self, now: float) -> float:
-        """Return for how long the oldest change has been unsaved."""
-        since = [t.oldest_at for t in self.unsaved if t.oldest_at is not None]
+        """Return for how long the oldest change has been unsaved.
+
+        Those that wait longest are in front, give or take the length of a save, so that a
+        few of them are enough to look at, however many wait.
+        """
+        since = [t.oldest_at for t in islice(self.unsaved, LOOKED_AT) if t.oldest_at is not None]
         return now - min(since, default=now)
 
     def overloaded(self, t: Tracked, now: float) -> StoreUnavailableError:

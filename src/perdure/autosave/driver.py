@@ -87,7 +87,13 @@ class Autosaver:
         self._contributors = Contributors(core, host, clock, attend=self._attend)
         self._lane = Lane(core, host, clock, attend=self._attend)
         self._batcher = Batcher(
-            core, store, host, clock, prepare=self._contributors.ask, settled=self._settled
+            core,
+            store,
+            host,
+            clock,
+            prepare=self._contributors.ask,
+            settled=self._settled,
+            watch=self._watch,
         )
         self._timer = Timer(
             core, self._idle, self._batcher, host, clock, self._reporter, ticking=ticking
@@ -340,6 +346,10 @@ class Autosaver:
         """See to what has become due: start a worker, or let the timer know."""
         if not self._core.stopped:
             self._timer.attend()
+
+    def _watch(self, until: float) -> None:
+        """Look after a save that is under way."""
+        self._timer.look_at(until)
 
     def _host_ended(self) -> None:
         """Accept nothing more: without a host nothing will be saved."""

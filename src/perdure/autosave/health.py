@@ -11,8 +11,10 @@ from typing import Literal
 import msgspec
 
 from perdure._lib.display import card
+from perdure.autosave.books import Books
 from perdure.autosave.breaker import BreakerState
 from perdure.autosave.core import Core
+from perdure.autosave.tracked import State
 
 __all__ = ["Health", "health_of"]
 
@@ -26,7 +28,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """For how long the oldest change has not been durable, in seconds."""
     sessions: int
     unsaved: dict[str, int]
-    """Sessions with changes that are not durable, by state."""
+    """Sessions with changes that are not durable: dirty (some of them are being saved), failed
+    (the last save did not succeed), quarantined, lost."""
     unsaved_bytes: int
     breaker: BreakerState
 
@@ -35,10 +38,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def health_of(core: Core, now: float) -> Health:
-    """Return how it stands now; the cost goes with the unsaved sessions."""
+    """Return how it stands now; cheap, however many sessions are unsaved."""
     books = core.books
-    states = Counter(t.state.value for t in books.unsaved)
-    states.update(t.state.value for t in books.stuck if t.version > t.durable)
     troubled = books.failed or books.stuck or books.pressure.rising
     status: Literal["ok", "degraded", "failing"] = "ok"
     if books.pressure.blocking or core.stopped:
@@ -49,7 +50,14 @@ def health_of(core: Core, now: float) -> Health:
         status=status,
         oldest_unsaved_age=books.oldest_age(now),
         sessions=len(books.sessions),
-        unsaved=dict(states),
+        unsaved=_states(books),
         unsaved_bytes=books.pressure.dirty_bytes,
         breaker=core.breaker.state,
     )
+
+
+def _states(books: Books) -> dict[str, int]:
+    states = Counter(t.end.value for t in books.stuck if t.end and t.version > t.durable)
+    states[State.FAILED.value] = len(books.failed)
+    states[State.DIRTY.value] = len(books.unsaved) - len(books.failed)
+    return {name: count for name, count in states.items() if count}

@@ -25,7 +25,6 @@ LOGGED: dict[type[events.Event], tuple[int, str]] = {
     events.LoopBlocked: (logging.WARNING, "something blocked the event loop and delayed a save"),
     events.CaptureFailed: (logging.WARNING, "a contributor failed, the save went on without it"),
     events.GroupOpenTooLong: (logging.WARNING, "a group stays open, its changes are not saved"),
-    events.Degraded: (logging.WARNING, "much is unsaved"),
 }
 
 

@@ -55,7 +55,6 @@ class Schedule:
     ) -> None:
         self.ready: Ready = Ready()
         self.wheel: Wheel[Tracked] = Wheel(SLOT)
-        self._buckets = self.wheel.buckets
         self.shrink: float = 1.0
         """The share of the debounce that is used while the store has time to spare."""
         self.nudged: bool = False
@@ -102,11 +101,7 @@ class Schedule:
             self.nudged = True
         elif slot < t.slot:
             t.slot = slot
-            # Written out, because most changes come by here: an earlier slot is the exception.
-            bucket = self._buckets.get(slot)
-            if bucket is not None:
-                bucket.append(t)
-            elif self.wheel.add(t, slot):
+            if self.wheel.add(t, slot):
                 self.nudged = True
 
     def _watch_group(self, t: Tracked, now: float) -> None:
@@ -119,10 +114,11 @@ class Schedule:
             self._events.append(GroupOpenTooLong(key=t.key, age=now - t.group_at))
         elif slot < t.slot:
             t.slot = slot
-            self.nudged = self.wheel.add(t, slot) or self.nudged
+            if self.wheel.add(t, slot):
+                self.nudged = True
 
     def due_at(self, t: Tracked, first: float, now: float) -> float:
-        """Return when to save changes of which ``first`` is the oldest that no save has captured."""
+        """Return when to save changes, of which ``first`` is the oldest that is not captured."""
         o = t.options
         if first <= self._due_before or t.hurry or t.urgent_to > t.durable:
             due = now
@@ -133,10 +129,8 @@ class Schedule:
             if self.shrink < 1.0:
                 quiet = max(quiet * self.shrink, min(quiet, self._engine.debounce_min))
             due = t.last_at + quiet * t.earliness
-            latest = first + o.max_delay * t.earliness
-            if latest < due:
-                due = latest
-        return due if due >= t.retry_at else t.retry_at
+            due = min(due, first + o.max_delay * t.earliness)
+        return max(due, t.retry_at)
 
     def hasten(self, t: Tracked, now: float) -> None:
         """Make due now what no save has captured."""

@@ -2,7 +2,8 @@
 
 Runs in the host, begun when it is first needed. It is woken only when something becomes
 due before it would look anyway; a session that is due right now needs no timer but a
-worker. If it is ended from outside, whoever needs it next begins it again.
+worker. While something goes on it looks every slot, so that it is hardly ever woken; while
+nothing does, it sleeps. If it is ended from outside, whoever needs it next begins it again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from perdure.autosave.core import Core
 from perdure.autosave.events import Idle, LoopBlocked
 from perdure.autosave.idle import IdleWheel
 from perdure.autosave.reporting import Reporter
+from perdure.autosave.schedule import SLOT
 
 __all__ = ["Timer"]
 
@@ -68,16 +70,24 @@ class Timer:
         self._alarm = float("inf")
         """When it will look next; minus infinity while it is awake."""
         self._woken = anyio.Event()
+        self._attended = False
+        """Whether anything has gone on since it last looked."""
         self._blocked = False
         self._controlled_at = clock()
 
     def attend(self) -> None:
         """Start a worker for what is due, and wake up for what is due before the alarm."""
         self._schedule.nudged = False
+        self._attended = True
         now = self._clock()
         if len(self._schedule.ready):
             self._batcher.launch(now)
         if self._next_at(now) < self._alarm:
+            self._wake()
+
+    def look_at(self, at: float) -> None:
+        """Look at this time at the latest."""
+        if at < self._alarm:
             self._wake()
 
     def stop(self) -> None:
@@ -123,12 +133,16 @@ class Timer:
     async def _sleep(self) -> None:
         self._schedule.nudged = False
         now = self._clock()
-        at = max(self._next_at(now), now)
+        due = at = max(self._next_at(now), now)
+        if self._attended and self._ticking:
+            # Looking again soon is cheaper than being woken for each change meanwhile.
+            at = min(at, now + SLOT)
+        self._attended = False
         self._alarm = at
         self._woken = anyio.Event()
         with anyio.CancelScope(deadline=at if self._ticking else _moved(at, now)):
             await self._woken.wait()
-        late = self._clock() - at
+        late = self._clock() - due
         if late > BLOCKED_AFTER and not self._woken.is_set() and not self._blocked:
             self._blocked = True
             self._core.books.events.append(LoopBlocked(delay=late))

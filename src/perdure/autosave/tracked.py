@@ -57,8 +57,10 @@ class Waiter:
 
 
 class _Hot:
-    """What every append touches, side by side in memory: with very many sessions, fetching
-    a session's memory is most of what an append costs."""
+    """What every append and every look at the clock touch, side by side in memory.
+
+    With very many sessions, fetching a session's memory is most of what an append costs.
+    """
 
     __slots__ = (
         "durable",
@@ -82,6 +84,52 @@ class _Hot:
         "urgent_to",
         "version",
     )
+
+    def __init__(  # noqa: PLR0915  # a line for each field
+        self, *, head: int, options: Autosave | None, earliness: float
+    ) -> None:
+        self.options: Autosave | None = options
+        self.earliness: float = earliness
+
+        # how far it is
+        self.version: int = head
+        self.inflight: int | None = None
+        self.durable: int = head
+        self.records: list[Entry] | None = None
+        """What `pending` shows; None while there is nothing."""
+        self.pending_bytes: int = 0
+
+        # since when
+        self.first_at: float | None = None
+        """The oldest change that no save has captured."""
+        self.last_at: float = 0.0
+        """The newest change, while there is one that is not durable."""
+        self.oldest_at: float | None = None
+        """The oldest change that is not durable."""
+
+        # what should happen, and where it is noted
+        self.urgent_to: int = 0
+        """Somebody waits for this version: it is due now."""
+        self.hurry: bool = False
+        """Due now, without anybody waiting: a turn has ended, or much has piled up."""
+        self.retry_at: float = 0.0
+        """Not before, because a save has failed."""
+        self.slot: int = NEVER
+        """Where it is in the wheel."""
+        self.ticket: int = 0
+        """Its place in the ready lanes; 0 for none."""
+
+        # what keeps it
+        self.end: State | None = None
+        """QUARANTINED, LOST or CLOSED."""
+        self.refuses: bool = False
+        """Whether an append needs a closer look."""
+        self.groups: int = 0
+        """How many groups are open, one within the other."""
+        self.holds: int = 0
+        """Jobs that want it alone: no save begins."""
+        self.preparing: bool = False
+        """Its contributors are being asked."""
 
 
 @final
@@ -124,7 +172,7 @@ class Tracked(_Hot):
         "waiters",
     )
 
-    def __init__(  # noqa: PLR0915  # one line a field
+    def __init__(  # noqa: PLR0915  # a line for each field
         self,
         key: SessionKey,
         *,
@@ -133,42 +181,16 @@ class Tracked(_Hot):
         options: Autosave | None,
         earliness: float = 1.0,
     ) -> None:
+        super().__init__(head=head, options=options, earliness=earliness)
         self.key: SessionKey = key
         self.epoch: int = epoch
-        self.options = options
         self.inherits: bool = True
         """Whether ``options`` follow the engine's."""
-        self.earliness = earliness
-
-        # how far it is
-        self.version = head
-        self.inflight: int | None = None
-        self.durable = head
-        self.records: list[Entry] | None = None
-        """What `pending` shows; None while there is nothing."""
-        self.pending_bytes = 0
         self.captured_bytes: int = 0
         """The part of ``pending_bytes`` that is with the store."""
-
-        # since when
-        self.first_at: float | None = None
-        """The oldest change that no save has captured."""
-        self.last_at: float = 0.0
-        """The newest change."""
-        self.oldest_at: float | None = None
-        """The oldest change that is not durable."""
-
-        # what should happen, and where it is noted
-        self.urgent_to = 0
-        """Somebody waits for this version: it is due now."""
-        self.hurry = False
-        """Due now, without anybody waiting: a turn has ended, or much has piled up."""
-        self.slot = NEVER
-        self.ticket = 0
+        self.waiters: tuple[Waiter, ...] = ()
 
         # a group that is open
-        self.groups = 0
-        """How many groups are open, one within the other."""
         self.group_from: int = 0
         """The version when the outermost of them was opened."""
         self.group_at: float | None = None
@@ -178,31 +200,21 @@ class Tracked(_Hot):
         # failures
         self.attempt: int = 0
         """Failed saves in a row."""
-        self.retry_at: float = 0.0
         self.narrow: int = 0
         """Capture at most so many records: a refused one is being looked for; 0 for all."""
         self.doubt_to: int = 0
         """The store may hold records up to this one, beyond ``durable``."""
         self.last_error: Exception | None = None
         """Why the last save did not succeed."""
-        self.end: State | None = None
-        """QUARANTINED, LOST or CLOSED."""
         self.sealed: bool = False
-        self.refuses = False
-        """Whether an append needs a closer look."""
         self.granted: bool = False
         """One append is let through although too much is unsaved."""
 
         # who else has to do with it
-        self.waiters: tuple[Waiter, ...] = ()
-        self.holds = 0
-        """Jobs that want it alone: no save begins."""
         self.occupied: bool = False
-        """One of them runs."""
-        self.preparing = False
-        """Its contributors are at it."""
+        """A job that holds it runs."""
         self.prepared: bool = False
-        """They have been, since the last capture."""
+        """Its contributors have been asked since the last capture."""
         self.contributing: bool = False
         """What is appended now comes from them, and is accepted behind a seal."""
         self.pins: int = 0
@@ -216,7 +228,6 @@ class Tracked(_Hot):
         """Called with the durable version after each successful save."""
         self.on_idle: Callable[[], None] | None = None
         """Called when nobody has used the session for a while."""
-
         self.on_lost: Callable[[], None] | None = None
         """Called when another process has taken the session over."""
 

@@ -28,14 +28,13 @@ class Wheel(Generic[T]):
 
     """
 
-    __slots__ = ("_order", "buckets", "next_at", "width")
+    __slots__ = ("_buckets", "_order", "next_at", "width")
 
     def __init__(self, width: float) -> None:
         self.width: float = width
         self.next_at: float = float("inf")
         """When the first slot that holds something begins."""
-        self.buckets: dict[int, list[T]] = {}
-        """What is in each slot; others may append to a slot that is there, not add one."""
+        self._buckets: dict[int, list[T]] = {}
         self._order: list[int] = []
 
     def slot(self, at: float) -> int:
@@ -44,11 +43,11 @@ class Wheel(Generic[T]):
 
     def add(self, entry: T, slot: int) -> bool:
         """Put an entry into a slot; return whether it is now the first one."""
-        bucket = self.buckets.get(slot)
+        bucket = self._buckets.get(slot)
         if bucket is not None:
             bucket.append(entry)
             return False
-        self.buckets[slot] = [entry]
+        self._buckets[slot] = [entry]
         heapq.heappush(self._order, slot)
         self.next_at = self._order[0] * self.width
         return self._order[0] == slot
@@ -61,11 +60,11 @@ class Wheel(Generic[T]):
         if self.next_at > now:
             return NEVER, []
         slot = self._order[0]
-        bucket = self.buckets[slot]
+        bucket = self._buckets[slot]
         taken = bucket[-limit:]
         del bucket[-limit:]
         if not bucket:
-            del self.buckets[slot]
+            del self._buckets[slot]
             heapq.heappop(self._order)
             self.next_at = self._order[0] * self.width if self._order else float("inf")
         return slot, taken

@@ -12,7 +12,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 from enum import Enum
-from itertools import chain
 from math import isfinite
 from pathlib import PurePath
 from typing import Any, Literal, TypeAlias
@@ -42,8 +41,6 @@ MAX_INT_BITS = 14_284
 """An int of so many bits has at most 4,300 digits, which is what Python reads by default."""
 
 _ATOMS = frozenset({str, int, bool, type(None)})
-_JSON = _ATOMS | {float, dict, list}
-_are_text = frozenset({str}).issuperset
 
 _MOST_ITEMS = MAX_RECORD_BYTES // 2
 """More do not fit into a record: each takes two bytes at least."""
@@ -51,28 +48,37 @@ _MOST_ITEMS = MAX_RECORD_BYTES // 2
 
 def is_plain(value: Any) -> bool:
     """Tell whether a value is of JSON's own types only, finite, and not too deep or large."""
-    items: list[Any] = [value]
-    room = MAX_CONTAINERS
+    level: list[Any] = [[value]]
+    containers, items = MAX_CONTAINERS, _MOST_ITEMS
     for _ in range(MAX_VALUE_DEPTH + 1):  # level by level, so that a circle ends too
-        kinds = {*map(type, items)}
-        if kinds <= _ATOMS:
+        below: list[Any] = []
+        for node in level:
+            items -= len(node)
+            if items < 0 or len(below) > containers or not _look(node, below):
+                return False
+        if not below:
             return True
-        if not kinds <= _JSON or not all(map(isfinite, _of(float, kinds, items))):
-            return False
-        dicts, lists = _of(dict, kinds, items), _of(list, kinds, items)
-        if not (dicts or lists):
-            return True
-        room -= len(dicts) + len(lists)
-        if room < 0 or sum(map(len, dicts)) + sum(map(len, lists)) > _MOST_ITEMS:
-            return False
-        if not _are_text(map(type, chain.from_iterable(dicts))):
-            return False
-        items = [*chain.from_iterable(map(dict.values, dicts)), *chain.from_iterable(lists)]
+        containers -= len(below)
+        level = below
     return False
 
 
-def _of(kind: type, kinds: set[type], items: list[Any]) -> list[Any]:
-    return [item for item in items if type(item) is kind] if kind in kinds else []
+def _look(node: Any, below: list[Any]) -> bool:
+    """Tell whether a list's or dict's own items are plain; add lists and dicts to ``below``."""
+    if type(node) is dict:
+        for key in node:
+            if type(key) is not str:
+                return False
+        node = node.values()
+    for item in node:
+        kind = type(item)
+        if kind in _ATOMS:
+            continue
+        if kind is dict or kind is list:
+            below.append(item)
+        elif kind is not float or not isfinite(item):
+            return False
+    return True
 
 
 class Lowering:

@@ -18,7 +18,17 @@ from perdure.codec.json import decode
 from perdure.errors import CorruptRecordError
 from perdure.model.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT
 
-__all__ = ["SCHEMA_VERSION", "SNAPSHOT", "Retraction", "Snapshot", "WorkingContext"]
+__all__ = [
+    "CONTEXT_KINDS",
+    "SCHEMA_VERSION",
+    "SNAPSHOT",
+    "Retraction",
+    "Snapshot",
+    "WorkingContext",
+]
+
+CONTEXT_KINDS = MESSAGE_KINDS | {CONTEXT, RETRACT}
+"""Kinds that change a working context; of all others it only notes how far it is."""
 
 SNAPSHOT = "working_context_snapshot.json"
 """The document that caches the working context."""

@@ -141,7 +141,7 @@ class TypedState(Generic[T]):
         if _is_pydantic(self._type):
             model: Any = value
             return model.model_dump(mode="json", by_alias=True)
-        return msgspec.to_builtins(value)
+        return decode(encode(value))
 
     def _load(self, stored: Any) -> T:
         cls: Any = self._type
@@ -173,13 +173,15 @@ def _is_pydantic(cls: Any) -> bool:
 
 def _check_readable(cls: type) -> None:
     try:
-        msgspec.json.Decoder(cls)
+        info: object = msgspec.inspect.type_info(cls)
     except (TypeError, NameError) as error:
+        info = error
+    if isinstance(info, msgspec.inspect.CustomType | Exception):
         message = (
-            f"state.typed: {cls.__name__} cannot be read from JSON ({error}): use a dataclass, "
-            "a msgspec Struct or a pydantic model"
+            f"state.typed: {cls.__name__} cannot be read from JSON: use a dataclass, a msgspec "
+            "Struct or a pydantic model"
         )
-        raise ConfigError(message, option="type", type=cls.__name__) from None
+        raise ConfigError(message, option="type", type=cls.__name__)
 
 
 def _name(key: str) -> str:

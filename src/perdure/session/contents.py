@@ -16,7 +16,7 @@ from perdure.codec.encoded import RESERVED_KINDS
 from perdure.codec.json import decode
 from perdure.codec.messages import decode_message
 from perdure.codec.registry import Registry
-from perdure.memory.context import Retraction, WorkingContext
+from perdure.memory.context import CONTEXT_KINDS, Retraction, WorkingContext
 from perdure.memory.documents import (
     SessionDocument,
     fold_session,
@@ -114,11 +114,15 @@ class Contents:
 
     def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
         """Take in entries that were accepted, ``first`` being the seq of the first."""
+        context = self.context
         for seq, (kind, payload, end) in enumerate(entries, first):
-            self.context.feed(seq, kind, payload)
-            if kind in MESSAGE_KINDS:
-                self.messages += 1
-            elif kind in KEPT_FOR_LATER:
+            if kind in CONTEXT_KINDS:
+                context.feed(seq, kind, payload)
+                if kind in MESSAGE_KINDS:
+                    self.messages += 1
+                continue
+            context.seq = seq  # an application's own kind changes nothing else
+            if kind in KEPT_FOR_LATER:
                 self._note_later(Record(seq, epoch, kind, payload, end))
 
     def _note_later(self, record: Record) -> None:

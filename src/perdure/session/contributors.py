@@ -102,8 +102,8 @@ class Contributors:
         self._coming: set[str] = set()
         session.tracked.before_capture = self._before_save
 
-    async def attach(self, contributor: Contributor) -> Attachment:
-        """Restore a contributor's state, then ask it before each save."""
+    async def attach(self, contributor: Contributor, *, restore: bool = True) -> Attachment:
+        """Restore a contributor's state, if it wants that, then ask it before each save."""
         name = _checked(contributor)
         known = self._attached.get(name)
         if known is not None and known.contributor is contributor:
@@ -116,7 +116,7 @@ class Contributors:
             raise ConfigError(message, contributor=name)
         self._coming.add(name)
         try:
-            kept = await self._restore(contributor)
+            kept = await self._restore(contributor, wanted=restore)
         finally:
             self._coming.discard(name)
         attachment = self._attached[name] = Attachment(self, contributor, kept)
@@ -139,7 +139,7 @@ class Contributors:
         runtime = self._session._runtime
         runtime.host.spawn(runtime.saver.contribute, self._session.tracked)
 
-    async def _restore(self, contributor: Contributor) -> Kept:
+    async def _restore(self, contributor: Contributor, *, wanted: bool) -> Kept:
         session, name = self._session, contributor.name
         types = session._runtime.registry
         found = state_of(
@@ -149,6 +149,8 @@ class Contributors:
             return Kept()
         state, version = found
         kept, _, _ = kept_of(state, version, types)
+        if not wanted:
+            return kept
         migrated = await _migrated(contributor, state, version, session.key)
         context = RestoreContext(key=session.key, stored_version=version)
         await contributor.restore(migrated, context)

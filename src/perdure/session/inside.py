@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING
 
 from perdure.errors import SessionAlreadyActiveError
 from perdure.memory.documents import fold_items
+from perdure.session.contributors import Attachment, Contributor, Contributors
 
 if TYPE_CHECKING:
     from perdure._lib.affinity import Affinity
     from perdure.codec.registry import Registry
     from perdure.memory.context import WorkingContext
+    from perdure.model.records import Entry
     from perdure.session.session import Session
     from perdure.store import Store
 
 __all__ = [
+    "attach",
     "claim",
     "disclaim",
+    "folder_of",
     "has_content",
     "home_of",
     "lines_of",
+    "overhear",
     "registry_of",
     "store_of",
     "working_context",
@@ -82,3 +87,24 @@ async def lines_of(session: Session, name: str) -> list[bytes]:
     """Return the lines of a memory document, with what is not folded or saved yet."""
     data, records = await session._contents._read(name)
     return fold_items(data, records).splitlines()
+
+
+async def attach(session: Session, contributor: Contributor, *, restore: bool) -> Attachment:
+    """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
+    session._check_open()
+    if session.contributors is None:
+        session.contributors = Contributors(session)
+    return await session.contributors.attach(contributor, restore=restore)
+
+
+def overhear(session: Session, *entries: Entry) -> None:
+    """Take entries into the working context, and keep nothing of them."""
+    context = session._contents.context
+    for entry in entries:
+        context.feed(context.seq, entry.kind, entry.payload)
+
+
+def folder_of(session: Session) -> str | None:
+    """Return the folder that the store keeps the session in, None if it has none."""
+    find = getattr(session._runtime.store, "folder_of", None)
+    return None if find is None else str(find(session.key))

@@ -20,6 +20,7 @@ from perdure.session.contents import Contents, HistoryItem
 from perdure.session.contributors import Attachment, Contributor, Contributors
 from perdure.session.display import session_card, session_text
 from perdure.session.entries import check_sizes, entry_of, meta_entry
+from perdure.session.inside import attach
 from perdure.session.rendering import ContextFormat, render
 from perdure.session.runtime import Runtime, wrong_loop
 from perdure.session.turn import Turn, TurnQueue
@@ -226,10 +227,7 @@ class Session:
                 and it cannot migrate; it stays as it is.
 
         """
-        self._check_open()
-        if self.contributors is None:
-            self.contributors = Contributors(self)
-        return await self.contributors.attach(contributor)
+        return await attach(self, contributor, restore=True)
 
     def turn(self, id: str | None = None) -> Turn:
         """Return a turn to enter: ``async with session.turn() as turn``.

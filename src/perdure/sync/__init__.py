@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from perdure.sync.contributors import Attachment, Contributor
 from perdure.sync.manager import SessionManager, connect
-from perdure.sync.memory import States, WorkingMemory
+from perdure.sync.memory import States, TypedState, WorkingMemory
 from perdure.sync.session import Session, SessionView
 from perdure.sync.turn import Turn
 
@@ -29,6 +29,7 @@ __all__ = [
     "SessionView",
     "States",
     "Turn",
+    "TypedState",
     "WorkingMemory",
     "connect",
 ]

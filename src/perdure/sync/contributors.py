@@ -1,23 +1,26 @@
-"""State that others own, in blocking style: contributors with plain methods.
+"""State that others own, in blocking style: contributors with plain methods, or async ones.
 
-Their methods are called in threads of their own, so they may take their time and use the
-blocking API; a save waits for them, as long as ``Engine(capture_timeout=…)`` allows.
+Plain methods are called in threads of their own, so they may take their time and use the
+blocking API; a save waits for them, as long as ``Engine(capture_timeout=…)`` allows. A
+contributor that was written for the async API is awaited in the manager's loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, final
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 from anyio import to_thread
 
 if TYPE_CHECKING:
     from perdure.session import contributors
+    from perdure.session.contributors import Contributor as AsyncContributor
     from perdure.session.contributors import RestoreContext
     from perdure.session.session import Session
     from perdure.sync.loop import LoopThread
 
-__all__ = ["Attachment", "Contributor", "relay_for"]
+__all__ = ["Attachment", "Contributor", "relayed"]
 
 
 class Contributor(Protocol):
@@ -51,18 +54,18 @@ class Contributor(Protocol):
 class Attachment:
     """A contributor's place at a session; made by `Session.attach`."""
 
-    def __init__(self, loop: LoopThread, inner: contributors.Attachment, mine: Contributor) -> None:
+    def __init__(self, loop: LoopThread, inner: contributors.Attachment) -> None:
         self._loop = loop
         self._inner = inner
-        self._contributor = mine
 
     def __repr__(self) -> str:
         return repr(self._inner)
 
     @property
-    def contributor(self) -> Contributor:
+    def contributor(self) -> Contributor | AsyncContributor:
         """Who was attached."""
-        return self._contributor
+        inner = self._inner.contributor
+        return inner.contributor if isinstance(inner, Relay) else inner
 
     def changed(self) -> None:
         """Say that the state has changed: it is asked for soon, though nothing is appended.
@@ -80,8 +83,9 @@ class Relay:
     """A blocking contributor as the session knows it."""
 
     def __init__(self, contributor: Contributor) -> None:
-        self.contributor = contributor
+        self.contributor: Contributor = contributor
         self._step: Callable[[Any, int], Any] | None = getattr(contributor, "migrate", None)
+        self.migrate: Callable[[Any, int], Awaitable[Any]] | None
         self.migrate = None if self._step is None else self._migrate
 
     @property
@@ -103,10 +107,12 @@ class Relay:
         return await to_thread.run_sync(self._step, state, from_version)
 
 
-def relay_for(session: Session, contributor: Contributor) -> Relay:
-    """Return the relay by which a contributor is attached already, else a new one."""
+def relayed(session: Session, contributor: Contributor | AsyncContributor) -> AsyncContributor:
+    """Return a contributor as the session is to know it: the same each time."""
+    if inspect.iscoroutinefunction(contributor.capture):
+        return cast("AsyncContributor", contributor)
     attached = session.contributors._attached.values() if session.contributors else ()
     for one in attached:
         if isinstance(one.contributor, Relay) and one.contributor.contributor is contributor:
             return one.contributor
-    return Relay(contributor)
+    return Relay(cast("Contributor", contributor))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
-from perdure.sync.contributors import Attachment, Contributor, relay_for
+from perdure.sync.contributors import Attachment, Contributor, relayed
 from perdure.sync.memory import States, WorkingMemory
 from perdure.sync.turn import InTurn, Turn
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from perdure.model.messages import Message
     from perdure.model.records import Record
     from perdure.restore.report import RestoreReport
-    from perdure.session import contributors, session, view
+    from perdure.session import session, view
     from perdure.session.contents import HistoryItem
-    from perdure.session.contributors import Contributor
+    from perdure.session.contributors import Contributor as AsyncContributor
     from perdure.session.rendering import ContextFormat
     from perdure.session.session import Receipt
     from perdure.sync.loop import LoopThread
 
-__all__ = ["Attachment", "Session", "SessionView"]
+__all__ = ["Session", "SessionView"]
 
 
 @final
@@ -151,12 +151,12 @@ class Session:
             lambda: self._inner.describe(title=title, tags=tags, owner=owner, **metadata)
         )
 
-    def attach(self, contributor: Contributor) -> Attachment:
+    def attach(self, contributor: Contributor | AsyncContributor) -> Attachment:
         """Keep the state of somebody else with this session: a plugin's, a tool's.
 
         What is stored of it is restored before this returns. From then on it is asked for its
-        state before each save, in the manager's own thread; a state that has not changed
-        writes nothing.
+        state before each save; a state that has not changed writes nothing. Plain methods of
+        a contributor are called in a thread of their own, async ones in the manager's loop.
 
         Raises:
             ConfigError: Another contributor of this name is attached.
@@ -164,22 +164,8 @@ class Session:
                 and it cannot migrate; it stays as it is.
 
         """
-        return Attachment(self._loop, self._loop.call(lambda: self._inner.attach(contributor)))
-
-    def attach(self, contributor: Contributor) -> Attachment:
-        """Keep the state of somebody else with this session: a plugin's, a tool's.
-
-        What is stored of it is restored before this returns. From then on it is asked for its
-        state before each save; a state that has not changed writes nothing.
-
-        Raises:
-            ConfigError: Another contributor of this name is attached.
-            UnsupportedVersionError: What is stored is newer than the contributor, or older
-                and it cannot migrate; it stays as it is.
-
-        """
-        attached = self._loop.call(lambda: self._inner.attach(relay_for(self._inner, contributor)))
-        return Attachment(self._loop, attached, contributor)
+        attached = self._loop.call(lambda: self._inner.attach(relayed(self._inner, contributor)))
+        return Attachment(self._loop, attached)
 
     def turn(self, id: str | None = None) -> Turn:
         """Return a turn to enter: ``with session.turn() as turn``.
@@ -321,23 +307,3 @@ class SessionView:
     def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""
         return self._loop.call(lambda: self._inner.history(before=before, limit=limit))
-
-
-@final
-class Attachment:
-    """A contributor's place at a session; made by `Session.attach`."""
-
-    def __init__(self, loop: LoopThread, inner: contributors.Attachment) -> None:
-        self._loop = loop
-        self._inner = inner
-
-    def changed(self) -> None:
-        """Say that the state has changed: it is asked for soon, though nothing is appended.
-
-        Not needed for what changes within a turn, or before a save that somebody asks for.
-        """
-        self._loop.do(self._inner.changed)
-
-    def detach(self) -> None:
-        """Ask no more. What is stored stays; what was not captured is not."""
-        self._loop.do(self._inner.detach)

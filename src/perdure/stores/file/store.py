@@ -39,6 +39,7 @@ from perdure.store import (
 )
 from perdure.stores.file import acts, directory, leases, reading
 from perdure.stores.file.blobs import get, put, sweep
+from perdure.stores.file.layout import session_path
 from perdure.stores.file.open_files import OpenFiles
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.place import is_local, open_root, resolve_root
@@ -121,6 +122,10 @@ class FileStore:
     def location(self) -> str:
         """The folder."""
         return self._opened.root.path if self._opened else resolve_root(self._wanted)[0]
+
+    def folder_of(self, key: SessionKey) -> str:
+        """Return the folder of a session's agent, whether it is there or not."""
+        return os.path.join(self.location, *session_path(SessionKey(key.agent, tenant=key.tenant)))
 
     async def open(self) -> None:
         """Open the folder, make it if only it is missing, and become known as an owner.

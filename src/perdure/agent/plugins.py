@@ -1,0 +1,246 @@
+"""What an agent keeps beside its conversation, each part as a contributor of its session.
+
+The settings of its tools, its permissions, its notes, its own instructions, and what it was
+configured with. They are restored in the bootstrap, and asked for their state before each save.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, final
+
+import anyio
+
+from perdure.agent.features import Features
+from perdure.agent.llm.model import ToolSpec
+from perdure.agent.notes import InContextMemory
+from perdure.agent.permissions import Permissions
+from perdure.codec.redaction import redact
+from perdure.errors import ConfigError
+from perdure.session.contributors import Attachment, Contributor, RestoreContext
+from perdure.session.inside import attach, folder_of
+
+if TYPE_CHECKING:
+    from perdure.agent.config import AgentConfig
+    from perdure.session.session import Session
+
+__all__ = ["AgentPlugins", "PersistentInstructions", "StoredConfig", "ToolSettings"]
+
+log: logging.Logger = logging.getLogger("perdure.agent")
+
+INSTRUCTIONS: Final = "custom_instructions.md"
+MAX_INSTRUCTIONS: Final = 256 * 1024
+
+
+@final
+class ToolSettings:
+    """Which tools are offered to the model, and in which order: ``agent.tool_settings``."""
+
+    name: Final = "agent.tools"
+    version: Final = 1
+
+    def __init__(self) -> None:
+        self._enabled: dict[str, Any] = {}
+        self._namespaces: dict[str, Any] = {}
+        self._priorities: dict[str, Any] = {}
+        self._beyond: dict[str, Any] = {}
+
+    def enable(self, *tools: str) -> None:
+        """Offer tools again."""
+        self._enabled.update(dict.fromkeys(tools, True))
+
+    def disable(self, *tools: str) -> None:
+        """Offer tools no more; a call of one is answered with an error."""
+        self._enabled.update(dict.fromkeys(tools, False))
+
+    def is_enabled(self, tool: str) -> bool:
+        """Whether a tool is offered; it is, unless somebody has disabled it."""
+        return bool(self._enabled.get(tool, True))
+
+    def place(
+        self, tool: str, *, namespace: str | None = None, priority: int | None = None
+    ) -> None:
+        """Say what a tool belongs to, and how early it is offered: higher comes first."""
+        if namespace is not None:
+            self._namespaces[tool] = namespace
+        if priority is not None:
+            self._priorities[tool] = priority
+
+    def namespace(self, tool: str) -> str | None:
+        """Return what a tool belongs to, None if nobody has said so."""
+        return self._namespaces.get(tool)
+
+    def offered(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+        """Return the tools that the model is told of, those of equal priority as they stand."""
+        offered = [spec for spec in specs if self.is_enabled(spec.name)]
+        return tuple(sorted(offered, key=lambda spec: -self._priority(spec.name)))
+
+    def _priority(self, tool: str) -> float:
+        priority = self._priorities.get(tool, 0)
+        return priority if isinstance(priority, int | float) else 0
+
+    async def capture(self) -> dict[str, Any] | None:
+        """Return the state; None while nobody has set anything."""
+        if not (self._enabled or self._namespaces or self._priorities or self._beyond):
+            return None
+        return {
+            "enabled": self._enabled,
+            "namespaces": self._namespaces,
+            "priorities": self._priorities,
+            **self._beyond,
+        }
+
+    async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
+        """Take over what was stored; what this release does not know is kept."""
+        known = ("enabled", "namespaces", "priorities")
+        self._enabled = dict(state.get("enabled") or {})
+        self._namespaces = dict(state.get("namespaces") or {})
+        self._priorities = dict(state.get("priorities") or {})
+        self._beyond = {key: value for key, value in state.items() if key not in known}
+
+
+@final
+class PersistentInstructions:
+    """A file of instructions that outlives the conversation: read, and never written.
+
+    What is kept with the session is the file's hash: under which instructions it was held.
+    """
+
+    name: Final = "persistent_instructions"
+    version: Final = 1
+
+    def __init__(self, path: str) -> None:
+        self.path: str = path
+        """Where the file is, or would be."""
+        self.text: str = ""
+        """What it says; empty where there is no file."""
+
+    async def read(self) -> str:
+        """Read the file, and return its text.
+
+        Raises:
+            ConfigError: It is too large, or no text.
+
+        """
+        try:
+            data = await anyio.Path(self.path).read_bytes()
+        except FileNotFoundError:
+            data = b""
+        if len(data) > MAX_INSTRUCTIONS:
+            message = (
+                f"{self.path} has {len(data)} bytes, the limit is {MAX_INSTRUCTIONS}: shorten it"
+            )
+            raise ConfigError(message, path=self.path, size=len(data))
+        try:
+            self.text = data.decode("utf-8-sig").strip()
+        except UnicodeDecodeError as error:
+            message = f"{self.path} is not UTF-8: save it as UTF-8"
+            raise ConfigError(message, path=self.path) from error
+        return self.text
+
+    async def capture(self) -> dict[str, Any] | None:
+        """Return which instructions there are; None without any."""
+        if not self.text:
+            return None
+        data = self.text.encode()
+        return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+    async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
+        """Say so if the file has changed since: the file counts."""
+        if await self.capture() != state:
+            log.info(
+                "custom instructions have changed since the session was saved",
+                extra={"agent": context.key.agent, "path": self.path},
+            )
+
+
+@final
+class StoredConfig:
+    """What an agent was configured with, without credentials: for whoever looks at it later.
+
+    What is configured now counts; what is stored and not configured any more is kept.
+    """
+
+    name: Final = "agent.config"
+    version: Final = 1
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        clean, redacted = redact(dict(config))
+        self._config: dict[str, Any] = {**clean, **({"redacted": redacted} if redacted else {})}
+        self._stored: dict[str, Any] = {}
+
+    async def capture(self) -> dict[str, Any]:
+        """Return the state."""
+        return {**self._stored, **self._config}
+
+    async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
+        """Keep what was stored."""
+        self._stored = dict(state)
+
+
+@final
+class AgentPlugins:
+    """The parts of one agent."""
+
+    def __init__(self, config: AgentConfig, session: Session) -> None:
+        features = config.features
+        self.tools: ToolSettings = ToolSettings()
+        self.permissions: Permissions = Permissions()
+        self.notes: InContextMemory | None = None
+        self.instructions: PersistentInstructions | None = None
+        if features.in_context_memory:
+            self.notes = InContextMemory()
+        if features.persistent_instructions:
+            self.instructions = PersistentInstructions(_instructions_path(config, session))
+        self._session = session
+        self._parts = self._kept(features, StoredConfig(_settings_of(config)))
+        self._attached: list[Attachment] = []
+
+    def _kept(self, features: Features, config: StoredConfig) -> tuple[Contributor, ...]:
+        parts: list[Contributor] = [self.tools, config]
+        if features.permissions:
+            parts.append(self.permissions)
+        parts += [part for part in (self.notes, self.instructions) if part is not None]
+        return tuple(parts)
+
+    async def attach(self, *, restore: bool = True) -> None:
+        """Restore the parts, and have them saved from now on; once.
+
+        Args:
+            restore: Whether what is stored is taken over, or replaced.
+
+        """
+        if self._attached:
+            return
+        for part in self._parts:
+            self._attached.append(await attach(self._session, part, restore=restore))
+
+    def detach(self) -> None:
+        """Leave the session to whoever comes next."""
+        while self._attached:
+            self._attached.pop().detach()
+
+
+def _settings_of(config: AgentConfig) -> dict[str, Any]:
+    said = {
+        "model": getattr(config.model, "name", None) or type(config.model).__name__,
+        "maxContextTokens": config.compaction.max_tokens,
+        "strategy": "compaction",
+    }
+    return {**{key: value for key, value in said.items() if value is not None}, **config.settings}
+
+
+def _instructions_path(config: AgentConfig, session: Session) -> str:
+    if config.custom_instructions is not None:
+        return os.fspath(config.custom_instructions)
+    folder = folder_of(session)
+    if folder is None:
+        message = (
+            f"agent {session.id!r}: persistent_instructions needs a file, and this store has no "
+            "folder for it: give custom_instructions=PATH"
+        )
+        raise ConfigError(message, option="custom_instructions")
+    return os.path.join(folder, INSTRUCTIONS)  # noqa: PTH118  # as the store names it
