@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from perdure.session.contributors import Attachment as Attachment
     from perdure.session.contributors import Contributor as Contributor
     from perdure.session.contributors import RestoreContext as RestoreContext
+    from perdure.session.exchange import Imported as Imported
+    from perdure.session.exchange import export_state as export_state
+    from perdure.session.exchange import import_state as import_state
     from perdure.session.manager import SessionManager as SessionManager
     from perdure.session.options import Limits as Limits
     from perdure.session.session import Receipt as Receipt
@@ -54,6 +57,7 @@ _HOMES = {
     "perdure.model.messages": ("Message", "ToolCall", "ToolResult"),
     "perdure.restore.report": ("RestoreReport",),
     "perdure.session.contributors": ("Attachment", "Contributor", "RestoreContext"),
+    "perdure.session.exchange": ("Imported", "export_state", "import_state"),
     "perdure.session.manager": ("SessionManager",),
     "perdure.session.options": ("Limits",),
     "perdure.session.session": ("Receipt", "Session"),

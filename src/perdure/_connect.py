@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from perdure.errors import ConfigError
 
 if TYPE_CHECKING:
+    from perdure.interchange.storage import StateStorage
     from perdure.session.manager import SessionManager
     from perdure.session.options import Autosave, Engine, Lease, Limits, Shutdown
     from perdure.store import Store
@@ -29,7 +30,7 @@ DEFAULT: Any = _Default()
 
 
 def connect(
-    url: str | os.PathLike[str] | Store | None = None,
+    url: str | os.PathLike[str] | Store | StateStorage | None = None,
     *,
     autosave: Autosave | None = DEFAULT,
     lease: Lease = DEFAULT,
@@ -41,8 +42,9 @@ def connect(
     """Return a session manager, to enter with ``async with`` or to await.
 
     Args:
-        url: Where sessions are kept: a path or ``file:~/agents``, ``memory:``, or a store
-            object. None: the variable ``PERDURE_URL``, else a folder of the user's.
+        url: Where sessions are kept: a path or ``file:~/agents``, ``memory:``, a store
+            object, or a storage of whole states for one session. None: the variable
+            ``PERDURE_URL``, else a folder of the user's.
         autosave: When sessions save themselves; None switches the timers off, and turns,
             ``save`` and closing still save. Not given: the variables ``PERDURE_AUTOSAVE…``,
             else the defaults of `Autosave`.
@@ -71,7 +73,7 @@ def connect(
     )
 
 
-def store_for(url: str | os.PathLike[str] | Store | None = None) -> Store:
+def store_for(url: str | os.PathLike[str] | Store | StateStorage | None = None) -> Store:
     """Return the store that a URL names, not open yet.
 
     Raises:
@@ -85,7 +87,7 @@ def store_for(url: str | os.PathLike[str] | Store | None = None) -> Store:
     if isinstance(url, os.PathLike):
         return _file(os.fspath(url))
     if not isinstance(url, str):
-        return url
+        return _object(url)
     scheme, colon, rest = url.partition(":")
     if not colon or len(scheme) == 1:  # a path, or one with a drive letter
         return _file(url)
@@ -97,6 +99,21 @@ def store_for(url: str | os.PathLike[str] | Store | None = None) -> Store:
         )
         raise ConfigError(message, scheme=scheme)
     return make(rest)
+
+
+def _object(place: Any) -> Store:
+    if hasattr(place, "append_many"):
+        store: Store = place
+        return store
+    if hasattr(place, "save") and hasattr(place, "load"):
+        from perdure.stores.state import StateStore
+
+        return StateStore(place)
+    message = (
+        f"a {type(place).__name__} is no place for sessions: give a path, a URL, a store, or a "
+        "storage with save, load, exists, delete, get_path and get_last_modified"
+    )
+    raise ConfigError(message, option="url", type=type(place).__name__)
 
 
 def _file(path: str | None) -> Store:

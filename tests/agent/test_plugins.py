@@ -110,8 +110,8 @@ async def test_an_agents_model_is_noted(world: World, configured: Configure) -> 
             session = agent.session
         await session.aclose()
         found = await sessions._check().runtime.store.read_documents(
-            session.key, {"plugins/agent.config.json"}
+            session.key, {"plugins/agent_config.json"}
         )
-    document = found.found["plugins/agent.config.json"].data
+    document = found.found["plugins/agent_config.json"].data
     assert b'"model": "ScriptedModel"' in document
     assert b'"strategy": "compaction"' in document

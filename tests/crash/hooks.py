@@ -33,7 +33,7 @@ CHANGING = (
 )
 """A process that dies between two of these leaves the disk as the first one did."""
 
-LOOKING = ("listdir", "read", "stat")
+LOOKING = ("access", "listdir", "read", "stat")
 """At these a process that is stopped can miss what others do meanwhile."""
 
 Act = Literal["kill", "kill torn", "stop"]

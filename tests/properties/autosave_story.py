@@ -89,6 +89,7 @@ PICKED = (
     ),
     Story(ops=tuple((0.0, "turn", n) for n in range(4)), parallelism=1, batch_max=1),
     Story(ops=((0.0, "save", 0), (0.3, "mark", 0), (0.3, "job", 0), (0.0, "save", 0))),
+    Story(ops=((0.0, "turn", 0), (0.0, "job", 0)), latency=(0.01,), parallelism=1, batch_max=1),
 )
 """Stories that have been worth telling."""
 

@@ -1,4 +1,4 @@
-"""State that others own, kept with a session (S2-1, S2-25; REQUIREMENTS part 4, C5)."""
+"""State that others own, kept with a session (S2-1; C5)."""
 
 from __future__ import annotations
 

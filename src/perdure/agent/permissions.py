@@ -24,7 +24,7 @@ _FORMAT: Final = 1
 class Permissions:
     """An agent's permissions, kept with its session: ``agent.permissions``."""
 
-    name: Final = "agent.permissions"
+    name: Final = "agent_permissions"
     version: Final = 1
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from perdure.autosave.options import Autosave
 from perdure.errors import ConfigError
+from perdure.interchange.storage import StateStorage
 from perdure.store import Store
 
 __all__ = ["PersistentSession", "autosave_of", "persistence_of"]
@@ -17,8 +18,8 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
     """How an agent's session is kept.
 
     Args:
-        storage: Where: a URL, a path or a store; None for the sessions that the agent is given,
-            or the default store.
+        storage: Where: a URL, a path, a store, or a storage of whole states; None for the
+            sessions that the agent is given, or the default store.
         autosave_interval: The longest time from a change to the start of its save; 0 for
             no timers. Turns are saved when they end in either case.
         save_on_close: Whether closing saves what came after the last turn.
@@ -30,7 +31,7 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
 
     """
 
-    storage: str | os.PathLike[str] | Store | None = None
+    storage: str | os.PathLike[str] | Store | StateStorage | None = None
     autosave_interval: float = 30.0
     save_on_close: bool = True
     load_on_create: bool = True

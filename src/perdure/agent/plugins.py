@@ -39,7 +39,7 @@ MAX_INSTRUCTIONS: Final = 256 * 1024
 class ToolSettings:
     """Which tools are offered to the model, and in which order: ``agent.tool_settings``."""
 
-    name: Final = "agent.tools"
+    name: Final = "agent_tools"
     version: Final = 1
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class StoredConfig:
     What is configured now counts; what is stored and not configured any more is kept.
     """
 
-    name: Final = "agent.config"
+    name: Final = "agent_config"
     version: Final = 1
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from perdure.cli.chat import chat
 from perdure.cli.check import check
 from perdure.cli.demo import demo
 from perdure.cli.doctor import doctor
+from perdure.cli.exchange import export, import_
 from perdure.cli.output import fail
 from perdure.cli.rebuild import rebuild
 from perdure.cli.sessions import ls, show
@@ -25,7 +26,10 @@ FAILED = 1
 INTERRUPTED = 130
 """What a shell says of a command that Ctrl-C ended."""
 
-COMMANDS: tuple[Callable[..., int], ...] = (demo, chat, ls, show, check, rebuild, doctor)
+COMMANDS: tuple[Callable[..., int], ...] = (
+    *(demo, chat, ls, show, check, rebuild),
+    *(export, import_, doctor),
+)
 
 app: App = App(
     name="perdure",

@@ -16,6 +16,7 @@ from perdure.codec.encoded import RESERVED_KINDS
 from perdure.codec.json import decode
 from perdure.codec.messages import decode_message
 from perdure.codec.registry import Registry
+from perdure.errors import StoreError
 from perdure.memory.context import CONTEXT_KINDS, Retraction, WorkingContext
 from perdure.memory.documents import (
     SessionDocument,
@@ -40,6 +41,9 @@ from perdure.restore.ladder import KEPT_FOR_LATER, Restored
 from perdure.store import Store
 
 __all__ = ["Contents", "HistoryItem"]
+
+MOST_FOLDS = 100
+"""How many folds a read may meet in a row."""
 
 
 class HistoryItem(msgspec.Struct, frozen=True):
@@ -141,7 +145,7 @@ class Contents:
 
     async def _read(self, name: str) -> tuple[bytes | None, list[Record]]:
         """Return a document, and the records on top of it; nothing is awaited in between."""
-        while True:
+        for _ in range(MOST_FOLDS):
             documents = await self._store.read_documents(self.key, {name})
             found = documents.found.get(name)
             as_of = 0 if found is None else found.as_of_seq
@@ -158,6 +162,11 @@ class Contents:
                 if record.seq > floor and name in names_of(record)
             ]
             return (None if found is None else found.data), older + newer
+        message = (
+            f"session {self.key}: what was folded as of record {self._folded} is gone: another "
+            "process has deleted or replaced the session; open it again"
+        )
+        raise StoreError(message, key=str(self.key), as_of_seq=self._folded)
 
     async def _older(self, name: str) -> list[Record]:
         """Return all durable records that a lost document was made of."""

@@ -6,18 +6,19 @@ brings the epochs, the time and the checkpoints.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import final
 
-from perdure.errors import NotStorableError, TooLargeError
+from perdure.errors import NotStorableError, TooLargeError, UnsupportedVersionError
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import Manifest
+from perdure.model.manifest import FORMAT, Manifest
 from perdure.model.records import Entry, Record
-from perdure.store import Batch
+from perdure.store import Batch, Document, Documents
 
-__all__ = ["Blob", "MemoryBacking", "Owner", "Session", "fresh"]
+__all__ = ["Blob", "MemoryBacking", "Owner", "Session", "documents_of", "fresh", "sha256"]
 
 
 class Session:
@@ -101,6 +102,40 @@ class MemoryBacking:
         self.sessions: dict[SessionKey, Session] = {}
         self.owners: dict[str, Owner] = {}
         self.blobs: dict[tuple[str, str], Blob] = {}
+
+
+def documents_of(key: SessionKey, session: Session, names: Collection[str] | None) -> Documents:
+    """Return a session's documents, each checked against the manifest's hash.
+
+    Raises:
+        UnsupportedVersionError: The manifest has a newer format.
+
+    """
+    manifest = session.manifest
+    if manifest is None:
+        return Documents()
+    if manifest.format > FORMAT:
+        message = (
+            f"the manifest of {key} has format {manifest.format}, this release reads up to "
+            f"{FORMAT}: use a newer release of perdure"
+        )
+        raise UnsupportedVersionError(message, key=key, format=manifest.format)
+    found: dict[str, Document] = {}
+    damaged: list[str] = []
+    for name, folded in manifest.documents.items():
+        if names is not None and name not in names:
+            continue
+        data = session.documents.get(name)
+        if data is None or sha256(data) != folded.sha256:
+            damaged.append(name)
+        else:
+            found[name] = Document(data, folded.as_of_seq)
+    return Documents(manifest, found, tuple(damaged))
+
+
+def sha256(data: bytes) -> str:
+    """Return the hash that names bytes."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def fresh(session: Session, batch: Batch, max_record_bytes: int) -> Sequence[Entry] | Exception:

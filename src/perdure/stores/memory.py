@@ -11,7 +11,6 @@ work. A backing belongs to one thread.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import secrets
 from bisect import bisect_right
@@ -25,15 +24,13 @@ from perdure.errors import (
     CorruptRecordError,
     LeaseHeldError,
     LeaseLostError,
-    UnsupportedVersionError,
 )
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import FORMAT, About, Manifest
+from perdure.model.manifest import About, Manifest
 from perdure.model.records import EPOCH, Entry
 from perdure.store import (
     Batch,
     Capabilities,
-    Document,
     Documents,
     Grant,
     Holder,
@@ -43,7 +40,7 @@ from perdure.store import (
     Status,
     Swept,
 )
-from perdure.stores._backing import Blob, MemoryBacking, Owner, Session, fresh
+from perdure.stores._backing import Blob, MemoryBacking, Owner, Session, documents_of, fresh, sha256
 
 __all__ = ["MemoryBacking", "MemoryStore"]
 
@@ -145,26 +142,7 @@ class MemoryStore:
         """Read documents, each checked against the manifest's hash."""
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
-        if session is None or session.manifest is None:
-            return Documents()
-        manifest = session.manifest
-        if manifest.format > FORMAT:
-            message = (
-                f"the manifest of {key} has format {manifest.format}, this release reads up to "
-                f"{FORMAT}: use a newer release of perdure"
-            )
-            raise UnsupportedVersionError(message, key=key, format=manifest.format)
-        found: dict[str, Document] = {}
-        damaged: list[str] = []
-        for name, folded in manifest.documents.items():
-            if names is not None and name not in names:
-                continue
-            data = session.documents.get(name)
-            if data is None or _sha256(data) != folded.sha256:
-                damaged.append(name)
-            else:
-                found[name] = Document(data, folded.as_of_seq)
-        return Documents(manifest, found, tuple(damaged))
+        return Documents() if session is None else documents_of(key, session, names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
@@ -191,7 +169,7 @@ class MemoryStore:
         blob = self._blobs.get((tenant, name))
         if blob is None:
             return None
-        if _sha256(blob.data) != name:
+        if sha256(blob.data) != name:
             message = f"blob {name} does not match its name: put the right bytes again"
             raise CorruptRecordError(message, blob=name, size=len(blob.data))
         return blob.data
@@ -339,7 +317,3 @@ def _info(key: SessionKey, session: Session) -> SessionInfo:
         tags=about.tags,
         turns=counters.get("turns", 0),
     )
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,162 @@
+"""``perdure export`` and ``perdure import``: whole agents out of a store, and into one."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import anyio
+import anyio.to_thread
+import msgspec
+from cyclopts import Parameter
+
+import perdure
+from perdure._lib.files import Folder
+from perdure.cli.options import Named
+from perdure.cli.output import print_json, say, write
+from perdure.cli.reach import existing, managed, no_session
+from perdure.errors import ConfigError, SessionNotFoundError
+from perdure.interchange import Read, read_folder, read_state, write_folder, write_state
+from perdure.interchange.state import FullAgentState
+from perdure.session.exchange import Imported, import_state, state_from
+
+__all__ = ["export", "import_"]
+
+Layout = Literal["full", "seed"]
+
+
+def export(
+    id: Annotated[str, Parameter(name="ID")],
+    /,
+    *,
+    layout: Annotated[Layout, Parameter(show_choices=False)] = "full",
+    out: Path | None = None,
+    plain: bool = False,
+    where: Named = Named(),  # noqa: B008  # frozen
+) -> int:
+    """Export a session: everything that it is, its history included.
+
+    Reads without a lease, so it is in nobody's way; it shows what is durable.
+
+    Args:
+        id: The agent's id.
+        layout: One JSON value, or the files session.json, memory.json and plugins/*.json.
+        out: The file, or with --layout seed the folder, to write; new, or an empty folder.
+            Default: the standard output.
+        plain: Only what the format has a place for, without the log that lets an import
+            lose nothing.
+
+    """
+    return anyio.run(partial(_export, id, layout=layout, out=out, log=not plain, where=where))
+
+
+async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where: Named) -> int:
+    if layout == "seed" and out is None:
+        raise ConfigError("--layout seed writes several files: name a folder with --out")
+    if out is not None:
+        _check_free(out)
+    store, key = existing(where.store), where.key(id)
+    await store.open()
+    try:
+        state = await state_from(store, key, log=log)
+    finally:
+        await store.aclose()
+    if state is None:
+        raise no_session(key, store)
+    if out is None:
+        write(_pretty(state))
+        return 0
+    if layout == "seed":
+        names = await write_folder(out, state)
+    else:
+        await anyio.to_thread.run_sync(_publish, out, _pretty(state).encode())
+        names = [out.name]
+    answer = {"agent": key.agent, "session": key.session, "out": str(out), "files": names}
+    if where.json:
+        print_json(answer)
+    else:
+        say(f"{key}: {len(state.context.core.history)} messages written to {out}")
+    return 0
+
+
+def _check_free(out: Path) -> None:
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        message = f"{out} is there already: choose a new one, or remove it"
+        raise ConfigError(message, out=str(out))
+
+
+def _publish(out: Path, data: bytes) -> None:
+    with Folder.root(str(out.absolute().parent)) as folder:
+        if not folder.publish(out.name, data):
+            _check_free(out)
+
+
+def _pretty(state: FullAgentState) -> str:
+    return msgspec.json.format(write_state(state), indent=2).decode() + "\n"
+
+
+def import_(
+    path: Annotated[Path, Parameter(name="PATH")],
+    /,
+    *,
+    id: str | None = None,
+    where: Named = Named(),  # noqa: B008  # frozen
+) -> int:
+    """Import a session from a file or a folder that was exported, or that others have written.
+
+    All of it is there afterwards, or nothing. What was not as it should be is said: older
+    formats are migrated, wrong counts mended, damaged files left out and kept in quarantine/.
+
+    Args:
+        path: A file with one JSON value, or a folder with session.json, memory.json and
+            plugins/*.json.
+        id: The agent's id. Default: the one that it had.
+
+    """
+    return anyio.run(partial(_import, path, id=id, where=where))
+
+
+import_.__name__ = "import"  # what the command is called, and no name for a function
+
+
+async def _import(path: Path, *, id: str | None, where: Named) -> int:
+    read = await _read(path)
+    if read.state is None:
+        message = (
+            f"there is nothing to import in {path}: name a file, or a folder with session.json"
+        )
+        raise SessionNotFoundError(message, path=str(path))
+    store = perdure.store_for(where.store)
+    async with managed(store) as sessions:
+        done = await import_state(
+            sessions, read.state, id=id, session=where.session, tenant=where.tenant
+        )
+    findings = [*read.findings, *done.findings]
+    if where.json:
+        print_json(_answer(done, store.location, findings))
+    else:
+        for finding in findings:
+            say(f"{finding.what}: {finding.where}: {finding.detail}")
+        say(f"{done.key}: imported as {done.version} records into {store.location}")
+    return 0
+
+
+async def _read(path: Path) -> Read:
+    place = anyio.Path(path)
+    if await place.is_dir():
+        return await read_folder(path)
+    if not await place.exists():
+        return Read(None)
+    return read_state(await place.read_bytes(), where=str(path))
+
+
+def _answer(done: Imported, location: str, findings: list[Any]) -> dict[str, Any]:
+    return {
+        "location": location,
+        "agent": done.key.agent,
+        "session": done.key.session,
+        "tenant": done.key.tenant,
+        "records": done.version,
+        "findings": findings,
+    }

@@ -1,0 +1,153 @@
+"""Whole states out of sessions, and sessions out of whole states."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+import msgspec
+
+from perdure.errors import ConfigError, SessionError
+from perdure.interchange.folding import state_of
+from perdure.interchange.own import with_log
+from perdure.interchange.reading import Finding
+from perdure.interchange.state import FullAgentState
+from perdure.interchange.unfolding import unfold
+from perdure.model.keys import SessionKey
+from perdure.model.records import Entry, Record
+from perdure.restore.ladder import restore
+
+if TYPE_CHECKING:
+    from perdure.session.manager import SessionManager
+    from perdure.session.session import Session
+    from perdure.store import Store
+
+__all__ = ["Imported", "export_state", "import_state", "state_from"]
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """What an import did."""
+
+    key: SessionKey
+    version: int
+    """The session's, and durable."""
+    findings: tuple[Finding, ...] = ()
+    """What was not as it should be, and what was done about it."""
+
+
+async def export_state(
+    sessions: SessionManager,
+    id: str,
+    *,
+    session: str = "default",
+    tenant: str = "",
+    log: bool = True,
+) -> FullAgentState | None:
+    """Return all of a session as one state, its history included; None if there is none.
+
+    Of a session that is open here, what is unsaved is saved first.
+
+    Args:
+        sessions: The manager.
+        id: The agent's id.
+        session: Which of its conversations.
+        tenant: Whose it is.
+        log: Whether the state carries the log, for an import that loses nothing. Without it:
+            only what the format has a place for.
+
+    """
+    connected, key = sessions._check(), SessionKey(id, session, tenant)
+    mine = connected.runtime.sessions.get(key)
+    if mine is not None:
+        await mine.save()
+    return await state_from(connected.runtime.store, key, log=log)
+
+
+async def state_from(store: Store, key: SessionKey, *, log: bool = True) -> FullAgentState | None:
+    """Return what is durable of a session as one state, None if there is no such session."""
+    records: list[Record] = []
+    async with contextlib.aclosing(store.read_log(key)) as chunks:
+        async for chunk in chunks:
+            records.extend(chunk.records)
+    if not records:
+        return None
+
+    def fold() -> FullAgentState:
+        state = state_of(key, records)
+        return with_log(state, key, records) if log else state
+
+    return await anyio.to_thread.run_sync(fold)
+
+
+async def import_state(
+    sessions: SessionManager,
+    state: FullAgentState,
+    *,
+    id: str | None = None,
+    session: str = "default",
+    tenant: str = "",
+) -> Imported:
+    """Make a session of a state; return when it is durable. All of it is there then, or nothing.
+
+    Args:
+        sessions: The manager.
+        state: Read by `perdure.interchange.read_state`, or exported.
+        id: The agent's id; None for the one that the state names.
+        session: Which of its conversations it becomes.
+        tenant: Whose it is.
+
+    Raises:
+        ConfigError: No id is given, and the state names none.
+        SessionError: The session exists: nothing was changed.
+
+    """
+    agent = id or state.agent_id
+    if not agent:
+        raise ConfigError("the state names no agent: give its id")
+    key = SessionKey(agent, session, tenant)
+    unfolded = await anyio.to_thread.run_sync(lambda: unfold(state, now=time.time()))
+    if await sessions.exists(agent, session=session, tenant=tenant):
+        raise _exists(key)
+    opened = await sessions.open(agent, session=session, tenant=tenant)
+    async with opened:
+        if opened.version != opened.durable_version or opened.restore_report.source != "fresh":
+            raise _exists(key)
+        _accept(opened, unfolded.entries)
+        receipt = await opened.save()
+        await _read_again(opened)
+    return Imported(key, receipt.version, unfolded.findings)
+
+
+def _accept(session: Session, entries: tuple[Entry, ...]) -> None:
+    """Append everything at once: no save comes between two groups."""
+    tracked, saver = session.tracked, session._runtime.saver
+    saver.open_group(tracked)
+    try:
+        for group in _groups(entries):
+            session.accept(group)
+    finally:
+        saver.close_group(tracked)
+
+
+async def _read_again(session: Session) -> None:
+    """Have the session know its turns, as one that was restored does."""
+    runtime = session._runtime
+    limit = runtime.limits.context_bytes
+    session.renew(await restore(runtime.store, session.key, context_bytes=limit))
+
+
+def _groups(entries: tuple[Entry, ...]) -> Iterator[tuple[Entry, ...]]:
+    group: list[Entry] = []
+    for entry in entries:
+        group.append(entry)
+        if entry.end:
+            yield tuple(group)
+            group = []
+
+
+def _exists(key: SessionKey) -> SessionError:
+    message = f"session {key} exists: import into another id, or delete it first"
+    return SessionError(message, key=str(key))

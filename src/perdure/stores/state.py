@@ -1,0 +1,328 @@
+"""A store over a person's own storage, which keeps whole states: six methods, no log.
+
+What is stored is a `FullAgentState` that others can read, with the log in it: each save
+writes all of it. So its capabilities are weaker than other stores', and these are they:
+
+* A save costs as much as the session is large, and all of it lies in memory.
+* Durable means what the storage's ``save`` means by returning.
+* One writer is assumed. Whoever comes second takes the session over at once; the first
+  notices before its next save, by ``get_last_modified``, and loses its lease. Nothing keeps two
+  saves at the same moment apart: the later one counts.
+* Folded documents last as long as this object: the state is what they would be folded to.
+* No blobs, no handover. The directory knows the sessions that this object has seen. A
+  deleted session's epochs begin anew once this object is gone.
+
+A state that somebody else has written, or changed, is taken over as an import would be. One
+that is damaged is the storage's to report; one of a newer release is refused, and left.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from typing import final
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from perdure.errors import LeaseHeldError, LeaseLostError, NotStorableError, PerdureError
+from perdure.interchange.storage import StateStorage
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import Manifest
+from perdure.model.records import EPOCH, Entry
+from perdure.store import (
+    Batch,
+    Capabilities,
+    Documents,
+    Grant,
+    Holder,
+    LogChunk,
+    Outcome,
+    SessionInfo,
+    Status,
+    Swept,
+)
+from perdure.stores._backing import Session, documents_of, fresh
+from perdure.stores._state_place import Place, copied
+
+__all__ = ["StateStorage", "StateStore"]
+
+_CHUNK = 256
+"""Records in one `LogChunk`."""
+
+_CAPABILITIES = Capabilities(
+    durability="storage", batch_max=16, parallelism=4, memory_bound=True, shared=False
+)
+
+
+@final
+class StateStore:
+    """Keep sessions in storages of whole states.
+
+    Args:
+        storage: The one storage, for one session; or a function that returns the storage of
+            a session, the same one each time.
+        owner: This store's id as a holder of leases.
+
+    """
+
+    def __init__(
+        self,
+        storage: StateStorage | Callable[[SessionKey], StateStorage],
+        *,
+        owner: str | None = None,
+    ) -> None:
+        self._storage = storage
+        self._owner = owner or secrets.token_hex(8)
+        self._places: dict[SessionKey, Place] = {}
+        self._lock = anyio.Lock()  # of the one storage, whichever sessions it is asked for
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store is."""
+        return _CAPABILITIES
+
+    @property
+    def owner(self) -> str:
+        """This store's id as a holder of leases."""
+        return self._owner
+
+    @property
+    def location(self) -> str:
+        """Where the storage keeps things, as it says."""
+        if callable(self._storage):
+            return f"storages of {getattr(self._storage, '__qualname__', 'a function')}"
+        return self._storage.get_path()
+
+    async def open(self) -> None:
+        """Do nothing: a storage is asked when a session is."""
+        await anyio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        """Forget what was read."""
+        self._places.clear()
+        await anyio.lowlevel.checkpoint()
+
+    def _place(self, key: SessionKey) -> Place:
+        place = self._places.get(key)
+        if place is None:
+            if callable(self._storage):
+                place = Place(key, self._storage(key), anyio.Lock())
+            else:
+                place = Place(key, self._storage, self._lock)
+            self._places[key] = place
+        return place
+
+    # the log
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """Save the whole state of each batch's session; see the port."""
+        return [await self._append(batch) for batch in batches]
+
+    async def _append(self, batch: Batch) -> Outcome:
+        try:
+            async with self._place(batch.key).looked() as place:
+                session = place.session
+                if session is None or session.epoch != batch.epoch or session.deleted:
+                    return Outcome(Status.CONFLICT, _lost(batch.key, batch.epoch, session))
+                new = fresh(session, batch, _CAPABILITIES.max_record_bytes)
+                if isinstance(new, Exception):
+                    return Outcome(Status.PERMANENT, new)
+                if new:
+                    await place.save(_longer(session, new))
+                return Outcome(Status.OK, written=sum([len(entry.payload) for entry in new]))
+        except NotStorableError as error:
+            return Outcome(Status.PERMANENT, error)
+        except PerdureError as error:
+            return Outcome(Status.IN_DOUBT, error)
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read records as they are now; what is appended meanwhile is not among them."""
+        session = await self._session(key)
+        if session is None:
+            return
+        end = len(session.entries) + 1
+        seqs = range(max(after, 0) + 1, end if before is None else min(before, end))
+        wanted = (seqs[::-1] if reverse else seqs)[:limit]
+        for at in range(0, len(wanted), _CHUNK):
+            yield LogChunk(tuple(session.records(wanted[at : at + _CHUNK])))
+            await anyio.lowlevel.checkpoint()
+
+    async def head(self, key: SessionKey) -> int:
+        """Return the seq of the log's last record, 0 for an unknown session."""
+        session = await self._session(key)
+        return len(session.entries) if session else 0
+
+    async def _session(self, key: SessionKey) -> Session | None:
+        async with self._place(key).looked() as place:
+            return place.session
+
+    # documents
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        """Return documents that this object was given."""
+        session = await self._session(key)
+        return Documents() if session is None else documents_of(key, session, names)
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        """Keep documents as long as this object is there."""
+        async with self._place(key).looked() as place:
+            session = _held(place, manifest.epoch)
+            kept = {**session.documents, **documents}
+            session.documents = {name: kept[name] for name in manifest.documents if name in kept}
+            session.manifest = manifest
+
+    # blobs
+
+    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
+        """Refuse: a state has no place for them."""
+        await anyio.lowlevel.checkpoint()
+        if blobs:
+            message = (
+                "a storage of whole states keeps no blobs: store large values elsewhere, and a "
+                "reference here"
+            )
+            raise NotStorableError(message, blobs=len(blobs))
+
+    async def get_blob(self, tenant: str, name: str) -> bytes | None:
+        """Return None: there are none."""
+        await anyio.lowlevel.checkpoint()
+        return None
+
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+        """Do nothing: there are none."""
+        await anyio.lowlevel.checkpoint()
+        return Swept()
+
+    # leases
+
+    async def holder(self, key: SessionKey) -> Holder | None:
+        """Say who had the session last; somebody else's lease may always be taken."""
+        session = await self._session(key)
+        if session is None:
+            return None
+        return Holder(
+            epoch=session.epoch,
+            owner=session.owner,
+            released=session.released,
+            alive=session.owner == self._owner,
+            deleted=session.deleted,
+        )
+
+    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+        """Take the session with epoch ``after + 1``, if the newest epoch is ``after``."""
+        async with self._place(key).looked() as place:
+            place.require_mine()
+            session = place.session or Session()
+            if session.epoch != after:
+                message = (
+                    f"{key} is at epoch {session.epoch}, not {after}: look again who holds it, "
+                    "then wait or try again"
+                )
+                raise LeaseHeldError(message, key=key, epoch=session.epoch)
+            taken = copied(session)
+            taken.epoch, taken.owner = after + 1, self._owner
+            taken.released = taken.deleted = False
+            begun = msgspec.json.encode({"owner": self._owner, "at": time.time()})
+            taken.entries.append(Entry(EPOCH, begun))
+            taken.epoch_starts.append(len(taken.entries))
+            taken.epochs.append(taken.epoch)
+            await place.save(taken)
+            return Grant(key, taken.epoch, len(taken.entries), not session.entries)
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        """Note it; nobody waits for a release here, so it is not worth a save."""
+        session = await self._session(key)
+        if session is not None and session.epoch == epoch:
+            session.released = True
+
+    async def heartbeat(self) -> list[SessionKey]:
+        """Return nothing: nobody can ask for a session here."""
+        await anyio.lowlevel.checkpoint()
+        return []
+
+    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+        """Do nothing: there is nobody to ask."""
+        await anyio.lowlevel.checkpoint()
+
+    # directory
+
+    async def sessions(
+        self,
+        *,
+        tenant: str = "",
+        prefix: str = "",
+        after: SessionKey | None = None,
+        limit: int = 100,
+    ) -> list[SessionInfo]:
+        """List the sessions that this object has seen, and that are there."""
+        known = sorted(
+            key for key in self._places if key.tenant == tenant and key.agent.startswith(prefix)
+        )
+        found: list[SessionInfo] = []
+        for key in known[bisect_right(known, after) if after else 0 :]:
+            if len(found) == limit:
+                break
+            session = await self._session(key)
+            if session is not None and not session.deleted:
+                found.append(_info(key, session))
+        return found
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        """Remove the state; this object remembers the epoch."""
+        async with self._place(key).looked() as place:
+            session = _held(place, epoch)
+            await place.remove()
+            gone = Session()
+            gone.epoch, gone.owner = epoch, session.owner
+            gone.deleted = gone.released = True
+            place.session = gone
+
+
+def _held(place: Place, epoch: int) -> Session:
+    session = place.session
+    if session is None or session.epoch != epoch or session.deleted:
+        raise _lost(place.key, epoch, session)
+    return session
+
+
+def _lost(key: SessionKey, epoch: int, session: Session | None) -> LeaseLostError:
+    newest = session.epoch if session else 0
+    message = f"epoch {epoch} of {key} may not write: the newest is {newest}; open it again"
+    return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
+
+
+def _info(key: SessionKey, session: Session) -> SessionInfo:
+    about = session.manifest.about if session.manifest else None
+    return SessionInfo(
+        key=key,
+        epoch=session.epoch,
+        head=len(session.entries),
+        updated_at=session.updated_at,
+        owner=about.owner if about else None,
+        title=about.title if about else None,
+        tags=about.tags if about else (),
+        turns=session.manifest.counters.get("turns", 0) if session.manifest else 0,
+    )
+
+
+def _longer(session: Session, new: Sequence[Entry]) -> Session:
+    longer = copied(session)
+    longer.entries.extend(new)
+    longer.updated_at = time.time()
+    return longer
