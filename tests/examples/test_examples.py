@@ -69,6 +69,32 @@ def test_an_agent_with_tools_goes_on_with_what_its_tools_have_said(shell: Shell)
     assert again[2].startswith("The turn is durable, up to record ")
 
 
+def test_a_persistent_agent_remembers_the_run_before(shell: Shell) -> None:
+    """S2-5, S2-31: the short way."""
+    assert shell.run("persistent_agent.py", "one") == ["So far you have said: one."]
+    assert shell.run("persistent_agent.py", "two") == ["So far you have said: one; two."]
+
+
+def test_an_agents_parts_are_kept_as_configured(shell: Shell) -> None:
+    """S2-12, S2-13, S2-14: features and object together."""
+    assert shell.run("advanced_agent.py") == ["blocked: nothing", "I have noted that."]
+    blocked, noted = shell.run("advanced_agent.py")
+    assert blocked == "blocked: delete_everything"
+    assert noted == "My notes say: color (what the user likes): blue"
+
+
+def test_a_storage_of_ones_own_keeps_an_agent(shell: Shell) -> None:
+    """S2-3, S2-16."""
+    assert shell.run("own_storage.py") == ["0 messages were there, 2 are in own-storage.json"]
+    assert shell.run("own_storage.py") == ["2 messages were there, 4 are in own-storage.json"]
+
+
+def test_an_agent_is_loaded_and_saved_by_hand(shell: Shell) -> None:
+    """S2-15."""
+    assert shell.run("manual_agent.py") == ["began with 0 messages", "durable: True"]
+    assert shell.run("manual_agent.py") == ["went on with 2 messages", "durable: True"]
+
+
 async def test_the_server_of_the_readme_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

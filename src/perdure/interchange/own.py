@@ -17,6 +17,7 @@ import msgspec
 from perdure.codec.json import decode, encode
 from perdure.errors import CorruptRecordError, FormatError, UnsupportedVersionError
 from perdure.interchange.folding import SPOKEN, item_of
+from perdure.interchange.opened import compact
 from perdure.interchange.state import FullAgentState, write_state
 from perdure.memory.documents import Meta, SessionDocument, fold_session
 from perdure.model.keys import SessionKey
@@ -34,7 +35,9 @@ _AS_SPOKEN: Final = msgspec.Raw(b"")
 class _Line(msgspec.Struct, omit_defaults=True):
     kind: str
     payload: msgspec.Raw = _AS_SPOKEN
-    """Empty, and not written: the next item of the history."""
+    """Empty, and not written: the next item of the history, or what ``text`` says."""
+    text: str = ""
+    """A payload with whitespace between its tokens, which JSON within JSON may lose."""
     spoken: bool = False
     """Whether the next item of the history was made of it, and reads otherwise."""
     end: bool = True
@@ -71,7 +74,7 @@ def with_log(state: FullAgentState, key: SessionKey, records: Sequence[Record]) 
     expected = next(spoken, None)
     lines = []
     for record in records:
-        line = _Line(record.kind, msgspec.Raw(record.payload), end=record.end)
+        line = _line(record)
         if record.kind in SPOKEN and item_of(record) == expected:
             # One that was taken back may look like the one that stays: the bytes are the same.
             if expected == line.payload:
@@ -79,12 +82,19 @@ def with_log(state: FullAgentState, key: SessionKey, records: Sequence[Record]) 
             else:
                 line.spoken = True
             expected = next(spoken, None)
-        if record.kind == EPOCH:
-            line.epoch = record.epoch
         lines.append(line)
     own = _Own(sha256=_digest(state), session=key.session, tenant=key.tenant, log=lines)
     extra = {**state.extra, FIELD: msgspec.Raw(encode(own))}
     return msgspec.structs.replace(state, extra=extra)
+
+
+def _line(record: Record) -> _Line:
+    line = _Line(record.kind, msgspec.Raw(record.payload), end=record.end)
+    if compact(record.payload) != line.payload:
+        line.payload, line.text = _AS_SPOKEN, record.payload.decode()
+    if record.kind == EPOCH:
+        line.epoch = record.epoch
+    return line
 
 
 def log_in(state: FullAgentState) -> Log | None:
@@ -114,7 +124,7 @@ def _records(state: FullAgentState, own: _Own, *, agrees: bool) -> tuple[Record,
     records, epoch = [], 0
     for seq, line in enumerate(own.log, 1):
         epoch = line.epoch or epoch
-        payload = bytes(line.payload)
+        payload = line.text.encode() or bytes(line.payload)
         if not payload:
             payload = bytes(next(spoken, b""))
         elif line.spoken:

@@ -6,7 +6,6 @@ writes only the top-level keys that changed, if it is an object and nothing but 
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import msgspec
@@ -115,4 +114,6 @@ def _fields(data: bytes) -> dict[str, msgspec.Raw]:
 
 
 def _hash(data: bytes) -> bytes:
+    import hashlib  # slow to import, and most sessions have no contributor
+
     return hashlib.sha256(data).digest()
