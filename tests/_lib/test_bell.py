@@ -51,3 +51,17 @@ async def test_it_may_ring_after_its_waiter_was_cancelled() -> None:
 def test_bells_are_for_a_running_event_loop() -> None:
     with pytest.raises(RuntimeError):
         bell_maker()
+
+
+async def test_soon_comes_in_a_step_of_its_own() -> None:
+    heard: list[str] = []
+    done = anyio.Event()
+
+    def call(*words: str) -> None:
+        heard.extend(words)
+        done.set()
+
+    soon_maker()(call, "one", "two")
+    assert heard == []
+    await done.wait()
+    assert heard == ["one", "two"]

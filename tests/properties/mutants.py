@@ -189,7 +189,7 @@ MUTANTS = (
     _m(
         "a-timeout-is-a-success",
         "batcher",
-        ("return [in_doubt(why)] * len(batches)", "return [Outcome(Status.OK)] * len(batches)"),
+        ("[in_doubt(self._why_cut(scope))]", "[Outcome(Status.OK)]"),
     ),
     _m(
         "a-crash-is-a-success",
@@ -224,7 +224,10 @@ MUTANTS = (
     _m(
         "the-worker-stops-after-one-batch",
         "batcher",
-        ("            while saves := self._take():\n", "            if saves := self._take():\n"),
+        (
+            "            while not scope.cancel_called and (saves := self._take()):\n",
+            "            if not scope.cancel_called and (saves := self._take()):\n",
+        ),
         (
             "            self.launch(self._clock())  # there may be more, and now there is room\n",
             "",

@@ -29,24 +29,26 @@ if hasattr(os, "register_at_fork"):
 class Affinity:
     """Remember the loop, thread and process that made this; ask ``stray`` before use."""
 
-    __slots__ = ("_forks", "_loop", "_running", "_thread")
+    __slots__ = ("_forks", "_thread", "loop", "running")
 
     def __init__(self) -> None:
         self._forks = _forks
         self._thread = threading.get_ident()
-        self._running = _running_loop()
-        self._loop = self._running()
+        self.running: Callable[[], object] = _running_loop()
+        """Returns the loop that the caller runs in, None in a forked child."""
+        self.loop: object = self.running()
+        """Where this was made: who is at home if ``running() is loop``, most cheaply asked."""
 
     def stray(self) -> Stray | None:
         """Return how the caller is elsewhere, None when it is at home."""
         # No two threads run the same loop: who runs it is in its thread.
-        if self._running() is self._loop is not None and self._forks == _forks:
+        if self.running() is self.loop is not None and self._forks == _forks:
             return None
         if self._forks != _forks:
             return "fork"
         if self._thread != threading.get_ident():
             return "thread"
-        return None if self._running() is self._loop else "loop"
+        return None if self.running() is self.loop else "loop"
 
 
 def _running_loop() -> Callable[[], object]:
@@ -54,11 +56,14 @@ def _running_loop() -> Callable[[], object]:
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
         lowlevel = trio.lowlevel
+        forks = _forks
 
         def token() -> object:
-            return lowlevel.current_trio_token() if lowlevel.in_trio_run() else None
+            here = forks == _forks and lowlevel.in_trio_run()
+            return lowlevel.current_trio_token() if here else None
 
         return token
+    # Knows a forked child by itself.
     from asyncio import _get_running_loop
 
     return _get_running_loop

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, final
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Bell", "bell_maker"]
+__all__ = ["Bell", "bell_maker", "soon_maker"]
 
 
 class Bell(Protocol):
@@ -43,6 +43,23 @@ def bell_maker() -> Callable[[], Bell]:
 
     loop = asyncio.get_running_loop()
     return lambda: _OnAsyncio(loop)
+
+
+def soon_maker() -> Callable[..., object]:
+    """Return what calls a function, with arguments, in the next step of the running event loop.
+
+    The function must not raise.
+
+    Raises:
+        RuntimeError: No event loop is running here.
+
+    """
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        return trio.lowlevel.current_trio_token().run_sync_soon  # type: ignore[no-any-return]  # trio may be missing
+    import asyncio
+
+    return asyncio.get_running_loop().call_soon
 
 
 @final

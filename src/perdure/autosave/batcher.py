@@ -13,13 +13,13 @@ still be writing in a thread, and sending the same records again is safe.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint
 
-from perdure._lib.bell import Bell, bell_maker
+from perdure._lib.bell import Bell, bell_maker, soon_maker
 from perdure._lib.host import Host
 from perdure.autosave.core import Core, Save
 from perdure.autosave.outcomes import ANSWERS, all_permanent, complete, in_doubt, outcome_of
@@ -74,12 +74,14 @@ class Batcher:
         self._workers = 0
         """How many are at work, or about to be."""
         self._new_bell = bell_maker()
+        self._soon = soon_maker()
         self._parked: list[Bell] = []
         """What wakes those that have nothing to do."""
         self._starting = False
         self._idle = anyio.Event()
         # With the time when each is given up; all may take equally long, so they are in order.
         self._scopes: dict[anyio.CancelScope, float] = {}
+        """Workers whose batch is with the store."""
 
     def launch(self, now: float) -> None:
         """Start a worker if something is due and the store can take it."""
@@ -127,27 +129,33 @@ class Batcher:
 
     async def _serve(self) -> None:
         while True:
-            await self._work()
-            woken = self._new_bell()
-            self._parked.append(woken)
-            try:
-                await woken.wait()
-            except BaseException:
-                if not woken.rung:
-                    self._parked.remove(woken)
-                    raise
-                # Chosen and ended at once, as the loop ends: the work is still to be done.
-                await self._work()
-                raise
+            # For all its saves, until one is given up: to make it takes a part of a save's time.
+            with anyio.CancelScope() as scope:
+                while not scope.cancel_called:
+                    await self._work(scope)
+                    await self._park(scope)
 
-    async def _work(self) -> None:
+    async def _park(self, scope: anyio.CancelScope) -> None:
+        woken = self._new_bell()
+        self._parked.append(woken)
+        try:
+            await woken.wait()
+        except BaseException:
+            if not woken.rung:
+                self._parked.remove(woken)
+                raise
+            # Chosen and ended at once, as the loop ends: the work is still to be done.
+            await self._work(scope)
+            raise
+
+    async def _work(self, scope: anyio.CancelScope) -> None:
         try:
             try:
                 await self._wait_for_company()
             finally:
                 self._starting = False
-            while saves := self._take():
-                await self._commit(saves)
+            while not scope.cancel_called and (saves := self._take()):
+                await self._commit(saves, scope)
                 await self._let_others_go_on()
         finally:
             self._workers -= 1
@@ -180,15 +188,15 @@ class Batcher:
         self.launch(now)
         return saves
 
-    async def _commit(self, saves: list[Save]) -> None:
+    async def _commit(self, saves: list[Save], scope: anyio.CancelScope) -> None:
         began = self._clock()
         outcomes: list[Outcome] | None = None
+        self._soon(self._captured, saves)
         try:
-            outcomes = await self._send([save.batch for save in saves])
+            outcomes = await self._send([save.batch for save in saves], scope)
         finally:
             if outcomes is None:
-                cut = in_doubt("the save was cut off when its event loop ended")
-                outcomes = [cut] * len(saves)
+                outcomes = [in_doubt(self._why_cut(scope))] * len(saves)
             now = self._clock()
             self._busy += now - began
             rest = iter(zip(saves, outcomes, strict=True))
@@ -204,29 +212,32 @@ class Batcher:
 
     # with the store
 
-    async def _send(self, batches: list[Batch]) -> list[Outcome]:
-        outcomes = await self._attempt(batches)
+    async def _send(self, batches: list[Batch], scope: anyio.CancelScope) -> list[Outcome]:
+        outcomes = await self._attempt(batches, scope)
         if len(batches) > 1 and all_permanent(outcomes):
             # One session may have spoiled it for the others: find out which.
             half = len(batches) // 2
-            return [*await self._send(batches[:half]), *await self._send(batches[half:])]
+            first = await self._send(batches[:half], scope)
+            return [*first, *await self._send(batches[half:], scope)]
         return outcomes
 
-    async def _attempt(self, batches: list[Batch]) -> list[Outcome]:
-        timeout = self._core.engine.save_timeout
+    async def _attempt(self, batches: list[Batch], scope: anyio.CancelScope) -> list[Outcome]:
         # No timer for each save: the engine's looks after all of them.
-        with anyio.CancelScope() as scope:
-            self._scopes[scope] = until = self._clock() + timeout
-            if len(self._scopes) == 1:
-                self._watch(until)
-            try:
-                return complete(await self._store.append_many(batches), len(batches))
-            except Exception as error:  # noqa: BLE001  # becomes the outcome
-                return [outcome_of(error)] * len(batches)
-            finally:
-                del self._scopes[scope]
-        why = f"the store did not answer within {timeout} s; the records will be sent again"
-        return [in_doubt(why)] * len(batches)
+        self._scopes[scope] = until = self._clock() + self._core.engine.save_timeout
+        if len(self._scopes) == 1:
+            self._watch(until)
+        try:
+            return complete(await self._store.append_many(batches), len(batches))
+        except Exception as error:  # noqa: BLE001  # becomes the outcome
+            return [outcome_of(error)] * len(batches)
+        finally:
+            del self._scopes[scope]
+
+    def _why_cut(self, scope: anyio.CancelScope) -> str:
+        if not scope.cancel_called:
+            return "the save was cut off when its event loop ended"
+        timeout = self._core.engine.save_timeout
+        return f"the store did not answer within {timeout} s; the records will be sent again"
 
     # and back
 
@@ -236,6 +247,7 @@ class Batcher:
         for n, (save, outcome) in enumerate(rest, 1):
             t = save.t
             had_ended = t.end
+            self._captured((save,))
             for waiter in self._core.completed(t, outcome, now, took):
                 waiter.wake()
             if outcome.status is Status.OK:
@@ -246,6 +258,12 @@ class Batcher:
             if n % CHUNK == 0 and self._clock() - begun >= self._core.engine.loop_slice:
                 return False
         return True
+
+    def _captured(self, saves: Sequence[Save]) -> None:
+        """Let sessions see to what leaves memory when it is saved, while the store is busy."""
+        for save in saves:
+            if save.t.on_captured is not None:
+                self._call(save.t, save.t.on_captured)
 
     def _call(self, t: Tracked, hook: Callable[..., None], *args: int) -> None:
         try:

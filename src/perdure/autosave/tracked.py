@@ -56,33 +56,40 @@ class Waiter:
         self.wake: Callable[[], object] = wake
 
 
-class _Hot:
-    """What every append and every look at the clock touch, side by side in memory.
+class _Hottest:
+    """What every append touches, side by side in memory.
 
     With very many sessions, fetching a session's memory is most of what an append costs.
     """
 
     __slots__ = (
-        "durable",
-        "earliness",
         "end",
         "first_at",
         "groups",
-        "holds",
-        "hurry",
         "inflight",
         "last_at",
         "oldest_at",
         "options",
         "pending_bytes",
-        "preparing",
         "records",
         "refuses",
+        "version",
+    )
+
+
+class _Hot(_Hottest):
+    """What else every look at the clock touches."""
+
+    __slots__ = (
+        "durable",
+        "earliness",
+        "holds",
+        "hurry",
+        "preparing",
         "retry_at",
         "slot",
         "ticket",
         "urgent_to",
-        "version",
     )
 
     def __init__(  # noqa: PLR0915  # a line for each field
@@ -163,6 +170,7 @@ class Tracked(_Hot):
         "last_error",
         "narrow",
         "occupied",
+        "on_captured",
         "on_idle",
         "on_lost",
         "on_saved",
@@ -224,6 +232,8 @@ class Tracked(_Hot):
 
         self.before_capture: Callable[[], Awaitable[None]] | None = None
         """Awaited before a due save; what it appends is saved with it."""
+        self.on_captured: Callable[[], None] | None = None
+        """Called, maybe twice, before records that the store has taken leave memory."""
         self.on_saved: Callable[[int], None] | None = None
         """Called with the durable version after each successful save."""
         self.on_idle: Callable[[], None] | None = None

@@ -76,6 +76,7 @@ class Contents:
     """A session's state in memory, as of its newest record, durable or not."""
 
     __slots__ = (
+        "_catch_up",
         "_folded",
         "_overlay",
         "_registry",
@@ -98,8 +99,10 @@ class Contents:
         registry: Registry,
         restored: Restored,
         accept: Callable[[tuple[Entry, ...]], int],
+        catch_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
+        self._catch_up = catch_up
         self._registry = registry
         self.key: SessionKey = restored.key
         self.context: WorkingContext = restored.context
@@ -145,6 +148,7 @@ class Contents:
 
     async def _read(self, name: str) -> tuple[bytes | None, list[Record]]:
         """Return a document, and the records on top of it; nothing is awaited in between."""
+        self._catch_up()
         for _ in range(MOST_FOLDS):
             documents = await self._store.read_documents(self.key, {name})
             found = documents.found.get(name)
@@ -177,6 +181,7 @@ class Contents:
         return records
 
     async def _state_names(self) -> set[str]:
+        self._catch_up()
         documents = await self._store.read_documents(self.key, ())
         names = set() if documents.manifest is None else set(documents.manifest.documents)
         for record in self._overlay:

@@ -32,9 +32,7 @@ def entry_of(item: Message | Encoded | Any, registry: Registry) -> Entry:
 
     """
     if isinstance(item, Message):
-        if item.created_at is None:
-            item = msgspec.structs.replace(item, created_at=time.time())
-        return encode_message(item, registry)
+        return encode_message(item, registry, now=time.time())
     if isinstance(item, Encoded):
         return item.entry
     return registry.encode_record(item)

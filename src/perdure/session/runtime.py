@@ -38,13 +38,14 @@ class Runtime:
         "host",
         "lease",
         "limits",
+        "loop",
         "max_record_bytes",
         "registry",
+        "running",
         "saver",
         "sessions",
         "shutdown",
         "store",
-        "stray",
     )
 
     def __init__(
@@ -70,8 +71,9 @@ class Runtime:
         self.shutdown: Shutdown = shutdown
         self.limits: Limits = limits
         self.home: Affinity = Affinity()
-        self.stray: Callable[[], Stray | None] = self.home.stray
+        self.running: Callable[[], object] = self.home.running
         """Asked on each append, as ``append`` is: bound once."""
+        self.loop: object = self.home.loop
         self.append: Callable[[Tracked, tuple[Entry, ...]], int] = saver.append
         self.sessions: dict[SessionKey, Session] = {}
         """The sessions in memory. One stays until it is durable and its lease is released."""

@@ -16,13 +16,14 @@ from perdure.model.messages import Message
 from perdure.model.records import CONTEXT, RETRACT, TURN, Entry, Record
 from perdure.restore.ladder import Restored
 from perdure.restore.report import RestoreReport, RestoreStep
-from perdure.session.contents import Contents, HistoryItem
+from perdure.session.accepting import Accepting
+from perdure.session.contents import HistoryItem
 from perdure.session.contributors import Attachment, Contributor, Contributors
 from perdure.session.display import session_card, session_text
-from perdure.session.entries import check_sizes, entry_of, meta_entry
+from perdure.session.entries import entry_of, meta_entry
 from perdure.session.inside import attach
 from perdure.session.rendering import ContextFormat, render
-from perdure.session.runtime import Runtime, wrong_loop
+from perdure.session.runtime import Runtime
 from perdure.session.turn import Turn, TurnQueue
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 @final
-class Session:
+class Session(Accepting):
     """One conversation and its state, written by one process at a time.
 
     Made by ``SessionManager.open``. Everybody in the process who opens the same id shares the
@@ -55,38 +56,27 @@ class Session:
     """
 
     __slots__ = (
-        "_contents",
         "_keeper",
         "_report",
-        "_runtime",
         "_turns",
         "_worker",
-        "closed_by",
         "contributors",
         "folding",
         "pins",
         "rewrite_bytes",
-        "tail_bytes",
-        "tail_records",
-        "tracked",
     )
 
     def __init__(
         self, runtime: Runtime, keeper: Keeper, restored: Restored, tracked: Tracked
     ) -> None:
-        self._runtime = runtime
+        super().__init__(runtime, restored, tracked)
         self._keeper = keeper
         self._report = restored.report
-        self._contents = Contents(runtime.store, runtime.registry, restored, self.accept)
         self._turns = TurnQueue()
         self._worker: object | None = None  # the agent that works on it, if one does
-        self.tracked: Tracked = tracked
-        self.closed_by: Exception | None = None
         self.contributors: Contributors | None = None  # made when the first is attached
         self.pins: int = 0
         self.folding: bool = False
-        self.tail_bytes: int = restored.tail_bytes
-        self.tail_records: int = restored.tail_records
         self.rewrite_bytes: int = _size(restored.manifest)
 
     __repr__ = session_text
@@ -184,22 +174,6 @@ class Session:
         if not entries:
             return self.version
         return self.accept(entries)
-
-    def accept(self, entries: tuple[Entry, ...]) -> int:
-        """Take entries in as one group; every change of the session comes through here."""
-        runtime, tracked = self._runtime, self.tracked
-        if self.closed_by is not None or runtime.stray() is not None:
-            self._check_open()
-        size = 0
-        for entry in entries:
-            size += len(entry[1])
-        if size > runtime.max_record_bytes:
-            check_sizes(self.key, entries, runtime.max_record_bytes)
-        version = runtime.append(tracked, entries)
-        self._contents.note(version - len(entries) + 1, entries, tracked.epoch)
-        self.tail_bytes += size
-        self.tail_records += len(entries)
-        return version
 
     def describe(
         self,
@@ -334,23 +308,9 @@ class Session:
 
     # for the manager, turns and the agent: not for users
 
-    def _check_home(self) -> None:
-        stray = self._runtime.home.stray()
-        if stray is not None:
-            raise wrong_loop("session " + str(self.key), stray)
-
-    def _check_open(self) -> None:
-        self._check_home()
-        if self.closed_by is not None:
-            raise self.closed_by
-
     def renew(self, restored: Restored) -> None:
         """Hold what the store has, and what was appended while that was read."""
-        self._contents = Contents(
-            self._runtime.store, self._runtime.registry, restored, self.accept
-        )
-        self._contents.note(self.durable_version + 1, self.tracked.pending, self.epoch)
-        self.tail_bytes, self.tail_records = restored.tail_bytes, restored.tail_records
+        self._hold(restored)
         if self.contributors is not None:
             self.contributors.forget()
 
