@@ -1,4 +1,4 @@
-"""``python -m benchmarks save|live|imports``: measure, print a table, write JSON if asked."""
+"""``python -m benchmarks save|live|imports|memory|stores``: measure, print a table, write JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import imports, live, save
+from benchmarks import imports, live, memory, save, stores
 from benchmarks.figures import Report
 
 __all__ = ["main"]
@@ -32,6 +32,12 @@ def _run(given: argparse.Namespace) -> Report:
         return save.run(save.Options(given.sessions, given.turns, growth, backends, given.folder))
     if given.benchmark == "live":
         return live.run(live.Options(given.sessions, given.seconds, given.rate, given.backend))
+    if given.benchmark == "memory":
+        return memory.run(memory.Options(given.entries, given.value_bytes, folder=given.folder))
+    if given.benchmark == "stores":
+        chosen = tuple(given.store or stores.Options().stores)
+        options = stores.Options(given.sessions, given.turns, given.rounds, chosen)
+        return stores.run(options._replace(backend=given.backend, folder=given.folder))
     return imports.run(imports.Options(given.rounds, given.folder))
 
 
@@ -57,6 +63,17 @@ def _parser() -> argparse.ArgumentParser:
 
     starting = kinds.add_parser("imports", parents=[common, where], help=imports.__doc__)
     starting.add_argument("--rounds", type=_count, default=21)
+
+    remembering = kinds.add_parser("memory", parents=[common, where], help=memory.__doc__)
+    remembering.add_argument("--entries", type=_count, default=10_000)
+    remembering.add_argument("--value-bytes", type=_count, default=10_240)
+
+    storing = kinds.add_parser("stores", parents=[common, where], help=stores.__doc__)
+    storing.add_argument("--sessions", type=_count, default=200)
+    storing.add_argument("--turns", type=_count, default=200, help="of each session")
+    storing.add_argument("--rounds", type=_count, default=5)
+    storing.add_argument("--store", action="append", choices=stores.Options().stores)
+    storing.add_argument("--backend", choices=("asyncio", "trio"), default="asyncio")
     return parser
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["TARGETS", "Report", "Row"]
+__all__ = ["AT_LEAST", "TARGETS", "Report", "Row"]
 
 TARGETS = {
     "save.over_limit": 1.5,
@@ -23,8 +23,20 @@ TARGETS = {
     "live.timers": 20,
     "imports.over_anyio_msgspec": 1.5,
     "imports.first_open": 3.0,
+    "memory.open_bytes_share": 0.02,
+    "memory.touch_bytes_over_value": 2.0,
+    "stores.lag_over_memory": 3.0,
 }
-"""The most that each figure may be. What is not in here is reported, and not judged."""
+"""The most that each figure may be. What is in neither table is reported, and not judged."""
+
+AT_LEAST = {
+    "stores.file.of_limit": 0.6,
+    "stores.sqlite.of_limit": 0.6,
+    "stores.postgres.of_limit": 0.6,
+    "stores.redis.of_limit": 0.6,
+    "stores.s3.of_limit": 0.5,
+}
+"""The least that each of these figures has to be."""
 
 PACKAGES = ("perdure", "anyio", "msgspec", "trio")
 
@@ -38,13 +50,15 @@ class Row(NamedTuple):
 
     @property
     def target(self) -> float | None:
-        """The most that it may be; None for what is only reported."""
-        return TARGETS.get(self.name)
+        """The most, or the least, that it may be; None for what is only reported."""
+        return TARGETS.get(self.name, AT_LEAST.get(self.name))
 
     @property
     def met(self) -> bool:
         """Whether it keeps its target; true where it has none."""
-        return self.target is None or self.value <= self.target
+        if self.target is None:
+            return True
+        return self.value >= self.target if self.name in AT_LEAST else self.value <= self.target
 
 
 class Report(NamedTuple):
@@ -88,7 +102,8 @@ def _cells(row: Row) -> tuple[str, str, str, str, str]:
     if row.target is None:
         return row.name, f"{row.value:,.2f}", "", "", row.meaning
     judgement = "pass" if row.met else "MISS"
-    return row.name, f"{row.value:,.2f}", f"<= {row.target:g}", judgement, row.meaning
+    least = ">=" if row.name in AT_LEAST else "<="
+    return row.name, f"{row.value:,.2f}", f"{least} {row.target:g}", judgement, row.meaning
 
 
 def environment() -> dict[str, Any]:

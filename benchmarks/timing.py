@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-__all__ = ["Written", "count_writes", "kernel_count", "quartile", "ratio"]
+__all__ = ["KERNEL", "Written", "count_writes", "kernel_count", "quartile", "ratio"]
 
 KERNEL = Path("/proc/self/io")
 

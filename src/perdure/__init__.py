@@ -36,8 +36,13 @@ if TYPE_CHECKING:
     from perdure.session.exchange import Imported as Imported
     from perdure.session.exchange import export_state as export_state
     from perdure.session.exchange import import_state as import_state
+    from perdure.session.forgetting import ForgetReport as ForgetReport
+    from perdure.session.forking import Forked as Forked
+    from perdure.session.inbox import PostReceipt as PostReceipt
     from perdure.session.manager import SessionManager as SessionManager
     from perdure.session.options import Limits as Limits
+    from perdure.session.pruning import PruneReport as PruneReport
+    from perdure.session.retention import Retention as Retention
     from perdure.session.session import Receipt as Receipt
     from perdure.session.session import Session as Session
     from perdure.session.turn import Turn as Turn
@@ -58,8 +63,13 @@ _HOMES = {
     "perdure.restore.report": ("RestoreReport",),
     "perdure.session.contributors": ("Attachment", "Contributor", "RestoreContext"),
     "perdure.session.exchange": ("Imported", "export_state", "import_state"),
+    "perdure.session.forgetting": ("ForgetReport",),
+    "perdure.session.forking": ("Forked",),
+    "perdure.session.inbox": ("PostReceipt",),
     "perdure.session.manager": ("SessionManager",),
     "perdure.session.options": ("Limits",),
+    "perdure.session.pruning": ("PruneReport",),
+    "perdure.session.retention": ("Retention",),
     "perdure.session.session": ("Receipt", "Session"),
     "perdure.session.turn": ("Turn",),
     "perdure.session.view": ("SessionView",),

@@ -88,6 +88,15 @@ def store_for(url: str | os.PathLike[str] | Store | StateStorage | None = None) 
         return _file(os.fspath(url))
     if not isinstance(url, str):
         return _object(url)
+    if url.lower().startswith("encrypted+") or (":" in url and "?" in url):
+        from perdure.stores.wrapped.urls import peeled
+
+        url, around = peeled(url)
+        return around(_store_at(url))
+    return _store_at(url)
+
+
+def _store_at(url: str) -> Store:
     scheme, colon, rest = url.partition(":")
     if not colon or len(scheme) == 1:  # a path, or one with a drive letter
         return _file(url)
@@ -140,4 +149,48 @@ def _memory(rest: str) -> Store:
     return MemoryStore()
 
 
+def _sqlite(rest: str) -> Store:
+    from perdure.stores.sqlite import SqliteStore
+
+    path, mark, query = rest.partition("?")
+    if not path.startswith("///"):
+        message = (
+            f"sqlite:{path} names no file: three slashes and a path, such as sqlite:///agents.db, "
+            "four for an absolute one"
+        )
+        raise ConfigError(message, option="url")
+    if mark:
+        message = f"sqlite takes no option {query!r} in a URL: make a SqliteStore with it"
+        raise ConfigError(message, option="url")
+    return SqliteStore(path[3:])
+
+
+def _redis(scheme: str) -> Callable[[str], Store]:
+    def make(rest: str) -> Store:
+        from perdure.stores.redis import RedisStore
+        from perdure.stores.redis.settings import settings_from
+
+        url = f"{scheme}:{rest}"
+        history = settings_from(url).history
+        return RedisStore(url, history=store_for(history) if history else None)
+
+    return make
+
+
+def _postgres(rest: str) -> Store:
+    from perdure.stores.postgres import PostgresStore
+
+    return PostgresStore(f"postgresql:{rest}")
+
+
+def _s3(rest: str) -> Store:
+    from perdure.stores.s3 import S3Store
+
+    return S3Store.at(rest)
+
+
 _SCHEMES: dict[str, Callable[[str], Store]] = {"file": _file_url, "memory": _memory}
+_SCHEMES["sqlite"] = _sqlite
+_SCHEMES |= {name: _redis(name) for name in ("redis", "rediss", "valkey", "valkeys", "unix")}
+_SCHEMES |= {"postgresql": _postgres, "postgres": _postgres}
+_SCHEMES["s3"] = _s3

@@ -27,9 +27,11 @@ import msgspec
 
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
+from perdure.model.posts import Asked, Posted
 from perdure.model.records import Entry, Record
 
 __all__ = [
+    "Asked",
     "Batch",
     "Capabilities",
     "Document",
@@ -38,6 +40,7 @@ __all__ = [
     "Holder",
     "LogChunk",
     "Outcome",
+    "Posted",
     "SessionInfo",
     "Status",
     "Store",
@@ -174,6 +177,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether other machines can use it too."""
     memory_bound: bool = False
     """Whether what it holds must fit into memory."""
+    blobs: bool = True
+    """Whether it keeps blobs; if not, large values are read from the log."""
 
 
 class Store(Protocol):
@@ -231,6 +236,15 @@ class Store(Protocol):
         """Return the seq of the log's last record, 0 for an unknown session."""
         ...
 
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """Remove records with ``seq < below``, as the holder, and return the bytes freed.
+
+        It may keep more of them (whole segments, whole commits), never less, and what is left
+        is whole up to the head: ``read_log`` begins with it, and all else goes on as before.
+        Raises LeaseLostError when the epoch is not the newest.
+        """
+        ...
+
     # documents
 
     async def read_documents(
@@ -270,6 +284,17 @@ class Store(Protocol):
         remove those that were moved at least as long ago and still are not reachable."""
         ...
 
+    async def blob_names(self, tenant: str) -> list[str]:
+        """List the tenant's blobs that can be read, by name."""
+        ...
+
+    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
+        """Remove blobs at once, from quarantine too, and return how many bytes were freed.
+
+        The caller knows that nothing reaches them; unknown names have no effect.
+        """
+        ...
+
     # leases
 
     async def holder(self, key: SessionKey) -> Holder | None:
@@ -289,12 +314,43 @@ class Store(Protocol):
         """Say that the epoch's holder writes no more; not the newest epoch: no effect."""
         ...
 
-    async def heartbeat(self) -> list[SessionKey]:
-        """Renew this owner's heartbeat, and return the sessions that others ask for."""
+    async def heartbeat(self) -> Asked:
+        """Renew this owner's heartbeat, and return what others want since the last one."""
+        ...
+
+    async def news(self, at_most: float) -> None:
+        """Return when the next heartbeat may have something to tell, or after ``at_most`` seconds.
+
+        A store that is told (LISTEN, a subscription) returns early; any other just sleeps.
+        """
         ...
 
     async def request_handover(self, key: SessionKey, holder: Holder) -> None:
         """Ask the holder for the session."""
+        ...
+
+    # inbox
+
+    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+        """Leave items for a session, durably, in order; no lease, and it need not exist.
+
+        Returns how many were new: an ``op_id`` that is waiting already is not posted again.
+        All of them are posted, or none. The holder, if there is one, hears of it by ``heartbeat``.
+        """
+        ...
+
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+        """Return what waits for a session, oldest first, and leave it there until it is settled.
+
+        Raises LeaseLostError when the epoch is not the newest.
+        """
+        ...
+
+    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        """Remove items whose records are durable in the log; unknown ids have no effect.
+
+        Raises LeaseLostError when the epoch is not the newest.
+        """
         ...
 
     # directory
@@ -303,16 +359,33 @@ class Store(Protocol):
         self,
         *,
         tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
         prefix: str = "",
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List a tenant's sessions, by key after ``after``, whose agent begins with ``prefix``."""
+        """List a tenant's sessions, by key after ``after``, whose agent begins with ``prefix``.
+
+        ``owner`` and ``tag`` keep those that have them, as of the last fold.
+        """
+        ...
+
+    async def tenants(self) -> list[str]:
+        """List the tenants that have anything here, by name."""
         ...
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove what the session owns, as its holder; its epochs never start again.
+        """Remove what the session owns, as its holder, its inbox included; its epochs never
+        start again.
 
         Raises LeaseLostError when the epoch is not the newest.
+        """
+        ...
+
+    async def scrub(self) -> None:
+        """Leave nothing of what was removed where it can be found: free pages, old logs.
+
+        As far as the backend can; docs/durability.md says how far that is.
         """
         ...

@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,5 +180,43 @@ async def test_parts_of_a_large_file_are_read_on_either_loop(tmp_path: Path) -> 
         assert await read_part(opener, start, stop) == data[start:stop]
     assert await read_part(opener, len(data) - 3, len(data) + 99) == data[-3:]
     for fd in set(opened):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+def test_where_an_open_file_cannot_be_replaced_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows a reader is in the way for as long as it reads."""
+    refusals, replace = [3], os.replace
+
+    def refusing(*args: Any, **options: Any) -> None:
+        if refusals[0]:
+            refusals[0] -= 1
+            raise PermissionError(errno.EACCES, "in use")
+        replace(*args, **options)
+
+    monkeypatch.setattr(files, "_MOVES_OPEN", False)
+    monkeypatch.setattr(files, "_PAUSE", 0.0)
+    monkeypatch.setattr(os, "replace", refusing)
+    with Folder.root(str(tmp_path)) as folder:
+        folder.replace("name", b"one")
+        assert folder.read("name") == b"one"
+        refusals[0] = 1000
+        with pytest.raises(PermissionError):
+            folder.replace("name", b"other")
+        assert folder.names() == ["name"]
+        assert folder.read("name") == b"one"
+
+
+@pytest.mark.parametrize("moves_open", [True, False])
+def test_a_file_that_is_held_goes_with_its_descriptor(
+    moves_open: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_MOVES_OPEN", moves_open)
+    with Folder.root(str(tmp_path)) as folder:
+        fd = folder.open("lock", os.O_RDWR | os.O_CREAT)
+        folder.remove_held("lock", fd)
+        assert folder.names() == []
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)

@@ -47,8 +47,10 @@ async def test_a_cancelled_caller_leaves_the_function_running() -> None:
 
     with anyio.move_on_after(0):
         await host.call(work)
+    assert not done.is_set()
     go.set()
-    await done.wait()
+    with anyio.fail_after(30):
+        await done.wait()
     await host.aclose()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,8 +38,107 @@ def test_two_who_only_look_do_not_hinder_each_other(tmp_path: Path) -> None:
 
 def test_a_platform_without_locks_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "fcntl", None)
+    monkeypatch.setattr(platform, "msvcrt", None)
     with (tmp_path / "lock").open("w+b") as file:
         assert platform.try_lock(file.fileno()) is None
+    assert platform.locks() is None
+
+
+class Msvcrt:
+    """What Windows' module does with a lock: one byte, from where the file stands."""
+
+    LK_NBLCK = 2
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self.error = error
+        self.locked: list[tuple[int, int, int]] = []
+
+    def locking(self, fd: int, mode: int, count: int) -> None:
+        if self.error is not None:
+            raise self.error
+        self.locked.append((os.lseek(fd, 0, os.SEEK_CUR), mode, count))
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (None, True),
+        (PermissionError(errno.EACCES, "busy"), False),
+        (OSError(errno.EDEADLK, "busy"), False),
+        (OSError(errno.EINVAL, "cannot be locked"), None),
+    ],
+)
+def test_windows_locks_its_first_byte(
+    error: OSError | None, answer: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    means = Msvcrt(error)
+    monkeypatch.setattr(platform, "fcntl", None)
+    monkeypatch.setattr(platform, "msvcrt", means)
+    with (tmp_path / "lock").open("w+b") as file:
+        file.write(b"something")
+        file.flush()
+        assert platform.try_lock(file.fileno(), shared=True) is answer
+    assert means.locked == ([] if error else [(0, 2, 1)])
+    assert platform.locks() == "msvcrt"
+
+
+class Fcntl:
+    """What macOS' module does with a full sync."""
+
+    F_FULLFSYNC = 51
+
+    def __init__(self, code: int | None = None) -> None:
+        self.code = code
+        self.asked: list[int] = []
+
+    def fcntl(self, fd: int, what: int) -> None:
+        self.asked.append(what)
+        if self.code is not None:
+            raise OSError(self.code, os.strerror(self.code))
+
+
+@pytest.mark.parametrize(
+    ("code", "synced"), [(None, 0), (errno.ENOTSUP, 1), (errno.EINVAL, 1), (errno.ENOTTY, 1)]
+)
+@pytest.mark.parametrize("sync", [platform.sync_file, platform.sync_data])
+def test_macos_syncs_down_to_the_disk_where_its_file_system_can(
+    sync: Callable[[int], None],
+    code: int | None,
+    synced: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    means, calls = Fcntl(code), []
+    monkeypatch.setattr(platform, "fcntl", means)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "fsync", calls.append)
+    sync(5)
+    assert (means.asked, calls) == ([51], [5] * synced)
+
+
+def test_a_full_sync_that_fails_is_not_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(platform, "fcntl", Fcntl(errno.EIO))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "fsync", calls.append)
+    with pytest.raises(OSError, match="Input/output"):
+        platform.sync_file(5)
+    assert calls == []
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_folder_that_has_nothing_to_sync_is_well(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def fsync(fd: int) -> None:
+        asked.append(fd)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    platform.sync_folder(5)
+    platform.sync_folder(None)
+    assert asked == [5]
 
 
 MOUNTS = [
@@ -82,4 +184,4 @@ def test_the_file_store_imports_without_fcntl() -> None:
         "print(p.fcntl, p.try_lock(0))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["None", "None"]
+    assert done.stdout.split() == ["None", "None"]  # and there is no msvcrt here

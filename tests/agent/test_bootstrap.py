@@ -230,6 +230,19 @@ async def test_a_restored_prompt_is_the_processed_one(world: World, configured: 
             assert agent.memory.system_prompt_sha256 is not None
 
 
+async def test_without_instructions_the_stored_prompt_is_kept(
+    world: World, configured: Configure
+) -> None:
+    await talk(world, configured(instructions="Be kind."), "hello")
+    model = ScriptedModel(lambda messages: messages[0].text)
+    async with world.connect() as sessions:
+        async with await AgentFactory(sessions).restore_agent(
+            "ada", configured(model=model)
+        ) as agent:
+            assert await agent.ask("Who are you?") == "Be kind."
+            assert agent.context.state.system_prompt == "Be kind."  # compaction builds with it
+
+
 async def test_a_prompt_that_has_changed_is_refused_if_asked_for(
     memory_world: World, configured: Configure
 ) -> None:

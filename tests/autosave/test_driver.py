@@ -493,6 +493,13 @@ async def test_a_sealed_session_can_still_be_saved() -> None:
         assert await r.saver.save(t) == 1
 
 
+async def test_a_session_is_idle_even_where_nothing_was_ever_appended() -> None:
+    async with rig(engine=Engine(jitter=0, hibernate_after=60)) as r:
+        quiet = r.track("quiet")
+        await anyio.sleep(80)
+        assert [event.key for event in r.of(events.Idle)] == [quiet.key]
+
+
 async def test_an_unused_session_is_reported_idle() -> None:
     async with rig(engine=Engine(jitter=0, hibernate_after=60)) as r:
         quiet, busy, pinned, dirty = (
@@ -591,9 +598,12 @@ async def test_a_job_survives_its_caller() -> None:
             await anyio.sleep(1)
             done.set()
 
-        with anyio.move_on_after(0.5):
+        began = anyio.current_time()
+        with anyio.move_on_after(0.5) as scope:
             await r.saver.exclusive(t, job)
+        assert scope.cancelled_caught
         await done.wait()
+        assert anyio.current_time() == began + 1  # the clock is virtual
 
 
 async def test_jobs_go_one_at_a_time_and_use_a_fifth_of_the_time() -> None:

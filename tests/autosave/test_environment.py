@@ -82,7 +82,9 @@ async def test_the_environment_says_when_to_save(monkeypatch: pytest.MonkeyPatch
     async with connect("memory:", shutdown=Shutdown(signals=False)) as sessions:
         session = await sessions.open("a")
         session.append(Message.user("Hello"))
-        await session.wait_durable()  # nobody but autosave would save it
+        version = session.version
+        receipt = await session.wait_durable()  # nobody but autosave would save it
+        assert receipt.version >= version
 
 
 def test_an_argument_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from benchmarks.__main__ import main
 from benchmarks.chat import Chat
 from benchmarks.disk import Mirror, filesystem
 from benchmarks.figures import TARGETS, Report, Row
-from benchmarks.timing import count_writes, kernel_count, quartile, ratio
+from benchmarks.timing import KERNEL, count_writes, kernel_count, quartile, ratio
 from perdure import SessionKey
 
 
@@ -66,6 +66,16 @@ def test_live_gives_its_figures_and_has_no_task_or_timer_per_session(
 def test_imports_gives_its_figures(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "imports", "--rounds", "1")
     assert names_of("imports") <= set(figures)
+
+
+@pytest.mark.skipif(not KERNEL.exists(), reason="reads are counted by /proc")
+def test_memory_gives_its_figures_and_reads_little(tmp_path: Path) -> None:
+    """S2-24: counts of bytes, not of time."""
+    figures = figures_of(tmp_path, "memory", "--entries", "300", "--folder", str(tmp_path))
+    assert names_of("memory") <= set(figures)
+    assert figures["memory.touch_bytes_over_value"] <= TARGETS["memory.touch_bytes_over_value"]
+    # An open reads some 100 KiB whatever there is: of 300 values that is more than of 10,000.
+    assert figures["memory.open_bytes_share"] <= 10 * TARGETS["memory.open_bytes_share"]
 
 
 def test_a_turn_is_about_7_kb_and_no_two_are_alike() -> None:

@@ -29,7 +29,7 @@ def tree(root: Path) -> dict[str, bytes]:
 def test_a_sound_store_has_no_problems(command: Command, store: Path) -> None:
     ran = command("check", "--store", str(store))
     assert (ran.status, ran.err) == (0, "")
-    assert ran.out.splitlines()[-1].startswith("3 sessions with ")
+    assert ran.out.splitlines()[-1].startswith("4 sessions with ")
     assert ran.out.endswith(": no problems\n")
 
 

@@ -42,11 +42,13 @@ def test_a_sound_store_has_no_problems(command: Command, store: Path) -> None:
         "space",
         "clock",
         "locks",
+        "syncs",
         "grace",
     }
     assert levels(ran)["probe"] == levels(ran)["permissions"] == "ok"
     assert perdure.__version__ in said(ran, "versions")
     assert "synced" in said(ran, "durability")
+    assert "files by fdatasync, and their folders too" in said(ran, "syncs")
 
 
 def test_each_line_says_how_it_is(command: Command, store: Path) -> None:
@@ -209,6 +211,9 @@ def test_network_locks_durability_and_grace() -> None:
         "warning",
         "warning",
     ]
+    assert diagnoses.of_syncs("F_FULLFSYNC", folders=True).level == "ok"
+    on_windows = diagnoses.of_syncs("fsync", folders=False)
+    assert (on_windows.level, "power cut" in on_windows.cure) == ("warning", True)
     durability = Capabilities(durability="appendfsync everysec").durability
     assert diagnoses.of_durability(durability).detail == durability
     assert diagnoses.of_grace(None, Shutdown()).cure

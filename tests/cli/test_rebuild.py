@@ -66,3 +66,21 @@ def test_rebuild_refuses_a_session_in_use(command: Command, store: Path) -> None
 
 def test_rebuild_of_an_unknown_id_says_so(command: Command, store: Path) -> None:
     assert "there is no session nobody" in command("rebuild", "nobody", "--store", str(store)).err
+
+
+def test_a_fork_is_rebuilt_with_the_history_that_it_shares(command: Command, store: Path) -> None:
+    async def fork() -> None:
+        async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+            await sessions.fork("ada", "fork")
+            async with sessions.open("fork") as session:
+                session.append(Message.user("by itself"))
+
+    anyio.run(fork)
+    assert command("check", "fork", "--store", str(store)).status == 0
+    before = command("show", "fork", "--store", str(store)).out
+    (store / "agents" / "fork" / "working_context_snapshot.json").write_text("damaged")
+    assert command("rebuild", "fork", "--store", str(store)).status == 0
+    assert command("check", "fork", "--store", str(store)).status == 0
+    after = command("show", "fork", "--store", str(store)).out
+    assert "by itself" in after
+    assert after.splitlines()[-3:] == before.splitlines()[-3:]

@@ -3,10 +3,15 @@
     python -m tests.crash steps --scenario fold     # kill at every call
     python -m tests.crash kill --cycles 300         # kill at random, under load
     python -m tests.crash stop --cycles 50          # stop, take over, go on; without: every call
+    python -m tests.crash pause --cycles 20         # the same at random moments, any store
     python -m tests.crash race --rounds 50          # eight processes want one session
     python -m tests.crash readers --seconds 10      # readers beside a folding writer
+    python -m tests.crash mail                      # kill who posts and takes, at every call
     python -m tests.crash flip --cycles 1000        # damage to each file of a session
     python -m tests.crash cuts --limit 1000         # states that a cut of power may leave
+
+``kill``, ``pause``, ``race`` and ``readers`` take ``--store``: file, sqlite, encrypted, encrypted-file,
+postgres, redis, s3.
 
 Exits with 1 if anything was lost, or nothing was put to the test.
 """
@@ -19,9 +24,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tests.crash import places
 from tests.crash.cuts import cuts
 from tests.crash.flip import flip
 from tests.crash.kill import kill
+from tests.crash.mail import mail
+from tests.crash.pause import pause
 from tests.crash.race import race
 from tests.crash.readers import readers
 from tests.crash.steps import steps
@@ -32,6 +40,8 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "cuts": cuts,
     "flip": flip,
     "kill": kill,
+    "mail": mail,
+    "pause": pause,
     "race": race,
     "readers": readers,
     "steps": steps,
@@ -55,6 +65,9 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("stop")
     command.add_argument("--cycles", type=int, help="at random; else once at every call")
     command.add_argument("--unfenced", action="store_true", help="break the store: must be seen")
+    command = commands.add_parser("pause")
+    command.add_argument("--cycles", type=int, default=20)
+    commands.add_parser("mail")
     command = commands.add_parser("race")
     command.add_argument("--rounds", type=int, default=10)
     command.add_argument("--racers", type=int, default=8)
@@ -62,7 +75,9 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--cycles", type=int, default=200)
     command = commands.add_parser("readers")
     command.add_argument("--seconds", type=float, default=3.0)
-    for name in ("kill", "stop", "cuts", "flip"):
+    for name in ("kill", "pause", "race", "readers"):
+        commands.choices[name].add_argument("--store", choices=sorted(places.KINDS), default="file")
+    for name in ("kill", "stop", "pause", "cuts", "flip"):
         commands.choices[name].add_argument("--seed", type=int, default=0)
     return whole
 
@@ -72,6 +87,7 @@ def main() -> int:
     command = options.pop("command")
     if command in ("steps", "cuts"):
         options["name"] = options.pop("scenario")
+    places.choose(options.pop("store", "file"))
     summary = COMMANDS[command](**options)
     print(json.dumps(summary, indent=2))
     tested = [summary.get(figure) for figure in ("acknowledged", "with_promises", "noticed")]

@@ -73,6 +73,21 @@ class Child:
         self._read(0.001)
         return not self._closed()
 
+    def stop(self) -> bool:
+        """Stop the child now; False if it has ended."""
+        while not self._ended:
+            os.kill(self.pid, signal.SIGSTOP)
+            pid, status = os.waitpid(self.pid, os.WUNTRACED)
+            if pid and os.WIFSTOPPED(status):
+                return True
+            self._ended, self.status = True, status
+        return False
+
+    def ends_within(self, seconds: float) -> bool:
+        """Read for that long at most; say whether the child has ended."""
+        self.listen(seconds)
+        return self._closed()
+
     def go_on(self) -> None:
         """Let a stopped child continue; one that has ended stays as it is."""
         if not self._ended:

@@ -54,6 +54,29 @@ def test_a_kill_under_load_loses_nothing() -> None:
     assert summary["acknowledged"] >= 5 * summary["cycles"]
 
 
+@pytest.mark.parametrize("store", ["sqlite", "encrypted"])
+def test_a_kill_under_load_loses_nothing_of_another_store(store: str) -> None:
+    summary = crash("kill", "--cycles", "6", "--store", store)
+    assert summary["problems"] == []
+    assert summary["kills"] == summary["cycles"] == 6
+    assert summary["acknowledged"] >= 5 * summary["cycles"]
+
+
+def test_a_sqlite_holder_that_was_stopped_writes_nothing_behind_the_seal() -> None:
+    summary = crash("pause", "--cycles", "8", "--store", "sqlite")
+    assert summary["problems"] == []
+    assert summary["stopped"] == 8
+    assert summary["replaced"] > 0
+    assert summary["acknowledged"] > 8
+
+
+def test_of_those_who_race_for_a_sqlite_session_one_gets_it() -> None:
+    summary = crash("race", "--rounds", "20", "--store", "sqlite")
+    assert summary["problems"] == []
+    assert summary["epochs"] > 20
+    assert summary["beaten"] > 0
+
+
 def test_a_holder_that_was_stopped_at_any_call_writes_nothing_behind_the_seal() -> None:
     summary = crash("stop")
     assert summary["problems"] == []
@@ -74,6 +97,13 @@ def test_of_those_who_race_for_an_epoch_one_gets_it() -> None:
     assert summary["problems"] == []
     assert summary["epochs"] > 1
     assert summary["beaten"] > 0
+
+
+def test_a_kill_of_who_posts_or_takes_neither_loses_nor_doubles() -> None:
+    summary = crash("mail")
+    assert summary["problems"] == []
+    assert summary["kills"] >= 100
+    assert summary["acknowledged"] >= summary["kills"]
 
 
 def test_readers_beside_a_folding_writer_see_whole_prefixes() -> None:

@@ -1,4 +1,4 @@
-"""What the children do with a file store, and report while they do it.
+"""What the children do with a store, and report while they do it.
 
 Each writer tells its parent what it is about to send, and then what was acknowledged, so
 that the parent knows at any moment what must be in the log and what may be.
@@ -15,12 +15,13 @@ import aiofiles  # noqa: F401  # imported here once, not in each child that is f
 import anyio
 import anyio._backends._asyncio  # noqa: F401
 
-from perdure.errors import LeaseLostError
+from perdure.errors import LeaseLostError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.model.records import EPOCH, MESSAGE, Entry, Record
 from perdure.store import Batch, Grant, Status, Store
-from perdure.stores.file import FileStore, writing
+from perdure.stores.file import writing
+from tests.crash import places
 from tests.crash.forks import Report
 
 _TRIES = 500
@@ -84,7 +85,7 @@ class Writer:
         batch = Batch(self.key, self.epoch, self._head + 1, records)
         (outcome,) = await self._store.append_many([batch])
         for _ in range(_TRIES):
-            if outcome.status is not Status.IN_DOUBT:
+            if outcome.status not in (Status.IN_DOUBT, Status.TRANSIENT):
                 break
             await anyio.sleep(0.01)
             (outcome,) = await self._store.append_many([batch])
@@ -114,6 +115,8 @@ class Writer:
         except LeaseLostError:
             self._report("lost", self.key.agent, self.epoch)
             raise Lost from None
+        except StoreUnavailableError:
+            return  # somebody was stopped with the store's lock; a fold may be left out
         self._report("folded", self.key.agent, self._head)
 
     async def release(self) -> None:
@@ -211,12 +214,24 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
+async def opened(store: Store) -> None:
+    """Open a store, also one whose lock somebody was stopped with."""
+    for _ in range(_TRIES):
+        try:
+            await store.open()
+        except StoreUnavailableError:
+            await anyio.sleep(0.01)
+        else:
+            return
+    raise Lost
+
+
 def run(root: Path, work: Scenario, report: Report, *, owner: str | None = None) -> None:
-    """Run a scenario on the store at *root*, on a loop of its own."""
+    """Run a scenario on the store of the chosen kind at *root*, on a loop of its own."""
 
     async def main() -> None:
-        store = FileStore(root, owner=owner)
-        await store.open()
+        store = places.make(root, owner)
+        await opened(store)
         report("open")
         try:
             await work(store, report)

@@ -116,3 +116,10 @@ def test_snapshot_of_another_writer_is_grouped_by_roles() -> None:
     context = WorkingContext.of_snapshot(snapshot, 1000)
     assert [bytes(raw) for raw in messages] == list(context.messages())
     assert msgspec.json.decode(context.snapshot("a", "s"), type=Snapshot).atoms == [1, 2]
+
+
+def test_a_snapshot_is_a_function_of_what_it_holds() -> None:
+    context = WorkingContext(1000)
+    context.feed(1, "message", b'{"role":"user","content":"a"}')
+    made = b"default".decode()  # equal to the default, and another object
+    assert context.snapshot("ada", made) == context.snapshot("ada", "default")

@@ -23,7 +23,10 @@ from tests.properties.autosave_story import (
 @example(story=PICKED[1])
 @example(story=PICKED[2])
 def test_a_store_that_is_up_keeps_the_loss_window(backend: str, story: Story) -> None:
-    check(story, _virtual.run(backend, tell, story))
+    told = _virtual.run(backend, tell, story)
+    check(story, told)
+    assert told.report is not None
+    assert told.report.clean
 
 
 @pytest.mark.parametrize("backend", _virtual.BACKENDS)
@@ -32,4 +35,6 @@ def test_a_store_that_is_up_keeps_the_loss_window(backend: str, story: Story) ->
 @example(story=PICKED[3])
 @example(story=PICKED[4])
 def test_whatever_the_store_does_nothing_is_lost(backend: str, story: Story) -> None:
-    check(story, _virtual.run(backend, tell, story))
+    told = _virtual.run(backend, tell, story)
+    check(story, told)
+    assert all(t.durable == t.version for t in told.sessions)

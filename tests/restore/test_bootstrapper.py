@@ -285,8 +285,10 @@ async def test_a_session_that_had_no_prompt_gets_one() -> None:
         session.append(Message.user("hello"))
     _, messages, _ = await restored(backing)
     assert texts(messages) == ["Be kind.", "hello"]
-    _, messages, _ = await restored(backing, prompt="")
-    assert texts(messages) == ["hello"]
+    done, messages, traced = await restored(backing, prompt="", system_prompt_policy="error")
+    assert texts(messages) == ["Be kind.", "hello"]  # none was given: the stored one stays
+    assert done.system_prompt == "Be kind."
+    assert "reset_working_context_snapshot" not in traced.steps
 
 
 # what a provider would reject

@@ -23,6 +23,7 @@ from perdure import (
     WrongLoopError,
     connect,
 )
+from perdure.session.events import SessionClosed
 from perdure.session.options import Autosave, Engine, Lease
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
@@ -101,6 +102,22 @@ async def test_another_manager_gets_the_session_by_handover(again: Connect) -> N
             mine.append(Message.user("too late"))
 
 
+async def test_a_short_tail_is_not_folded_while_somebody_waits(again: Connect) -> None:
+    lease = Lease(heartbeat=0.05, ttl=5)
+    folds: list[object] = []
+    async with again(lease=lease) as one, again(lease=lease) as two:
+        for manager in (one, two):
+            manager.on("folded", folds.append)
+        for number in range(6):
+            session = await (one, two)[number % 2].open("a")
+            session.append(Message.user(str(number)))
+        assert len(folds) == 1  # the first: a session that was never folded is in no list
+        session.append(*[Message.user("more")] * 50)
+        last = await one.open("a")
+        assert len(folds) == 2
+        assert [m.text for m in last.context()] == [*map(str, range(6)), *["more"] * 50]
+
+
 async def test_handover_waits_for_the_end_of_the_turn(again: Connect) -> None:
     lease = Lease(heartbeat=0.05, ttl=5)
     async with again(lease=lease) as one, again(lease=lease) as two:
@@ -162,6 +179,24 @@ async def test_idle_session_hibernates_and_comes_back(again: Connect) -> None:
         async with sessions.open("a") as back:
             assert back is not session
             assert [message.content for message in back.context()] == ["x"]
+
+
+async def test_a_session_that_was_only_looked_at_hibernates(again: Connect) -> None:
+    async with again() as sessions, sessions.open("a") as session:
+        session.append(Message.user("x"))
+    async with again(engine=Engine(hibernate_after=0.05)) as sessions:
+        gone, why = anyio.Event(), []
+
+        def closed(event: SessionClosed) -> None:
+            why.append(event.why)
+            gone.set()
+
+        sessions.on("closed", closed)
+        async with sessions.open("a"):
+            pass
+        with anyio.fail_after(30):
+            await gone.wait()
+        assert why == ["hibernated"]
 
 
 async def test_hooks_are_told_and_before_save_is_awaited(again: Connect) -> None:

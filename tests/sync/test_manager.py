@@ -82,6 +82,14 @@ def test_everybody_who_opens_an_id_shares_the_object(again: Connect) -> None:
         assert one is two
 
 
+def test_a_post_is_taken_once(again: Connect) -> None:
+    with again() as sessions:
+        assert sessions.post("mia", Message.user("one"), key="k").new == 1
+        assert sessions.post("mia", Message.user("one"), key="k").new == 0
+        with sessions.open("mia") as session:
+            assert [message.text for message in session.context()] == ["one"]
+
+
 def test_load_list_exists_and_delete(again: Connect) -> None:
     with again() as sessions:
         assert sessions.load("mia") is None

@@ -18,7 +18,7 @@ NOT_FOR_USERS = "# for the manager, turns and the agent: not for users"
 _below = inspect.getsource(perdure.Session).partition(NOT_FOR_USERS)[2]
 INTERNAL = {
     perdure.Session: {"accept", *perdure.Session.__slots__, *re.findall(r" def (\w+)", _below)},
-    working.WorkingMemory: {"note"},
+    working.WorkingMemory: {"folded", "item", "load", "note", "put"},
     perdure.Attachment: {"kept"},
 }
 """Names without an underscore that are not for users."""

@@ -93,6 +93,8 @@ async def test_an_idle_session_has_left_memory_when_its_time_has_passed(sandbox,
 async def test_a_session_in_use_is_not_idle(sandbox, session, clock):
     await clock.advance(3600)
     session.append(HELLO)
+    assert session.version == 2
+    assert sandbox.sessions.health().status == "ok"
 
 
 async def test_work_between_two_steps_is_done_by_the_second(session, clock):

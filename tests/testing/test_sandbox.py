@@ -160,6 +160,8 @@ async def test_leaving_it_saves_what_failed_while_the_store_was_down():
 async def test_leaving_it_twice_or_after_the_manager_was_closed_is_well(sandbox):
     await sandbox.sessions.aclose()
     await sandbox.__aexit__(None, None, None)
+    with pytest.raises(SessionClosedError):
+        await sandbox.sessions.open("mia")
 
 
 async def test_options_reach_every_manager():

@@ -19,6 +19,7 @@ async def test_what_is_durable_passes(sandbox):
     await one.save()
     assert_saved(one, other)
     await wait_saved(one, other)
+    assert one.durable_version == one.version
 
 
 async def test_what_is_not_is_named_with_its_numbers(sandbox):
@@ -51,7 +52,9 @@ async def test_wait_saved_waits_for_autosave_to_do_it(sandbox):
     async with anyio.create_task_group() as group:
         group.start_soon(wait_saved, session)
         await anyio.wait_all_tasks_blocked()
+        assert session.durable_version < session.version
         await session.save()
+    assert session.durable_version == session.version
 
 
 async def test_wait_saved_gives_up_with_the_facts(sandbox):

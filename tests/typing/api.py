@@ -28,6 +28,7 @@ from perdure import (
     NotStorableError,
     Opaque,
     PerdureError,
+    PostReceipt,
     Receipt,
     ReplayDivergedError,
     ReplayError,
@@ -105,6 +106,9 @@ async def a_manager() -> None:
     page: list[SessionInfo] = await sessions.list(prefix="m", limit=10)
     page = await sessions.list(after=page[-1])
     assert_type(page[0].updated_at, float | None)
+    posted = await sessions.post("mia", Message.user("Hello"), Rating(5), key="k", session="work")
+    assert_type(posted, PostReceipt)
+    assert_type((posted.key, posted.new), tuple[str, int])
     assert_type(await sessions.exists("mia"), bool)
     assert_type(await sessions.delete("mia", on_held="raise"), bool)
     assert_type(sessions.health().status == "failing", bool)
@@ -149,6 +153,8 @@ async def what_a_session_keeps(session: Session, view: SessionView) -> None:
     assert_type(await session.memory.get("city", default=None), Any)
     assert_type(await view.memory.keys(), list[str])
     assert_type((await session.memory.entries())[0].key, str)
+    assert_type((await view.memory.search("x", scope="task", limit=3))[0].is_loaded, bool)
+    assert_type(session.memory.drop("city"), int)
     assert_type(session.state.set("app", {"step": 1}), int)
     assert_type(await view.state.get("app"), Any)
     assert_type(session.state.drop("app"), int)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
-from perdure import Autosave, Message, Receipt, ShutdownReport
+from perdure import Autosave, Message, PostReceipt, Receipt, ShutdownReport
 from perdure.sync import (
     Attachment,
     Contributor,
@@ -33,6 +33,8 @@ def a_script() -> None:
             assert_type(session.memory, WorkingMemory)
             assert_type(session.state, States)
             assert_type(session.memory.get("city"), Any)
+            assert_type(session.memory.search("city", limit=3)[0].key, str)
+        assert_type(sessions.post("mia", Message.user("Hello"), key="k"), PostReceipt)
         assert_type(sessions.load("mia"), SessionView | None)
         assert_type(sessions.close(), ShutdownReport)
 

@@ -7,6 +7,8 @@ A mark names mypy's code; pyright has others, and has to complain about the same
 from __future__ import annotations
 
 import perdure
+import perdure.agent
+import perdure.restore
 import perdure.sync
 from perdure import Autosave, Message, SessionManager, connect
 from perdure.agent import Agent, AgentConfig, EchoModel
@@ -18,6 +20,8 @@ from perdure.stores.file import FileStore
 from perdure.testing import ManualClock, Sandbox, SwitchedStore, assert_saved
 
 perdure.no_such_name  # error: attr-defined
+perdure.agent.no_such_name  # error: attr-defined
+perdure.restore.no_such_name  # error: attr-defined
 
 Autosave(2.0)  # error: call-arg
 Autosave(debounce="2 s")  # error: arg-type

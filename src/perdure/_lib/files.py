@@ -18,6 +18,7 @@ import errno
 import os
 import stat
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Self, final
 
@@ -32,6 +33,9 @@ __all__ = ["Folder", "LinkFoundError", "read_part", "write_all"]
 CHUNK = 256 * 1024
 
 _DIR_FDS = os.name == "posix"
+_MOVES_OPEN = os.name == "posix"
+"""Whether a file that somebody has open can be removed and replaced; not so on Windows."""
+_TRIES, _PAUSE = 40, 0.005
 _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _DIRECTORY = os.O_RDONLY | _PLAIN | getattr(os, "O_DIRECTORY", 0)
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -136,9 +140,8 @@ class Folder:
         if self._fd is None:
             if os.path.islink(path):
                 raise LinkFoundError(errno.ELOOP, "symbolic link", path)
-            if not os.path.isdir(path):
-                code = errno.ENOTDIR if os.path.exists(path) else errno.ENOENT
-                raise OSError(code, os.strerror(code), path)
+            if not stat.S_ISDIR(os.stat(path).st_mode):  # one look: it may just be made
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
             return Folder(path, None)
         try:
             return Folder(path, os.open(name, _DIRECTORY, dir_fd=self._fd))
@@ -263,18 +266,49 @@ class Folder:
         self.sync()
         return True
 
+    def link(self, name: str, new: str) -> bool:
+        """Give a file a second name, unless that is there: then return False."""
+        try:
+            os.link(self._at(name), self._at(new), src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if self.has(new):
+                return False
+            self.rename(name, new)
+        return True
+
     def rename(self, name: str, new: str, to: Folder | None = None) -> None:
         """Move a file over whatever has the new name."""
         to = to or self
-        os.replace(self._at(name), to._at(new), src_dir_fd=self._fd, dst_dir_fd=to._fd)  # noqa: SLF001
+        old, there = self._at(name), to._at(new)  # noqa: SLF001  # another of our own kind
+        _patiently(lambda: os.replace(old, there, src_dir_fd=self._fd, dst_dir_fd=to._fd))  # noqa: SLF001
 
     def remove(self, name: str) -> bool:
         """Remove a file; say whether it was there."""
         try:
-            os.unlink(self._at(name), dir_fd=self._fd)
+            _patiently(lambda: os.unlink(self._at(name), dir_fd=self._fd))
         except FileNotFoundError:
             return False
         return True
+
+    def remove_held(self, name: str, fd: int) -> None:
+        """Remove a file that *fd* holds locked, and close *fd* in any case.
+
+        Nobody gets the lock of a file that is going. Where an open file cannot be removed,
+        somebody may open it first, and then keeps it.
+        """
+        if not _MOVES_OPEN:
+            os.close(fd)
+            with contextlib.suppress(PermissionError):
+                self.remove(name)
+            return
+        try:
+            self.remove(name)
+        finally:
+            os.close(fd)
 
     def remove_folder(self, name: str) -> bool:
         """Remove a folder if it is empty; say whether it is gone."""
@@ -292,7 +326,11 @@ class Folder:
         """Remove what killed writers left behind; only for whoever alone writes here."""
         for name in self.names():
             if name.startswith(".") and name.endswith(TEMPORARY):
-                self.remove(name)
+                try:
+                    self.remove(name)
+                except PermissionError:  # on Windows: its writer lives, and removes it
+                    if _MOVES_OPEN:
+                        raise
 
     def touch(self, name: str, modified: float) -> None:
         """Set when a file was last modified, in seconds since 1970."""
@@ -301,6 +339,16 @@ class Folder:
             stack.callback(os.close, fd)
             where = fd if os.utime in os.supports_fd else self._at(name)
             os.utime(where, (modified, modified))
+
+
+def _patiently(act: Callable[[], None]) -> None:
+    """Do what fails on Windows while a reader has a file open, which is but for a moment."""
+    for _ in range(0 if _MOVES_OPEN else _TRIES):
+        try:
+            return act()
+        except PermissionError:
+            time.sleep(_PAUSE)
+    return act()
 
 
 def write_all(fd: int, data: bytes) -> int:

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import sys
+from typing import Any
 
 __all__ = [
     "boot_id",
     "drop_cache",
     "host_name",
+    "locks",
     "network_file_system",
     "open_files_limit",
     "sync_data",
     "sync_file",
     "sync_folder",
+    "synced_by",
     "try_lock",
 ]
 
@@ -35,43 +39,41 @@ _NETWORK = frozenset({
 _BUSY = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
 
 
-if sys.platform == "win32":  # pragma: no cover  # exercised on Windows only
-    import msvcrt
+def _optional(name: str) -> Any:
+    """Import a module that only some platforms have."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
 
-    def try_lock(fd: int, *, shared: bool = False) -> bool | None:  # noqa: ARG001
-        """Lock a file against other opens of it, at once or not at all.
 
-        The lock ends with the descriptor, or the process. Returns None where files
-        cannot be locked.
-        """
-        try:
+fcntl = _optional("fcntl")
+msvcrt = _optional("msvcrt")
+"""Windows' own; where neither is there, files cannot be locked."""
+
+
+def try_lock(fd: int, *, shared: bool = False) -> bool | None:
+    """Lock a file against other opens of it, at once or not at all.
+
+    The lock ends with the descriptor, or the process. Returns None where files cannot be
+    locked. Windows knows no shared locks: there, two who ask at once hinder each other.
+    """
+    try:
+        if fcntl is not None:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        elif msvcrt is not None:
             os.lseek(fd, 0, os.SEEK_SET)
             msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-        except OSError as error:
-            if error.errno in _BUSY:
-                return False
+        else:
             return None
-        return True
+    except OSError as error:
+        return False if error.errno in _BUSY else None
+    return True
 
-else:
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover  # a Python without it; tests hide it in a process
-        fcntl = None  # type: ignore[assignment]  # asked for below
 
-    def try_lock(fd: int, *, shared: bool = False) -> bool | None:
-        """Lock a file against other opens of it, at once or not at all.
-
-        The lock ends with the descriptor, or the process. Returns None where files
-        cannot be locked.
-        """
-        if fcntl is None:
-            return None
-        try:
-            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError as error:
-            return False if error.errno in _BUSY else None
-        return True
+def locks() -> str | None:
+    """Return what files are locked by here, None for nothing."""
+    return "flock" if fcntl is not None else "msvcrt" if msvcrt is not None else None
 
 
 def sync_file(fd: int) -> None:
@@ -90,7 +92,7 @@ def sync_file(fd: int) -> None:
 
 def sync_data(fd: int) -> None:
     """Make a file's bytes durable, and of its metadata what reading them needs."""
-    if sys.platform in {"darwin", "win32"}:  # pragma: no cover  # no such call there
+    if sys.platform == "darwin" or not hasattr(os, "fdatasync"):
         sync_file(fd)
     else:
         os.fdatasync(fd)
@@ -106,6 +108,13 @@ def sync_folder(fd: int | None) -> None:
         # A file system that has nothing to sync for a folder says so.
         if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
             raise
+
+
+def synced_by() -> tuple[str, bool]:
+    """Return what files are synced by here, and whether folders are synced as well."""
+    if sys.platform == "darwin" and fcntl is not None:
+        return "F_FULLFSYNC", True
+    return ("fdatasync" if hasattr(os, "fdatasync") else "fsync"), os.name == "posix"
 
 
 def drop_cache(fd: int) -> None:

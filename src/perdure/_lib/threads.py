@@ -18,7 +18,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, TypeVarTuple, final
 
-from perdure._lib.bell import bell_maker
+from perdure._lib.bell import Bell, bell_maker
 
 __all__ = ["Threads"]
 
@@ -62,10 +62,10 @@ class Threads:
     """At most ``most`` threads, begun when they are needed. Made on a running event loop."""
 
     def __init__(self, most: int, *, name: str) -> None:
-        self.busy = 0
+        self.busy: int = 0
         """Calls whose threads are not free again yet."""
-        self.new_bell = bell_maker()
-        self.post = _post_to_loop()
+        self.new_bell: Callable[[], Bell] = bell_maker()
+        self.post: Callable[..., object] = _post_to_loop()
         """Runs a function soon on the event loop."""
         self._most = most
         self._name = name

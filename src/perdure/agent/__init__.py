@@ -71,9 +71,14 @@ if TYPE_CHECKING:
     from perdure.agent.tools import tool as tool
     from perdure.agent.turns import TurnTracker as TurnTracker
     from perdure.agent.worker import AgentWorker as AgentWorker
+    from perdure.interchange.memory_file import FileMemoryStorage as FileMemoryStorage
     from perdure.memory.compaction import CompactionPolicy as CompactionPolicy
     from perdure.memory.compaction import Compactor as Compactor
+    from perdure.memory.in_session import SessionMemoryStorage as SessionMemoryStorage
     from perdure.memory.retrieval import Retriever as Retriever
+    from perdure.memory.storage import MemoryInfo as MemoryInfo
+    from perdure.memory.storage import MemoryItem as MemoryItem
+    from perdure.memory.storage import MemoryStorage as MemoryStorage
     from perdure.restore import CompactionSnapshotBuilder as CompactionSnapshotBuilder
     from perdure.restore import (
         WorkingContextSnapshotBootstrapOptions as WorkingContextSnapshotBootstrapOptions,
@@ -137,8 +142,11 @@ _HOMES = {
     "perdure.agent.tools": ("Tool", "tool"),
     "perdure.agent.turns": ("TurnTracker",),
     "perdure.agent.worker": ("AgentWorker",),
+    "perdure.interchange.memory_file": ("FileMemoryStorage",),
     "perdure.memory.compaction": ("CompactionPolicy", "Compactor"),
+    "perdure.memory.in_session": ("SessionMemoryStorage",),
     "perdure.memory.retrieval": ("Retriever",),
+    "perdure.memory.storage": ("MemoryInfo", "MemoryItem", "MemoryStorage"),
     "perdure.restore": (
         "CompactionSnapshotBuilder",
         "WorkingContextSnapshotBootstrapOptions",
@@ -157,13 +165,15 @@ def _order(name: str) -> tuple[int, str]:
 __all__ = sorted(_HOME_OF, key=_order)  # noqa: PLE0605  # a list of strings
 
 
-def __getattr__(name: str) -> Any:
-    module = _HOME_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module 'perdure.agent' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a checker would take any name for a public one
+
+    def __getattr__(name: str) -> Any:
+        module = _HOME_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module 'perdure.agent' has no attribute {name!r}")
+        value = getattr(importlib.import_module(module), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

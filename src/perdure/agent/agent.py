@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from perdure.agent.persistent import Persistence
     from perdure.agent.plugins import ToolSettings
     from perdure.agent.tools import Tool
+    from perdure.memory.storage import MemoryStorage
     from perdure.memory.working import WorkingMemory
     from perdure.restore.report import RestoreReport
     from perdure.session.manager import SessionManager
@@ -86,7 +87,7 @@ class Agent:
             id: The agent's id; None for a new one.
             model: Answers.
             tools: Functions that the model may call.
-            instructions: The system prompt.
+            instructions: The system prompt; without any, the stored one is kept.
             sessions: Where its session is kept.
             persistent_session: True, or how it is kept: without ``sessions``, in a store that
                 the agent opens and closes. False: in memory only, no file is made. None:
@@ -151,6 +152,16 @@ class Agent:
         return self.context.working_memory
 
     @property
+    def memory_storage(self) -> MemoryStorage:
+        """Where entries of its memory are kept: the configured place, or else the session.
+
+        Raises:
+            ConfigError: ``Features(memory=False)``: it has none.
+
+        """
+        return self.context.memory_storage
+
+    @property
     def permissions(self) -> Permissions:
         """Which of its tools were allowed, blocked and approved."""
         return self.context.plugins.permissions
@@ -206,6 +217,7 @@ class Agent:
         try:
             if self._save_on_close and session.is_writable:
                 await session.save()
+                await self.context.plugins.memory.flush()
         finally:
             self.context.plugins.detach()
             disclaim(session, self.context)
@@ -302,6 +314,7 @@ class Agent:
     async def save_persisted_session(self) -> None:
         """Make everything durable now."""
         await self.memory.persist_working_context_snapshot()
+        await self.context.plugins.memory.flush()
 
 
 @final

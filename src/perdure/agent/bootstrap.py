@@ -123,6 +123,7 @@ class WorkingContextSnapshotRestoreStep:
             before, source=done.source, steps=(*before.steps, *done.steps)
         )
         context.restore_report = report
+        context.state.system_prompt = done.system_prompt or ""
         context.emit(ContextRestored(agent_id=context.agent_id, report=report))
         return True
 

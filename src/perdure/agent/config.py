@@ -17,6 +17,7 @@ from perdure.autosave.options import INHERIT, Autosave, Inherit
 from perdure.errors import ConfigError
 from perdure.lease.terms import OnHeld
 from perdure.memory.compaction import CompactionPolicy, Summarizer
+from perdure.memory.storage import MemoryStorage
 from perdure.model.keys import DEFAULT_SESSION
 from perdure.model.messages import Message, ToolCall, ToolResult
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
@@ -40,7 +41,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         name: What it is called; its id begins with it where none is given.
         model: Answers.
         tools: Functions that the model may call.
-        instructions: The system prompt, before its processors.
+        instructions: The system prompt, before its processors; without any, a restored agent
+            keeps the one that is stored with it.
         workspace: A place to work in; its ``initialize(context)`` is called first of all, if
             it has one.
         system_prompt_processors: Functions of (prompt, context), in order.
@@ -69,6 +71,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         wait: Seconds to wait for another process.
         autosave: The session's own timers.
         persistent_session: As for `Agent.create`.
+        memory_storage: Where ``agent.memory_storage`` keeps its entries; None for the session.
+            It is flushed with each save, and not closed.
 
     Raises:
         ConfigError: A value does not fit.
@@ -103,6 +107,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     wait: float = 10.0
     autosave: Autosave | Inherit | None = INHERIT
     persistent_session: Persistence = None
+    memory_storage: MemoryStorage | None = None
 
     def __post_init__(self) -> None:
         for name in ("inbox_size", "max_model_calls"):

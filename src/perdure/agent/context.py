@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perdure.agent.plugins import AgentPlugins
     from perdure.agent.requests import LLMRequestAssembler
     from perdure.agent.tools import Toolbox
+    from perdure.memory.storage import MemoryStorage
     from perdure.memory.working import WorkingMemory
     from perdure.restore.report import RestoreReport
     from perdure.session.session import Session
@@ -105,10 +106,24 @@ class AgentContext:
             ConfigError: The agent has none.
 
         """
+        self._require_memory()
+        return self.session.memory
+
+    @property
+    def memory_storage(self) -> MemoryStorage:
+        """Where entries of its memory are kept: the configured place, or else the session.
+
+        Raises:
+            ConfigError: The agent has none.
+
+        """
+        self._require_memory()
+        return self.plugins.memory
+
+    def _require_memory(self) -> None:
         if not self.config.features.memory:
             message = f"agent {self.agent_id!r} has no working memory: give Features(memory=True)"
             raise ConfigError(message, agent=self.agent_id)
-        return self.session.memory
 
     @property
     def turn_id(self) -> str:

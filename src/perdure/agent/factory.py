@@ -25,6 +25,7 @@ from perdure.agent.persistent import (
     Persistence,
     PersistentSession,
     autosave_of,
+    memory_of,
     persistence_of,
 )
 from perdure.agent.plugins import AgentPlugins
@@ -345,7 +346,8 @@ async def create(
         message = "two places for one agent: give sessions, or PersistentSession(storage=…)"
         raise ConfigError(message)
     if isinstance(persistence, PersistentSession):
-        config = msgspec.structs.replace(config, autosave=autosave_of(kept))
+        memory = memory_of(kept, config.memory_storage)
+        config = msgspec.structs.replace(config, autosave=autosave_of(kept), memory_storage=memory)
     release: Release | None = None
     if sessions is None or persistence is False:
         # Not persistent: the same road, over a store in memory, and no file anywhere.

@@ -9,9 +9,10 @@ import msgspec
 from perdure.autosave.options import Autosave
 from perdure.errors import ConfigError
 from perdure.interchange.storage import StateStorage
+from perdure.memory.storage import MemoryStorage
 from perdure.store import Store
 
-__all__ = ["PersistentSession", "autosave_of", "persistence_of"]
+__all__ = ["PersistentSession", "autosave_of", "memory_of", "persistence_of"]
 
 
 class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +26,7 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
         save_on_close: Whether closing saves what came after the last turn.
         load_on_create: Whether the agent goes on with the stored conversation; if not, it
             begins a new one with its first message, unless ``load_persisted_session`` comes first.
+        memory: Where ``agent.memory_storage`` keeps its entries; None for the session.
 
     Raises:
         ConfigError: A value does not fit.
@@ -35,6 +37,7 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
     autosave_interval: float = 30.0
     save_on_close: bool = True
     load_on_create: bool = True
+    memory: MemoryStorage | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.autosave_interval < float("inf"):
@@ -69,6 +72,22 @@ def persistence_of(given: Persistence, configured: Persistence) -> Persistence:
         "give it in the config or to create, not both"
     )
     raise ConfigError(message)
+
+
+def memory_of(kept: PersistentSession, configured: MemoryStorage | None) -> MemoryStorage | None:
+    """Return the storage of memory that counts.
+
+    Raises:
+        ConfigError: There are two.
+
+    """
+    if kept.memory is not None and configured is not None and kept.memory is not configured:
+        message = (
+            "the storage of memory is given twice: give it in the config or in "
+            "PersistentSession, not both"
+        )
+        raise ConfigError(message, option="memory_storage")
+    return configured if kept.memory is None else kept.memory
 
 
 def autosave_of(persistence: PersistentSession) -> Autosave | None:

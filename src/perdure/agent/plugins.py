@@ -20,11 +20,13 @@ from perdure.agent.notes import InContextMemory
 from perdure.agent.permissions import Permissions
 from perdure.codec.redaction import redact
 from perdure.errors import ConfigError
+from perdure.memory.in_session import SessionMemoryStorage
 from perdure.session.contributors import Attachment, Contributor, RestoreContext
 from perdure.session.inside import attach, folder_of
 
 if TYPE_CHECKING:
     from perdure.agent.config import AgentConfig
+    from perdure.memory.storage import MemoryStorage
     from perdure.session.session import Session
 
 __all__ = ["AgentPlugins", "PersistentInstructions", "StoredConfig", "ToolSettings"]
@@ -182,6 +184,24 @@ class StoredConfig:
 
 
 @final
+class FlushedMemory:
+    """Have a memory of the user's own flushed before each save of the session."""
+
+    name: Final = "memory_storage"
+    version: Final = 1
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        self._storage = storage
+
+    async def capture(self) -> None:
+        """Flush; the session itself keeps nothing of it."""
+        await self._storage.flush()
+
+    async def restore(self, state: Any, context: RestoreContext) -> None:
+        """Do nothing: the storage has it."""
+
+
+@final
 class AgentPlugins:
     """The parts of one agent."""
 
@@ -191,6 +211,8 @@ class AgentPlugins:
         self.permissions: Permissions = Permissions()
         self.notes: InContextMemory | None = None
         self.instructions: PersistentInstructions | None = None
+        own = config.memory_storage
+        self.memory: MemoryStorage = SessionMemoryStorage(session) if own is None else own
         if features.in_context_memory:
             self.notes = InContextMemory()
         if features.persistent_instructions:
@@ -203,6 +225,8 @@ class AgentPlugins:
         parts: list[Contributor] = [self.tools, config]
         if features.permissions:
             parts.append(self.permissions)
+        if not isinstance(self.memory, SessionMemoryStorage):
+            parts.append(FlushedMemory(self.memory))
         parts += [part for part in (self.notes, self.instructions) if part is not None]
         return tuple(parts)
 

@@ -125,6 +125,8 @@ class Autosaver:
         now = self._clock()
         t = self._core.track(key, epoch=epoch, head=head, autosave=autosave, now=now)
         self._idle.add(t, now)
+        if self._host.running and not self._core.stopped:
+            self._timer.look_at(self._idle.next_at)  # though nothing may ever be appended
         return t
 
     def untrack(self, t: Tracked) -> None:

@@ -15,6 +15,9 @@ from perdure.cli.check import check
 from perdure.cli.demo import demo
 from perdure.cli.doctor import doctor
 from perdure.cli.exchange import export, import_
+from perdure.cli.forget import forget, prune
+from perdure.cli.lives import copy, fork, rename
+from perdure.cli.migrate import migrate
 from perdure.cli.output import fail
 from perdure.cli.rebuild import rebuild
 from perdure.cli.sessions import ls, show
@@ -28,7 +31,8 @@ INTERRUPTED = 130
 
 COMMANDS: tuple[Callable[..., int], ...] = (
     *(demo, chat, ls, show, check, rebuild),
-    *(export, import_, doctor),
+    *(fork, copy, rename, forget, prune),
+    *(export, import_, migrate, doctor),
 )
 
 app: App = App(

@@ -8,7 +8,7 @@ is reported and never mended. Everything else can be made again from it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import anyio.to_thread
 import msgspec
@@ -19,8 +19,11 @@ from perdure.codec.messages import decode_message
 from perdure.codec.registry import Registry
 from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
 from perdure.memory.context import SNAPSHOT
+from perdure.model.base import Base
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, MESSAGE_KINDS, Record
+from perdure.session.hindsight import base_documents
+from perdure.session.lineage import Lineage, followed
 from perdure.session.options import Limits
 from perdure.session.rebuilding import context_bytes_of, fold_afresh
 from perdure.store import Document, Documents, Holder, Store
@@ -52,16 +55,27 @@ class Audit(msgspec.Struct, kw_only=True):
 async def audit(store: Store, key: SessionKey) -> Audit:
     """Look at a session in whole: every record, every document, and who holds it."""
     seen = Audit(key=key)
+    store = lineage = followed(store)  # a fork's log goes on behind its parent's
     documents = await _documents(store, seen)
     records = await _records(store, seen)
-    seen.findings += log_problems(records)
+    base, began = await _beginning(lineage, seen)
+    seen.findings += log_problems(records, base)
     if documents is not None and not any(one.what == "log" for one in seen.problems):
-        found = await anyio.to_thread.run_sync(
-            lambda: list(_document_problems(key, documents, records))
-        )
+        log = _Log(key, records, began)
+        found = await anyio.to_thread.run_sync(lambda: list(_document_problems(log, documents)))
         seen.findings += found
     seen.findings += _lease_notes(await store.holder(key))
     return seen
+
+
+async def _beginning(store: Lineage, seen: Audit) -> tuple[Base, Mapping[str, Document]]:
+    """Return what comes before a session's own log, and the documents that it began with."""
+    try:
+        base = await store.base_of(seen.key) or Base()
+        return base, (await base_documents(store, seen.key)).found
+    except (CorruptRecordError, UnsupportedVersionError) as error:
+        seen.findings.append(Finding(what="log", detail=str(error)))
+        return Base(), {}
 
 
 async def _documents(store: Store, seen: Audit) -> Documents | None:
@@ -96,20 +110,24 @@ async def _records(store: Store, seen: Audit) -> list[Record]:
     return records
 
 
-def log_problems(records: list[Record]) -> list[Finding]:
+def log_problems(records: list[Record], base: Base | None = None) -> list[Finding]:
     """Return what is wrong with the records as a log: their numbers, epochs and payloads."""
     return [
         Finding(what="log", detail=detail, cure="restore the log's files from a copy")
-        for detail in (*_order_problems(records), *_payload_problems(records))
+        for detail in (*_order_problems(records, base or Base()), *_payload_problems(records))
     ]
 
 
-def _order_problems(records: list[Record]) -> Iterator[str]:
+def _order_problems(records: list[Record], base: Base) -> Iterator[str]:
     epoch = 0
-    for seq, record in enumerate(records, 1):
+    for seq, record in enumerate(records, base.cut + 1):
         if record.seq != seq:
             yield f"record {record.seq} stands where record {seq} belongs"
             return
+        if seq <= base.at:
+            continue  # another session wrote it, in an epoch of its own
+        if seq == base.cut + 1 > 1:
+            epoch = record.epoch  # its epoch record was pruned
         if record.epoch < epoch:
             yield f"record {seq} is of epoch {record.epoch}, behind one of epoch {epoch}"
         elif record.epoch > epoch and record.kind != EPOCH:
@@ -131,9 +149,7 @@ def _payload_problems(records: list[Record]) -> Iterator[str]:
             yield f"record {record.seq}, of kind {record.kind}, cannot be decoded ({what})"
 
 
-def _document_problems(
-    key: SessionKey, documents: Documents, records: list[Record]
-) -> Iterator[Finding]:
+def _document_problems(log: _Log, documents: Documents) -> Iterator[Finding]:
     """Compare what is stored with a fresh fold of the log."""
     for name in documents.damaged:
         detail = f"{name} is lost, or not what its manifest says"
@@ -141,40 +157,58 @@ def _document_problems(
     manifest = documents.manifest
     if manifest is None:
         return
-    if manifest.as_of_seq > len(records):
+    if manifest.as_of_seq > log.head:
         detail = f"the documents are as of record {manifest.as_of_seq}, the log ends at "
         yield Finding(
             what="log",
-            detail=f"{detail}{len(records)}: records are missing",
+            detail=f"{detail}{log.head}: records are missing",
             cure="restore the log's files from a copy",
         )
         return
-    for detail in _differences(key, documents, records):
+    for detail in _differences(log, documents):
         yield Finding(what="document", detail=detail, cure=REBUILD, repairable=True)
 
 
-def _differences(key: SessionKey, documents: Documents, records: list[Record]) -> Iterator[str]:
+class _Log(msgspec.Struct):
+    """A session's whole log, and the documents that it goes on from."""
+
+    key: SessionKey
+    records: list[Record]
+    began: Mapping[str, Document]
+
+    @property
+    def head(self) -> int:
+        """The last record."""
+        return self.records[-1].seq if self.records else 0
+
+    def fold(self, upto: int, limits: Limits) -> dict[str, bytes]:
+        """Return the documents as of a record."""
+        records = self.records[: upto - self.records[0].seq + 1]
+        return fold_afresh(self.key, records, limits=limits, began=self.began)
+
+
+def _differences(log: _Log, documents: Documents) -> Iterator[str]:
     folds: dict[int, dict[str, bytes]] = {}
     for name, document in sorted(documents.found.items()):
         upto = document.as_of_seq
         if upto not in folds:
-            folds[upto] = fold_afresh(key, records[:upto], limits=Limits())
+            folds[upto] = log.fold(upto, Limits())
         if folds[upto].get(name) == document.data:
             continue
-        if name == SNAPSHOT and _is_cut_elsewhere(key, document, records):
+        if name == SNAPSHOT and _is_cut_elsewhere(log, document):
             continue
         yield f"{name} differs from a fresh fold of the log up to record {upto}"
     assert documents.manifest is not None
     upto = documents.manifest.as_of_seq
-    fresh = folds.get(upto) or fold_afresh(key, records[:upto], limits=Limits())
+    fresh = folds.get(upto) or log.fold(upto, Limits())
     for name in sorted(fresh.keys() - documents.found.keys() - set(documents.damaged)):
         yield f"{name} is missing from the manifest"
 
 
-def _is_cut_elsewhere(key: SessionKey, snapshot: Document, records: list[Record]) -> bool:
+def _is_cut_elsewhere(log: _Log, snapshot: Document) -> bool:
     """Whether a snapshot is sound, and was only made under another limit than the default."""
     limits = Limits(context_bytes=max(context_bytes_of(snapshot.data), 1))
-    fresh = fold_afresh(key, records[: snapshot.as_of_seq], limits=limits)
+    fresh = log.fold(snapshot.as_of_seq, limits)
     return fresh[SNAPSHOT] == snapshot.data
 
 

@@ -12,13 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from perdure.cli.audit import Audit, audit
 from perdure.cli.findings import Finding
+from perdure.cli.garbage import Garbage, collect, garbage
 from perdure.cli.leftovers import leftovers
 from perdure.cli.options import Named
-from perdure.cli.output import print_json, say, stderr
+from perdure.cli.output import print_json, say, size, stderr
 from perdure.cli.reach import existing, is_there, managed, no_session, opened
 from perdure.cli.rebuild import rebuild_session
-from perdure.errors import PerdureError
-from perdure.model.keys import SessionKey
+from perdure.errors import ConfigError, PerdureError
+from perdure.model.keys import SessionKey, require_filters
 from perdure.store import SessionInfo, Store
 
 __all__ = ["check"]
@@ -31,45 +32,86 @@ def check(
     /,
     *,
     repair: bool = False,
+    gc: bool = False,
+    grace: float = 24.0,
     where: Named = Named(),  # noqa: B008  # frozen
 ) -> int:
     """Check sessions: the log, the documents against a fresh fold of it, leases, leftovers.
 
-    Changes nothing, unless told to repair; exits with 1 if a problem is left. The log is never
-    mended: it is the truth, and what is damaged in it comes back from a copy only.
+    Changes nothing, unless told to, and says what it would do; exits with 1 if a problem is
+    left. The log is never mended: it is the truth, and what is damaged in it comes back
+    from a copy only.
 
     Args:
-        id: The agent's id. Default: every session of the store.
+        id: The agent's id. Default: every session of the store, or of the tenant.
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not.
+        gc: Set aside the blobs that no session reaches, and remove those that were set aside
+            a grace period ago.
+        grace: Hours that a blob has to be old for that.
 
     """
-    return anyio.run(partial(_check, id, repair=repair, where=where))
+    if gc and id is not None:
+        raise ConfigError("--gc looks at every session of a tenant: leave the id out")
+    return anyio.run(partial(_check, id, repair=repair, grace=grace if gc else None, where=where))
 
 
-async def _check(id: str | None, *, repair: bool, where: Named) -> int:
+async def _check(id: str | None, *, repair: bool, grace: float | None, where: Named) -> int:
+    blobs: list[Garbage] = []
     async with opened(where.store) as store:
         if id is None:
-            keys = await _keys(store, where.tenant)
+            tenants = [where.tenant] if where.tenant else await store.tenants()
+            keys = [key for tenant in tenants for key in await _keys(store, tenant)]
+            audits = await _audit_all(store, keys)
+            for tenant in tenants:
+                theirs = [key for key in keys if key.tenant == tenant]
+                blobs.append(await _blobs(store, tenant, theirs, grace))
         else:
-            keys = [where.key(id)]
-            if not await is_there(store, keys[0]):
-                raise no_session(keys[0], store)
-        audits = await _audit_all(store, keys)
+            key = where.key(id)
+            if not await is_there(store, key):
+                raise no_session(key, store)
+            audits = await _audit_all(store, [key])
         location = store.location
     repaired: list[Repair] = []
     if repair:
         repaired = [await _repair(where, seen) for seen in audits if seen.repairable]
-    report = _report(location, audits, repaired)
+    report = _report(location, audits, repaired, blobs)
     if where.json:
         print_json(report)
     else:
         _print(report, audits, repaired, repair=repair)
+        for one in blobs:
+            _print_blobs(one)
     return 1 if report["problems"] else 0
+
+
+async def _blobs(store: Store, tenant: str, keys: list[SessionKey], grace: float | None) -> Garbage:
+    found, reached = await garbage(store, tenant, keys)
+    if grace is not None:
+        await collect(store, found, reached, grace * 3600)
+    return found
+
+
+def _print_blobs(found: Garbage) -> None:
+    whose = f" of tenant {found.tenant}" if found.tenant else ""
+    if found.unknown is not None:
+        say(f"blobs{whose}: none was looked at: {found.unknown}")
+    elif found.swept is not None:
+        swept = found.swept
+        say(
+            f"blobs{whose}: {swept.quarantined} set aside, {swept.removed} removed, "
+            f"{size(swept.bytes)} freed"
+        )
+    elif found.unreachable:
+        say(
+            f"blobs{whose}: no session reaches {found.unreachable} of {found.blobs}; "
+            "`perdure check --gc` would set them aside"
+        )
 
 
 async def _keys(store: Store, tenant: str) -> list[SessionKey]:
     keys: list[SessionKey] = []
     last: SessionInfo | None = None
+    require_filters(tenant=tenant)
     while True:
         after = None if last is None else last.key
         page = await store.sessions(tenant=tenant, after=after, limit=PAGE)
@@ -107,9 +149,8 @@ class Repair(msgspec.Struct, frozen=True):
 async def _repair(where: Named, seen: Audit) -> Repair:
     """Rebuild one session's documents, and look at it again."""
     try:
-        store = existing(where.store)
-        async with managed(store) as sessions:
-            await rebuild_session(store, sessions, seen.key)
+        async with managed(existing(where.store)) as sessions:
+            await rebuild_session(sessions, seen.key)
         async with opened(where.store) as store:
             again = await audit(store, seen.key)
     except PerdureError as error:
@@ -117,7 +158,9 @@ async def _repair(where: Named, seen: Audit) -> Repair:
     return Repair(seen.key, tuple(again.problems))
 
 
-def _report(location: str, audits: list[Audit], repaired: list[Repair]) -> dict[str, Any]:
+def _report(
+    location: str, audits: list[Audit], repaired: list[Repair], blobs: list[Garbage]
+) -> dict[str, Any]:
     after = {one.key: one for one in repaired}
     left = sum(len(after[seen.key].left if seen.key in after else seen.problems) for seen in audits)
     sessions = [
@@ -141,6 +184,7 @@ def _report(location: str, audits: list[Audit], repaired: list[Repair]) -> dict[
         "repairable": sum(seen.repairable and seen.key not in after for seen in audits),
         "repaired": sum(not one.left for one in repaired),
         "sessions": sessions,
+        "blobs": blobs,
     }
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "of_network",
     "of_settings",
     "of_space",
+    "of_syncs",
 ]
 
 FULL = 64 * MIB
@@ -61,13 +62,37 @@ def of_settings(environment: Mapping[str, str]) -> Diagnosis:
     return Diagnosis("settings", "ok", f"{said}, where connect() gets no autosave=…")
 
 
+_WEAKER = {
+    "fsync every second": "a crash of the server may cost the last second",
+    "written, synced by the system": "a crash of its machine may cost half a minute",
+    "memory, with snapshots": "a crash of the server costs what came after its last snapshot",
+    "unknown": "the server does not tell how it is set up",
+}
+
+
 def of_durability(durability: str) -> Diagnosis:
     """Judge what a store means by durable."""
     if durability == "memory":
         cure = "use a file store where anything must outlive the process"
         return Diagnosis("durability", "warning", "kept in memory only", cure)
+    if durability in _WEAKER:
+        cure = "see docs/stores.md for how a server is set up to sync each save"
+        return Diagnosis("durability", "warning", f"{durability}: {_WEAKER[durability]}", cure)
+    if durability.startswith("unsafe: "):
+        cure = "see docs/stores.md for how a server is set up to sync each save"
+        said = f"{durability}: a crash of the server may cost what it had acknowledged"
+        return Diagnosis("durability", "warning", said, cure)
     said = "each save is synced to the disk" if durability == "fsync" else durability
     return Diagnosis("durability", "ok", said)
+
+
+def of_syncs(by: str, *, folders: bool) -> Diagnosis:
+    """Judge what this platform makes files durable by."""
+    if folders:
+        return Diagnosis("syncs", "ok", f"files by {by}, and their folders too")
+    said = f"files by {by}; folders cannot be synced here"
+    cure = "a new session's first save may not outlast a power cut; a crash it does"
+    return Diagnosis("syncs", "warning", said, cure)
 
 
 def of_mode(path: str, mode: int, *, mine: bool) -> Diagnosis:

@@ -22,7 +22,7 @@ import anyio
 
 import perdure
 from perdure import Message
-from perdure._lib.platform import network_file_system, try_lock
+from perdure._lib.platform import network_file_system, synced_by, try_lock
 from perdure.autosave.events import SaveFailed
 from perdure.autosave.options import Shutdown
 from perdure.cli import diagnoses
@@ -192,6 +192,8 @@ async def _write_and_read(store: Store, session: Session) -> bool:
 
 def _look_at(folder: Path) -> Iterator[Diagnosis]:
     yield from _modes(folder)
+    by, folders = synced_by()
+    yield diagnoses.of_syncs(by, folders=folders)
     yield diagnoses.of_network(network_file_system(str(folder)))
     usage = shutil.disk_usage(folder)
     files = os.statvfs(folder).f_favail if hasattr(os, "statvfs") else None

@@ -14,16 +14,19 @@ from cyclopts import Parameter
 import perdure
 from perdure._lib.files import Folder
 from perdure.cli.options import Named
-from perdure.cli.output import print_json, say, write
-from perdure.cli.reach import existing, managed, no_session
+from perdure.cli.output import print_json, say, size, write
+from perdure.cli.reach import existing, is_there, managed, no_session
 from perdure.errors import ConfigError, SessionNotFoundError
 from perdure.interchange import Read, read_folder, read_state, write_folder, write_state
 from perdure.interchange.state import FullAgentState
+from perdure.model.keys import SessionKey
+from perdure.moving.files import bundle_key, is_bundle, read_bundle, write_bundle
 from perdure.session.exchange import Imported, import_state, state_from
+from perdure.store import Store
 
 __all__ = ["export", "import_"]
 
-Layout = Literal["full", "seed"]
+Layout = Literal["full", "seed", "bundle"]
 
 
 def export(
@@ -41,7 +44,9 @@ def export(
 
     Args:
         id: The agent's id.
-        layout: One JSON value, or the files session.json, memory.json and plugins/*.json.
+        layout: ``full``: one JSON value; ``seed``: the files session.json, memory.json and
+            plugins/*.json; ``bundle``: the log, the documents and the blobs, as lines of JSON,
+            which is the same out of every store.
         out: The file, or with --layout seed the folder, to write; new, or an empty folder.
             Default: the standard output.
         plain: Only what the format has a place for, without the log that lets an import
@@ -52,13 +57,15 @@ def export(
 
 
 async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where: Named) -> int:
-    if layout == "seed" and out is None:
-        raise ConfigError("--layout seed writes several files: name a folder with --out")
+    if layout != "full" and out is None:
+        raise ConfigError(f"--layout {layout} does not go to the standard output: give --out")
     if out is not None:
         _check_free(out)
     store, key = existing(where.store), where.key(id)
     await store.open()
     try:
+        if layout == "bundle":
+            return await _export_bundle(store, key, out or Path(), where)
         state = await state_from(store, key, log=log)
     finally:
         await store.aclose()
@@ -77,6 +84,18 @@ async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where
         print_json(answer)
     else:
         say(f"{key}: {len(state.context.core.history)} messages written to {out}")
+    return 0
+
+
+async def _export_bundle(store: Store, key: SessionKey, out: Path, where: Named) -> int:
+    if not await is_there(store, key):
+        raise no_session(key, store)
+    written = await write_bundle(store, key, out)
+    answer = {"agent": key.agent, "session": key.session, "out": str(out), "bytes": written}
+    if where.json:
+        print_json(answer)
+    else:
+        say(f"{key}: {size(written)} written to {out}")
     return 0
 
 
@@ -109,8 +128,8 @@ def import_(
     formats are migrated, wrong counts mended, damaged files left out and kept in quarantine/.
 
     Args:
-        path: A file with one JSON value, or a folder with session.json, memory.json and
-            plugins/*.json.
+        path: A file with one JSON value, a bundle, or a folder with session.json, memory.json
+            and plugins/*.json.
         id: The agent's id. Default: the one that it had.
 
     """
@@ -121,6 +140,8 @@ import_.__name__ = "import"  # what the command is called, and no name for a fun
 
 
 async def _import(path: Path, *, id: str | None, where: Named) -> int:
+    if await is_bundle(path):
+        return await _import_bundle(path, id=id, where=where)
     read = await _read(path)
     if read.state is None:
         message = (
@@ -139,6 +160,22 @@ async def _import(path: Path, *, id: str | None, where: Named) -> int:
         for finding in findings:
             say(f"{finding.what}: {finding.where}: {finding.detail}")
         say(f"{done.key}: imported as {done.version} records into {store.location}")
+    return 0
+
+
+async def _import_bundle(path: Path, *, id: str | None, where: Named) -> int:
+    was = await bundle_key(path)
+    named = SessionKey(id or was.agent, was.session, was.tenant)
+    store = perdure.store_for(where.store)
+    await store.open()
+    try:
+        landed = await read_bundle(store, path, key=named)
+    finally:
+        await store.aclose()
+    if where.json:
+        print_json({"location": store.location, **msgspec.to_builtins(landed)})
+    else:
+        say(f"{landed.key}: {landed.records} records written into {store.location}")
     return 0
 
 

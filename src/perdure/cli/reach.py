@@ -23,12 +23,11 @@ def existing(url: str | None) -> Store:
         StoreUnavailableError: Nobody has made this store yet.
 
     """
-    from perdure.stores.file import FileStore
-
     store = perdure.store_for(url)
-    if isinstance(store, FileStore) and not Path(store.location).is_dir():
-        message = f"there is no store at {store.location}: name one with --store or PERDURE_URL"
-        raise StoreUnavailableError(message, path=store.location)
+    place: str | None = getattr(store, "local_path", None)
+    if place is not None and not Path(place).exists():
+        message = f"there is no store at {place}: name one with --store or PERDURE_URL"
+        raise StoreUnavailableError(message, path=place)
     return store
 
 

@@ -15,10 +15,10 @@ from perdure.cli.reach import existing, is_there, managed, no_session, opened
 from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
+from perdure.session.inside import store_of
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from perdure.session.rebuilding import rebuild as rebuild_documents
-from perdure.store import Store
 
 __all__ = ["rebuild", "rebuild_session"]
 
@@ -63,7 +63,7 @@ async def _rebuild(id: str, *, dry_run: bool, where: Named) -> int:
     if not dry_run:
         store = existing(where.store)
         async with managed(store) as sessions:
-            manifest = await rebuild_session(store, sessions, key)
+            manifest = await rebuild_session(sessions, key)
         answer["rebuilt"] = sorted(manifest.documents)
     if where.json:
         print_json(answer)
@@ -72,7 +72,7 @@ async def _rebuild(id: str, *, dry_run: bool, where: Named) -> int:
     return 0
 
 
-async def rebuild_session(store: Store, sessions: SessionManager, key: SessionKey) -> Manifest:
+async def rebuild_session(sessions: SessionManager, key: SessionKey) -> Manifest:
     """Rebuild a session's documents under its lease, through the library.
 
     Raises:
@@ -82,7 +82,7 @@ async def rebuild_session(store: Store, sessions: SessionManager, key: SessionKe
     session = await sessions.open(
         key.agent, session=key.session, tenant=key.tenant, create=False, on_held="raise"
     )
-    manifest = await rebuild_documents(store, key, epoch=session.epoch, limits=Limits())
+    manifest = await rebuild_documents(store_of(session), key, epoch=session.epoch, limits=Limits())
     await session.aclose()
     return manifest
 

@@ -14,11 +14,12 @@ from cyclopts import Parameter
 from perdure.cli.options import Named, Stored
 from perdure.cli.output import ago, clip, print_json, print_table, say, size
 from perdure.cli.reach import existing, holder_of, managed, no_session, opened
-from perdure.model.keys import SessionKey
+from perdure.model.keys import SessionKey, require_filters
 from perdure.model.manifest import Manifest
 from perdure.model.messages import Message
 from perdure.model.records import Record
 from perdure.session.contents import HistoryItem
+from perdure.session.lineage import followed
 from perdure.session.view import SessionView
 from perdure.store import Holder, SessionInfo, Store
 
@@ -67,6 +68,7 @@ async def _ls(prefix: str, tenant: str, limit: int, where: Stored) -> None:
 
 async def _list(store: Store, tenant: str, prefix: str, limit: int) -> list[SessionInfo]:
     found: list[SessionInfo] = []
+    require_filters(tenant=tenant, prefix=prefix)
     while len(found) < limit:
         after = found[-1].key if found else None
         count = min(PAGE, limit - len(found))
@@ -112,7 +114,7 @@ def show(
 
 
 async def _show(id: str, *, log: bool, limit: int | None, where: Named) -> None:
-    store, key = existing(where.store), where.key(id)
+    store, key = followed(existing(where.store)), where.key(id)
     async with managed(store) as sessions:
         view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
         if view is None:

@@ -23,8 +23,9 @@ from perdure.model.records import MESSAGE_KINDS, Entry
 __all__ = ["RESERVED_KINDS", "Encoded"]
 
 RESERVED_KINDS = frozenset(
-    {"base", "checkpoint", "context", "effect", "epoch", "foreign", "item", "memory_drop"}
-    | {"memory_set", "meta", "retract", "segment", "state", "turn", "usage"}
+    {"base", "checkpoint", "context", "effect", "ending", "epoch", "foreign", "fork", "item"}
+    | {"memory_drop", "memory_set", "meta", "retract", "segment", "state", "taken", "turn"}
+    | {"usage"}
 )
 """Kinds whose records perdure writes itself, now or in a later release."""
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from perdure.codec.decoders import decoder_of
 from perdure.codec.limits import MAX_DEPTH, check_depth, too_deep
 from perdure.errors import CorruptRecordError, FormatError, NotStorableError
 
@@ -44,8 +45,7 @@ def decode(data: bytes, type: Any = Any, *, limit: int = MAX_DEPTH) -> Any:  # m
         CorruptRecordError: The bytes are not JSON, not UTF-8, too deep, or not of the type.
 
     """
-    decoder = _ANY if type is Any else msgspec.json.Decoder(type)
-    return decode_with(decoder, data, limit=limit)
+    return decode_with(_ANY if type is Any else decoder_of(type), data, limit=limit)
 
 
 def decode_with(decoder: msgspec.json.Decoder[T], data: bytes, *, limit: int = MAX_DEPTH) -> T:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from perdure.interchange.folder import FolderStorage as FolderStorage
     from perdure.interchange.folder import read_folder as read_folder
     from perdure.interchange.folder import write_folder as write_folder
+    from perdure.interchange.memory_file import FileMemoryStorage as FileMemoryStorage
     from perdure.interchange.migrations import (
         PERSISTENCE_FORMAT_VERSION as PERSISTENCE_FORMAT_VERSION,
     )
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "perdure.interchange.folder": ("FolderStorage", "read_folder", "write_folder"),
+    "perdure.interchange.memory_file": ("FileMemoryStorage",),
     "perdure.interchange.migrations": ("Migrations", "PERSISTENCE_FORMAT_VERSION"),
     "perdure.interchange.reading": ("Finding", "Read", "read_state"),
     "perdure.interchange.state": (

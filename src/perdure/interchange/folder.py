@@ -30,7 +30,14 @@ from perdure.interchange.opened import write_open
 from perdure.interchange.reading import Finding, Read, merge_plugins, read_memory, read_state
 from perdure.interchange.state import FullAgentState, write_state
 
-__all__ = ["FolderStorage", "read_folder", "write_folder"]
+__all__ = [
+    "FolderStorage",
+    "FoundFiles",
+    "guarded",
+    "pretty",
+    "read_folder",
+    "write_folder",
+]
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -55,7 +62,7 @@ async def read_folder(path: str | os.PathLike[str], *, migrations: Migrations = 
         StoreUnavailableError: The folder cannot be read.
 
     """
-    return await anyio.to_thread.run_sync(_guarded, _read, os.fspath(path), migrations)
+    return await anyio.to_thread.run_sync(guarded, _read, os.fspath(path), migrations)
 
 
 async def write_folder(path: str | os.PathLike[str], state: FullAgentState) -> list[str]:
@@ -67,10 +74,11 @@ async def write_folder(path: str | os.PathLike[str], state: FullAgentState) -> l
         StoreUnavailableError: The folder cannot be written.
 
     """
-    return await anyio.to_thread.run_sync(_guarded, _write, os.fspath(path), state)
+    return await anyio.to_thread.run_sync(guarded, _write, os.fspath(path), state)
 
 
-def _guarded(act: Callable[[str, T], R], path: str, given: T) -> R:
+def guarded(act: Callable[[str, T], R], path: str, given: T) -> R:
+    """Do something in a folder; an error of the disk becomes one of ours."""
     try:
         return act(path, given)
     except OSError as error:
@@ -87,7 +95,7 @@ def _read(path: str, migrations: Migrations) -> Read:
     except FileNotFoundError:
         return Read(None)
     with folder:
-        found = _Found(folder)
+        found = FoundFiles(folder)
         read = found.document(
             SESSION, lambda data: read_state(data, migrations=migrations, where=SESSION)
         )
@@ -103,13 +111,13 @@ def _read(path: str, migrations: Migrations) -> Read:
     return Read(state, tuple(findings))
 
 
-class _Found:
+class FoundFiles:
     """What a folder holds, and what was wrong with it."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self.findings: list[Finding] = []
-        self.any = False
+        self.any: bool = False
 
     def document(
         self, name: str, parse: Callable[[bytes], T], *, within: Folder | None = None
@@ -173,11 +181,11 @@ def _write(path: str, state: FullAgentState) -> list[str]:
     with Folder.root(path) as folder:
         names = _write_plugins(folder, state)
         if state.memory is not None:
-            folder.replace(MEMORY, _pretty(write_open(state.memory)))
+            folder.replace(MEMORY, pretty(write_open(state.memory)))
             names.append(MEMORY)
         inline = {name: raw for name, raw in state.plugins.items() if not _FILE_NAME.match(name)}
         rest = msgspec.structs.replace(state, memory=None, plugins=inline)
-        folder.replace(SESSION, _pretty(write_state(rest)))
+        folder.replace(SESSION, pretty(write_state(rest)))
         folder.sync()
     return [*names, SESSION]
 
@@ -192,7 +200,7 @@ def _write_plugins(folder: Folder, state: FullAgentState) -> list[str]:
         return []
     with folder.make(PLUGINS) as plugins:
         for name, data in files.items():
-            plugins.replace(name, _pretty(data))
+            plugins.replace(name, pretty(data))
         for name in plugins.names():
             if name.endswith(_SUFFIX) and name not in files:
                 plugins.remove(name)
@@ -200,7 +208,8 @@ def _write_plugins(folder: Folder, state: FullAgentState) -> list[str]:
     return [f"{PLUGINS}/{name}" for name in files]
 
 
-def _pretty(data: bytes) -> bytes:
+def pretty(data: bytes) -> bytes:
+    """Return JSON as people read it."""
     return msgspec.json.format(data, indent=2) + b"\n"
 
 
@@ -240,7 +249,7 @@ class FolderStorage:
 
     async def delete(self) -> None:
         """Remove session.json, memory.json and the plugins' files, and nothing else."""
-        await anyio.to_thread.run_sync(_guarded, _delete, self._path, None)
+        await anyio.to_thread.run_sync(guarded, _delete, self._path, None)
 
     def get_path(self) -> str:
         """Return the folder."""

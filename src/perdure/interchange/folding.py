@@ -27,14 +27,13 @@ from perdure.interchange.state import (
 )
 from perdure.memory.context import Retraction, WorkingContext
 from perdure.memory.documents import (
-    MemoryDocument,
     SessionDocument,
     StateSet,
-    fold_memory,
     fold_session,
     fold_state,
     typed,
 )
+from perdure.memory.index import Index, changes_of
 from perdure.model.keys import SessionKey
 from perdure.model.records import (
     MEMORY_DROP,
@@ -219,7 +218,7 @@ def _memory(records: Iterable[Record], carried: Carried) -> SerializedMemoryStat
     changes = [record for record in records if record.kind in {MEMORY_SET, MEMORY_DROP}]
     if not changes and not carried.memory:
         return None
-    document = decode(fold_memory(None, changes), MemoryDocument)
+    index = changes_of(Index(), changes)
     entries = [
         SerializedMemoryEntry(
             key=one.key,
@@ -233,7 +232,7 @@ def _memory(records: Iterable[Record], carried: Carried) -> SerializedMemoryStat
             last_accessed_at=one.last_accessed_at,
             extra=carried.entries.get(one.key, {}),
         )
-        for one in document.entries
+        for one in index.entries.values()
     ]
     stats = Stats(
         total_entries=len(entries),

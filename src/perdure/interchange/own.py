@@ -21,7 +21,7 @@ from perdure.interchange.opened import compact
 from perdure.interchange.state import FullAgentState, write_state
 from perdure.memory.documents import Meta, SessionDocument, fold_session
 from perdure.model.keys import SessionKey
-from perdure.model.records import EPOCH, META, STATE, Entry, Record
+from perdure.model.records import BASE, ENDING, EPOCH, FORK, META, STATE, Entry, Record
 
 __all__ = ["Log", "entries_of", "left_of", "log_in", "with_log"]
 
@@ -52,6 +52,10 @@ class _Own(msgspec.Struct, kw_only=True):
     session: str
     tenant: str
     log: list[_Line]
+
+
+_OF_ITS_STORE = frozenset({BASE, ENDING, EPOCH, FORK})
+"""Kinds that say how a log lies among the others of its store: elsewhere they mean nothing."""
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -146,7 +150,7 @@ def entries_of(log: Log) -> list[Entry]:
     since = Entry(META, encode(Meta(created_at=_created_at(log))))
     entries = [
         was._replace(end=record.end)
-        if record.kind == EPOCH
+        if record.kind in _OF_ITS_STORE
         else Entry(record.kind, record.payload, record.end)
         for record in log.records[1:]
     ]

@@ -19,8 +19,13 @@ from perdure.store import Grant, Holder, Store
 
 __all__ = ["obtain"]
 
-POLL = 0.05
-"""Seconds between two looks at a session that somebody else holds."""
+SOON, LATE, SLOWER = 0.002, 0.05, 1.6
+"""Seconds between two looks at a session that somebody else holds: at first, at most; and what
+each pause is longer than the one before. It begins anew with each new holder."""
+AGAIN = 1.0
+"""Seconds after which a holder is asked again: it may have lost a letter with its store."""
+COURTESY = 0.25
+"""Seconds for which a session that was just given away is left to whoever asked for it."""
 
 
 async def obtain(
@@ -32,6 +37,7 @@ async def obtain(
     on_held: OnHeld,
     wait: float,
     clock: Callable[[], float],
+    given: int = 0,
 ) -> Grant:
     """Take the lease of a session, by handover where somebody else holds it.
 
@@ -44,6 +50,8 @@ async def obtain(
             ``steal`` waits for the holder's expiry without asking.
         wait: Seconds to wait at most.
         clock: A monotonic clock.
+        given: The epoch in which we gave the session to somebody who asked, if we did: then
+            whoever asked comes first.
 
     Raises:
         LeaseHeldError: The holder is alive and did not hand over in time.
@@ -51,28 +59,53 @@ async def obtain(
     """
     start = clock()
     watch: Watch | None = None
-    asked: set[int] = set()
+    asking = _Asking(store, key)
     while True:
         holder = await store.holder(key)
         now = clock()
         if holder is not None:
             watch = watched(watch, holder, now)
-        if may_take(holder, watch, me=me, on_held=on_held, ttl=lease.ttl, now=now):
+        if _is_due(holder, given) and now - start < COURTESY:
+            await asking.pause(given)
+        elif may_take(holder, watch, me=me, on_held=on_held, ttl=lease.ttl, now=now):
             with contextlib.suppress(LeaseHeldError):  # somebody else was faster: look again
                 return await store.acquire(key, after=0 if holder is None else holder.epoch)
         elif holder is not None:
             if on_held == "raise" or now - start >= wait:
                 raise held(key, holder, on_held, now - start)
             if on_held == "handover":
-                await _ask(store, key, holder, asked)
-            await anyio.sleep(min(POLL, max(wait - (now - start), 0.001)))
+                await asking.ask(holder, now)
+            await asking.pause(holder.epoch, at_most=max(wait - (now - start), 0.001))
 
 
-async def _ask(store: Store, key: SessionKey, holder: Holder, asked: set[int]) -> None:
-    """Ask each holder once."""
-    if holder.epoch not in asked:
-        asked.add(holder.epoch)
-        await store.request_handover(key, holder)
+def _is_due(holder: Holder | None, given: int) -> bool:
+    """Say whether somebody to whom we gave a session has not taken it yet."""
+    return holder is not None and holder.released and holder.epoch == given
+
+
+class _Asking:
+    """Whom we have asked, and how long to wait until the next look."""
+
+    def __init__(self, store: Store, key: SessionKey) -> None:
+        self._store = store
+        self._key = key
+        self._asked: tuple[int, float] = (0, 0.0)
+        self._epoch = 0
+        self._pause = SOON
+
+    async def ask(self, holder: Holder, now: float) -> None:
+        """Ask each holder at once, and again from time to time."""
+        epoch, at = self._asked
+        if epoch != holder.epoch or now - at >= AGAIN:
+            self._asked = (holder.epoch, now)
+            await self._store.request_handover(self._key, holder)
+
+    async def pause(self, epoch: int, *, at_most: float = LATE) -> None:
+        """Wait: the longer, the longer this epoch has lasted."""
+        if epoch != self._epoch:
+            self._epoch, self._pause = epoch, SOON
+        await anyio.sleep(min(self._pause, at_most))
+        self._pause = min(self._pause * SLOWER, LATE)
 
 
 def held(key: SessionKey, holder: Holder, on_held: OnHeld, waited: float) -> LeaseHeldError:

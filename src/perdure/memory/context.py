@@ -9,11 +9,13 @@ that may vanish at any time.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 import msgspec
 
+from perdure.codec.decoders import decoder_of
 from perdure.codec.json import decode
 from perdure.errors import CorruptRecordError
 from perdure.model.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT
@@ -199,7 +201,7 @@ class WorkingContext:
             Snapshot(
                 schema_version=SCHEMA_VERSION,
                 agent_id=agent_id,
-                session_id=session_id,
+                session_id=sys.intern(session_id),  # msgspec knows a default by identity
                 epoch_id=self.epoch_id,
                 last_compaction_ts=self.last_compaction_ts,
                 seq=self.seq,
@@ -269,4 +271,4 @@ class WorkingContext:
 
 
 def _role(payload: bytes) -> str:
-    return msgspec.json.decode(payload, type=_Role).role
+    return decoder_of(_Role).decode(payload).role

@@ -12,16 +12,24 @@ from collections.abc import Iterable
 import msgspec
 
 from perdure.codec.json import decode
+from perdure.memory.index import (
+    MEMORY,
+    Dropped,
+    MemoryDocument,
+    MemoryEntry,
+    MemoryStats,
+    fold_memory,
+)
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import About
 from perdure.model.records import (
-    EPOCH,
     ITEM,
     MEMORY_DROP,
     MEMORY_SET,
     MESSAGE_KINDS,
     META,
     STATE,
+    TAKEN,
     TURN,
     Record,
 )
@@ -31,65 +39,31 @@ __all__ = [
     "MEMORY",
     "SEMANTIC",
     "SESSION",
+    "Dropped",
     "MemoryDocument",
     "MemoryEntry",
     "MemoryStats",
     "SessionDocument",
+    "Taken",
     "Turned",
     "fold_items",
     "fold_memory",
     "fold_session",
     "fold_state",
     "names_of",
+    "note_taken",
     "note_turn",
     "typed",
 ]
 
 SESSION = "session.json"
-MEMORY = "memory.json"
 EPISODIC = "episodic.jsonl"
 SEMANTIC = "semantic.jsonl"
 
 TURN_IDS = 1000
 """How many turns back a retry by id is known."""
-
-
-class MemoryEntry(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=False):
-    """One entry of the working memory; the field names on disk are the format."""
-
-    key: str
-    description: str = ""
-    value: msgspec.Raw = msgspec.Raw(b"null")
-    types: dict[str, str] | None = None
-    """What JSON cannot tell of the value, by JSON pointer."""
-    scope: str = "session"
-    size_bytes: int = 0
-    base_priority: str = "normal"
-    pinned: bool = False
-    created_at: int = 0
-    """Milliseconds since 1970."""
-    last_accessed_at: int = 0
-
-
-class MemoryStats(msgspec.Struct, rename="camel", kw_only=True):
-    """What the entries of a memory add up to."""
-
-    total_entries: int = 0
-    total_size_bytes: int = 0
-
-
-class MemoryDocument(msgspec.Struct, kw_only=True):
-    """memory.json."""
-
-    version: int = 1
-    entries: list[MemoryEntry] = []
-    stats: MemoryStats = msgspec.field(default_factory=MemoryStats)
-
-
-class Dropped(msgspec.Struct):
-    """The payload of a record that drops a memory entry."""
-
-    key: str
+TAKEN_IDS = 1000
+"""How many posts back a retry by key is known."""
 
 
 class Turned(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -105,6 +79,15 @@ class Turned(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The type of the exception that interrupted it."""
     given: bool = False
     """Whether the id is the caller's own, by which a retry is known."""
+
+
+class Taken(msgspec.Struct):
+    """The payload of the record that ends the group of what was posted."""
+
+    ops: list[str]
+    """The op ids of the group's items."""
+    at: float = 0.0
+    """Seconds since 1970."""
 
 
 class Meta(msgspec.Struct, omit_defaults=True):
@@ -188,6 +171,8 @@ class SessionDocument(msgspec.Struct, rename="camel", kw_only=True):
     messages: int = 0
     turn_ids: dict[str, int] = {}
     """The numbers of the newest turns that ended and whose ids were the caller's own."""
+    taken: dict[str, int] = {}
+    """The op ids of what was posted and taken last, and where in the log that is noted."""
     context: ContextState
     metadata: SessionMetadata = msgspec.field(default_factory=SessionMetadata)
 
@@ -247,17 +232,27 @@ def _count(document: SessionDocument, record: Record) -> None:
         turned = decode(record.payload, Turned)
         document.turns = max(document.turns, turned.number)
         note_turn(document.turn_ids, turned)
+    elif record.kind == TAKEN:
+        note_taken(document.taken, record.seq, record.payload)
     elif record.kind == META:
         meta = decode(record.payload, Meta)
         _describe(document.metadata, meta)
         document.agent_type = meta.agent_type or document.agent_type
         if meta.created_at is not None:
             document.created_at = _iso(meta.created_at)
-    if record.kind in {TURN, META, EPOCH}:
-        at = decode(record.payload, _At).at
-        if at is not None:
-            document.last_active_at = _iso(at)
-            document.created_at = document.created_at or document.last_active_at
+    at = _time_of(record)
+    if at is not None:
+        document.last_active_at = _iso(at)
+        document.created_at = document.created_at or document.last_active_at
+
+
+def _time_of(record: Record) -> float | None:
+    """Return when something was done, but not when a holder began: a moved log has others."""
+    if record.kind in {TURN, META}:
+        return decode(record.payload, _At).at
+    if record.kind in MESSAGE_KINDS and record.payload[:1] == b"{":
+        return decode(record.payload, _At).created_at
+    return None
 
 
 def note_turn(turn_ids: dict[str, int], turned: Turned) -> None:
@@ -266,6 +261,13 @@ def note_turn(turn_ids: dict[str, int], turned: Turned) -> None:
         turn_ids[turned.turn] = turned.number
         if len(turn_ids) > TURN_IDS:
             del turn_ids[next(iter(turn_ids))]
+
+
+def note_taken(taken: dict[str, int], seq: int, payload: bytes) -> None:
+    """Remember what was posted and is in the log."""
+    taken.update(dict.fromkeys(decode(payload, Taken).ops, seq))
+    while len(taken) > TAKEN_IDS:
+        del taken[next(iter(taken))]
 
 
 def _describe(metadata: SessionMetadata, meta: Meta) -> None:
@@ -284,24 +286,6 @@ def _seconds(iso: str) -> float | None:
 
 def _iso(at: float) -> str:
     return datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat()
-
-
-def fold_memory(old: bytes | None, records: Iterable[Record]) -> bytes:
-    """Return memory.json after ``records``; its stats are those of its entries."""
-    document = MemoryDocument() if old is None else decode(old, MemoryDocument)
-    entries = {entry.key: entry for entry in document.entries}
-    for record in records:
-        if record.kind == MEMORY_SET:
-            entry = decode(record.payload, MemoryEntry)
-            entries[entry.key] = entry
-        elif record.kind == MEMORY_DROP:
-            entries.pop(decode(record.payload, Dropped).key, None)
-    document.entries = list(entries.values())
-    document.stats = MemoryStats(
-        total_entries=len(entries),
-        total_size_bytes=sum(entry.size_bytes for entry in entries.values()),
-    )
-    return msgspec.json.encode(document)
 
 
 def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:

@@ -29,6 +29,9 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         _check("agent id", self.agent)
         _check("session id", self.session)
+        if self.session == DEFAULT_SESSION and self.session is not DEFAULT_SESSION:
+            # Encoders leave a default out by its identity: equal keys have to look the same.
+            msgspec.structs.force_setattr(self, "session", DEFAULT_SESSION)
         if self.tenant:
             _check("tenant", self.tenant)
 
@@ -38,6 +41,22 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
         return f"{tenant}{self.agent}{session}"
 
 
+# Learned here, and not by two threads at once when they first decode one: see codec.decoders.
+msgspec.json.Decoder(SessionKey)
+
+
+def require_filters(
+    *, tenant: str = "", owner: str | None = None, tag: str | None = None, prefix: str = ""
+) -> None:
+    """Raise ConfigError for a filter of a listing that is no text, or that no id can fit."""
+    if tenant:
+        _check("tenant", tenant)
+    for what, value in (("owner", owner), ("tag", tag), ("prefix", prefix)):
+        if value is not None:
+            _require_text(what, value)
+    _require_printable("prefix", prefix)
+
+
 def _check(what: str, value: str) -> None:
     if not isinstance(value, str):
         message = f"{what} must be a string, not {type(value).__name__}"
@@ -45,14 +64,23 @@ def _check(what: str, value: str) -> None:
     if not value:
         message = f"{what} is empty: give it at least one character"
         raise ConfigError(message, option=what)
-    if any(ord(char) < 32 or ord(char) == 127 for char in value):
-        message = f"{what} {value!r} holds a control character: remove it"
-        raise ConfigError(message, option=what, value=value)
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        message = f"{what} {value!r} holds a lone surrogate, which is not text: remove it"
-        raise ConfigError(message, option=what) from None
+    _require_printable(what, value)
+    size = _require_text(what, value)
     if size > MAX_ID_BYTES:
         message = f"{what} is {size} bytes long, the limit is {MAX_ID_BYTES}: use a shorter one"
         raise ConfigError(message, option=what, size=size)
+
+
+def _require_printable(what: str, value: str) -> None:
+    if any(ord(char) < 32 or ord(char) == 127 for char in value):
+        message = f"{what} {value!r} holds a control character: remove it"
+        raise ConfigError(message, option=what, value=value)
+
+
+def _require_text(what: str, value: str) -> int:
+    """Return how many bytes a text has."""
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError:
+        message = f"{what} {value!r} holds a lone surrogate, which is not text: remove it"
+        raise ConfigError(message, option=what) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from perdure.model.base import Base
 from perdure.model.keys import SessionKey
 
 FORMAT = 1
@@ -32,6 +33,15 @@ class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     updated_at: float | None = None
 
 
+class Folded(msgspec.Struct, frozen=True):
+    """Documents as of an early record, each kept as the blob of its hash."""
+
+    as_of_seq: int
+    documents: dict[str, FoldedDocument]
+    counters: dict[str, int] = {}
+    about: About = About()
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a fold has made of the log up to a record."""
 
@@ -45,5 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Counters that go on after a restore: turns, messages, compactions."""
     documents: dict[str, FoldedDocument] = {}
     about: About = About()
+    base: Base | None = None
+    """Where the history before this log is, if the log is not all of it."""
     position: msgspec.Raw = msgspec.Raw(b"null")
     """Where the log goes on behind ``as_of_seq``; the store's own, opaque to everybody else."""

@@ -36,10 +36,12 @@ _HOME_OF = {
 __all__ = list(_HOME_OF)
 
 
-def __getattr__(name: str) -> Any:
-    module = _HOME_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module 'perdure.restore' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"perdure.restore.{module}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a checker would take any name for a public one
+
+    def __getattr__(name: str) -> Any:
+        module = _HOME_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module 'perdure.restore' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"perdure.restore.{module}"), name)
+        globals()[name] = value
+        return value

@@ -88,6 +88,8 @@ class Bootstrapped(msgspec.Struct, frozen=True):
 
     source: Source
     steps: tuple[RestoreStep, ...] = ()
+    system_prompt: str | None = None
+    """The one that the context has now: the stored one where none was given."""
 
 
 class SnapshotStore(Protocol):
@@ -212,7 +214,7 @@ class WorkingContextSnapshotBootstrapper:
         steps.extend(_mending(mended))
         # A hash that was never noted is noted with the first context that is written.
         await self._apply(memory, current, target, mended, prompt)
-        return Bootstrapped(source, tuple(steps))
+        return Bootstrapped(source, tuple(steps), prompt)
 
     async def _is_valid(self, memory: RestorableMemory, steps: list[RestoreStep]) -> bool:
         store, agent_id = memory.working_context_snapshot_store, memory.agent_id
@@ -257,12 +259,14 @@ def _prompt(
 ) -> tuple[str | None, bool]:
     """Return the prompt to use, and whether it is another than before."""
     had = system_prompt_of(current)
+    if not system_prompt:
+        return had, False  # none given is no wish to have none
     known = memory.system_prompt_sha256
     if known is None and had is not None:
         known = prompt_sha256(had)
-    changed = bool(current) and known != (prompt_sha256(system_prompt) if system_prompt else None)
+    changed = bool(current) and known != prompt_sha256(system_prompt)
     if not changed:
-        return system_prompt or None, False
+        return system_prompt, False
     policy = options.system_prompt_policy
     if policy == "error" and known is not None:
         message = (
@@ -272,7 +276,7 @@ def _prompt(
         raise ConfigError(message, agent=memory.agent_id)
     if policy == "keep":
         return had, True
-    return system_prompt or None, True
+    return system_prompt, True
 
 
 def _with_prompt(messages: Sequence[Message], prompt: str | None) -> tuple[Message, ...]:

@@ -15,7 +15,7 @@ import msgspec
 from perdure.codec.json import decode
 from perdure.errors import FormatError
 from perdure.memory.context import SNAPSHOT, WorkingContext
-from perdure.memory.documents import SESSION, SessionDocument, Turned, note_turn
+from perdure.memory.documents import SESSION, SessionDocument, Turned, note_taken, note_turn
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.model.records import (
@@ -26,6 +26,7 @@ from perdure.model.records import (
     MESSAGE_KINDS,
     META,
     STATE,
+    TAKEN,
     TURN,
     Record,
 )
@@ -52,6 +53,7 @@ class Restored(msgspec.Struct, kw_only=True):
     head: int = 0
     turns: int = 0
     turn_ids: dict[str, int] = {}
+    taken: dict[str, int] = {}
     messages: int = 0
     tail_bytes: int = 0
     """Of all records since the last fold."""
@@ -83,7 +85,9 @@ async def restore(store: Store, key: SessionKey, *, context_bytes: int) -> Resto
     ]
     context, since = _cached(documents, key, context_bytes, steps)
     info, counted = _described(documents)
-    after = min(since, counted)
+    folded = 0 if documents.manifest is None else documents.manifest.as_of_seq
+    # A fold that was killed may have written these two and not the documents that load later.
+    after = min(since, counted, folded)
     restored = Restored(
         key=key,
         context=context,
@@ -92,20 +96,23 @@ async def restore(store: Store, key: SessionKey, *, context_bytes: int) -> Resto
         tail=[],
         turns=0 if info is None else info.turns,
         turn_ids={} if info is None else dict(info.turn_ids),
+        taken={} if info is None else dict(info.taken),
         messages=0 if info is None else info.messages,
         report=RestoreReport(source="fresh"),
     )
     records = 0
-    settled = True
-    folded = 0 if documents.manifest is None else documents.manifest.as_of_seq
+    settled, content = True, False
     async with contextlib.aclosing(store.read_log(key, after=after)) as log:
         async for chunk in log:
             settled = settled and chunk.settled
             for record in chunk.records:
                 _take_in(restored, record, since, counted, folded)
             records += len(chunk.records)
+            content = content or any(one.kind != EPOCH for one in chunk.records)
     restored.head = max(restored.head, folded)
-    restored.report = _report(restored, documents, steps, since, records, settled=settled)
+    restored.report = _report(
+        restored, documents, steps, since, records, settled=settled, content=content
+    )
     return restored
 
 
@@ -147,7 +154,9 @@ def _take_in(restored: Restored, record: Record, since: int, counted: int, folde
             turned = decode(record.payload, Turned)
             restored.turns = max(restored.turns, turned.number)
             note_turn(restored.turn_ids, turned)
-    if kind in KEPT_FOR_LATER:
+        elif kind == TAKEN:
+            note_taken(restored.taken, seq, record.payload)
+    if kind in KEPT_FOR_LATER and (kind != META or seq > counted):
         restored.tail.append(record)
     if seq > folded and kind != EPOCH:
         restored.tail_bytes += len(record.payload)
@@ -162,9 +171,10 @@ def _report(
     records: int,
     *,
     settled: bool,
+    content: bool,
 ) -> RestoreReport:
     source: Source
-    if restored.head == 0 or (since == 0 and not restored.tail_records):
+    if since == 0 and not content:
         source = "fresh"
         steps.append(RestoreStep("fresh", "no records"))
     elif since == 0:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from perdure.session.contents import Contents
 from perdure.session.entries import check_sizes
+from perdure.session.remembering import room_of
 from perdure.session.runtime import Runtime, wrong_loop
 
 if TYPE_CHECKING:
@@ -43,9 +44,15 @@ class Accepting(_Hot):
         """Begin with what the store has."""
         runtime = self._runtime
         self._behind: Contents = Contents(
-            runtime.store, runtime.registry, restored, self._accept_now, self.catch_up
+            runtime.store,
+            runtime.registry,
+            restored,
+            self._accept_now,
+            self.catch_up,
+            room_of(runtime, restored.key),
         )
-        self._noted: int = self.tracked.durable
+        # What a save under way has brought to the store may have been read already.
+        self._noted: int = max(self.tracked.durable, restored.head)
         self.tail_bytes: int = restored.tail_bytes
         self.tail_records: int = restored.tail_records
 
@@ -83,6 +90,11 @@ class Accepting(_Hot):
         self.tail_records += len(entries)
         self.tail_bytes += sum([len(entry[1]) for entry in entries])
         self._behind.note(noted + 1, entries, tracked.epoch)
+
+    def _shorten_tail(self, size: int, records: int) -> None:
+        """Take note that so much of the log was folded."""
+        self.tail_bytes = max(self.tail_bytes - size, 0)
+        self.tail_records = max(self.tail_records - records, 0)
 
     # where, and for how long
 

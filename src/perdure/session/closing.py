@@ -79,13 +79,11 @@ class Closing:
                 continue
             tracked = session.tracked
             try:
-                path = spilling.write(
-                    folder,
-                    one.key,
-                    epoch=tracked.epoch,
-                    base=tracked.durable,
-                    entries=tracked.pending,
+                epoch, base = tracked.epoch, tracked.durable
+                entries = spilling.sealed(
+                    self._runtime.store, one.key, epoch=epoch, base=base, entries=tracked.pending
                 )
+                path = spilling.write(folder, one.key, epoch=epoch, base=base, entries=entries)
             except OSError as error:
                 log.exception("spill failed", extra={"session": str(one.key)}, exc_info=error)
             else:

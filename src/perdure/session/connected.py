@@ -13,10 +13,10 @@ from perdure.autosave import events
 from perdure.autosave.driver import Autosaver
 from perdure.autosave.events import Event
 from perdure.codec.registry import Registry
-from perdure.errors import StoreError
 from perdure.session.clock import Clock, catch_up
 from perdure.session.closing import Closing
 from perdure.session.hooks import EventName, Hooks
+from perdure.session.inbox import Inbox
 from perdure.session.keeping import Keeper
 from perdure.session.loading import Opener
 from perdure.session.options import Autosave, Engine, Lease, Limits, Shutdown
@@ -27,6 +27,9 @@ from perdure.store import Store
 __all__ = ["Connected", "connected"]
 
 log: logging.Logger = logging.getLogger("perdure")
+
+GATHER = 0.005
+"""Seconds between two heartbeats at least, so that wishes that come together are heard together."""
 
 _NAMES: dict[type, EventName] = {
     events.Saved: "saved",
@@ -42,12 +45,13 @@ _NAMES: dict[type, EventName] = {
 class Connected:
     """What a connected manager consists of."""
 
-    __slots__ = ("closing", "keeper", "opener", "runtime", "signals")
+    __slots__ = ("closing", "inbox", "keeper", "opener", "runtime", "signals")
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime: Runtime = runtime
         self.keeper: Keeper = Keeper(runtime)
-        self.opener: Opener = Opener(runtime, self.keeper)
+        self.inbox: Inbox = Inbox(runtime)
+        self.opener: Opener = Opener(runtime, self.keeper, self.inbox)
         self.closing: Closing = Closing(runtime, self.keeper)
         self.signals: SignalWatch = SignalWatch(self._on_term, body_canceller())
         runtime.host.on_teardown = self.closing.torn_down
@@ -59,12 +63,21 @@ class Connected:
         """Renew the leases, and give up the sessions that others ask for."""
         store, host = self.runtime.store, self.runtime.host
         while True:
-            await anyio.sleep(self.runtime.lease.heartbeat)
             try:
-                for key in await store.heartbeat():
-                    host.spawn(self.keeper.hand_over, key)
-            except StoreError as error:
+                await store.news(self.runtime.lease.heartbeat)
+                asked = await store.heartbeat()
+            except Exception as error:  # without heartbeats every lease is lost
+                if self.closing.done.is_set():
+                    return
                 log.warning("heartbeat failed", exc_info=error)
+                await anyio.sleep(self.runtime.lease.heartbeat)
+            else:
+                for key in asked.mail:
+                    host.spawn(self.inbox.attend, key)
+                for key in asked.handovers:
+                    host.spawn(self.keeper.hand_over, key)
+                self.inbox.again()
+                await anyio.sleep(GATHER)
 
     def _on_term(self) -> None:
         """SIGTERM has come: drain; over the default action, also end by the deadline."""

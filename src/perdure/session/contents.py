@@ -23,9 +23,11 @@ from perdure.memory.documents import (
     fold_session,
     fold_state,
     names_of,
+    note_taken,
 )
 from perdure.memory.state import States
-from perdure.memory.working import WorkingMemory
+from perdure.memory.values import Values
+from perdure.memory.working import Room, WorkingMemory
 from perdure.model.keys import SessionKey
 from perdure.model.messages import Message
 from perdure.model.records import (
@@ -34,10 +36,12 @@ from perdure.model.records import (
     MESSAGE_KINDS,
     META,
     RETRACT,
+    TAKEN,
     Entry,
     Record,
 )
 from perdure.restore.ladder import KEPT_FOR_LATER, Restored
+from perdure.session.hindsight import context_at
 from perdure.store import Store
 
 __all__ = ["Contents", "HistoryItem"]
@@ -89,6 +93,7 @@ class Contents:
         "messages",
         "names",
         "state",
+        "taken",
         "turn_ids",
         "turns",
     )
@@ -100,6 +105,7 @@ class Contents:
         restored: Restored,
         accept: Callable[[tuple[Entry, ...]], int],
         catch_up: Callable[[], None] = lambda: None,
+        room: Room = Room(),  # noqa: B008  # frozen
     ) -> None:
         self._store = store
         self._catch_up = catch_up
@@ -109,6 +115,8 @@ class Contents:
         self.turns: int = restored.turns
         self.turn_ids: dict[str, int] = restored.turn_ids
         """The numbers of turns that ended, by the ids that their callers gave them."""
+        self.taken: dict[str, int] = restored.taken
+        """What was posted and is in the log, by op id."""
         self.messages: int = restored.messages
         self.info_document: SessionDocument | None = restored.info
         manifest = restored.manifest
@@ -116,7 +124,8 @@ class Contents:
         self.names: set[str] = set() if manifest is None else set(manifest.documents)
         self._overlay = [record for record in restored.tail if record.kind != META]
         self._session_tail = [record for record in restored.tail if record.kind == META]
-        self.memory: WorkingMemory = WorkingMemory(self._read, accept, registry)
+        values = Values(store, restored.key)
+        self.memory: WorkingMemory = WorkingMemory(self._read, accept, registry, values, room)
         self.state: States = States(self._read, self._state_names, accept, registry)
 
     def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
@@ -131,6 +140,8 @@ class Contents:
             context.seq = seq  # an application's own kind changes nothing else
             if kind in KEPT_FOR_LATER:
                 self._note_later(Record(seq, epoch, kind, payload, end))
+            elif kind == TAKEN:
+                note_taken(self.taken, seq, payload)
 
     def _note_later(self, record: Record) -> None:
         if record.kind == META:
@@ -145,6 +156,7 @@ class Contents:
         self._folded = as_of_seq
         self.names = set(names)
         self._overlay = [record for record in self._overlay if record.seq > as_of_seq]
+        self.memory.folded(as_of_seq)
 
     async def _read(self, name: str) -> tuple[bytes | None, list[Record]]:
         """Return a document, and the records on top of it; nothing is awaited in between."""
@@ -237,13 +249,7 @@ class Contents:
 
     async def as_of(self, seq: int) -> WorkingContext:
         """Return the working context that the session had at a durable record."""
-        context = WorkingContext(self.context.limit)
-        log = self._store.read_log(self.key, before=seq + 1)
-        async with contextlib.aclosing(log):
-            async for chunk in log:
-                for record in chunk.records:
-                    context.feed(record.seq, record.kind, record.payload)
-        return context
+        return await context_at(self._store, self.key, seq, self.context.limit)
 
     def decoded(self) -> list[Message]:
         """Return the working context's messages."""

@@ -6,7 +6,14 @@ import msgspec
 
 from perdure.restore.report import RestoreReport
 
-__all__ = ["SessionClosed", "SessionFoldFailed", "SessionFolded", "SessionOpened"]
+__all__ = [
+    "MemoryEvicted",
+    "SessionClosed",
+    "SessionFoldFailed",
+    "SessionFolded",
+    "SessionOpened",
+    "SessionPosted",
+]
 
 
 class SessionOpened(msgspec.Struct, frozen=True):
@@ -37,3 +44,23 @@ class SessionFoldFailed(msgspec.Struct, frozen=True):
 
     session: str
     error: Exception
+
+
+class MemoryEvicted(msgspec.Struct, frozen=True):
+    """Entries of a working memory went, to make room for a new value."""
+
+    session: str
+    keys: tuple[str, ...]
+    """Least in priority first."""
+    bytes: int
+    """Of their values."""
+
+
+class SessionPosted(msgspec.Struct, frozen=True):
+    """What others posted has entered a session that is open here; autosave makes it durable."""
+
+    session: str
+    keys: tuple[str, ...]
+    """The keys of the posts."""
+    version: int
+    """The seq of the newest record of it."""

@@ -17,8 +17,10 @@ from perdure.interchange.reading import Finding
 from perdure.interchange.state import FullAgentState
 from perdure.interchange.unfolding import unfold
 from perdure.model.keys import SessionKey
-from perdure.model.records import Entry, Record
-from perdure.restore.ladder import restore
+from perdure.model.records import Entry
+from perdure.session.lineage import followed
+from perdure.session.remains import remains
+from perdure.session.remembering import read_again
 
 if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
@@ -68,8 +70,8 @@ async def export_state(
 
 async def state_from(store: Store, key: SessionKey, *, log: bool = True) -> FullAgentState | None:
     """Return what is durable of a session as one state, None if there is no such session."""
-    records: list[Record] = []
-    async with contextlib.aclosing(store.read_log(key)) as chunks:
+    records = await remains(store, key)
+    async with contextlib.aclosing(followed(store).read_log(key)) as chunks:
         async for chunk in chunks:
             records.extend(chunk.records)
     if not records:
@@ -117,7 +119,7 @@ async def import_state(
             raise _exists(key)
         _accept(opened, unfolded.entries)
         receipt = await opened.save()
-        await _read_again(opened)
+        await read_again(opened)  # it knows its turns then, as one that was restored does
     return Imported(key, receipt.version, unfolded.findings)
 
 
@@ -130,13 +132,6 @@ def _accept(session: Session, entries: tuple[Entry, ...]) -> None:
             session.accept(group)
     finally:
         saver.close_group(tracked)
-
-
-async def _read_again(session: Session) -> None:
-    """Have the session know its turns, as one that was restored does."""
-    runtime = session._runtime
-    limit = runtime.limits.context_bytes
-    session.renew(await restore(runtime.store, session.key, context_bytes=limit))
 
 
 def _groups(entries: tuple[Entry, ...]) -> Iterator[tuple[Entry, ...]]:

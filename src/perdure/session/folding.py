@@ -25,11 +25,11 @@ from perdure.memory.documents import (
     SESSION,
     SessionDocument,
     fold_items,
-    fold_memory,
     fold_session,
     fold_state,
     names_of,
 )
+from perdure.memory.index import split_memory
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.model.records import Record
@@ -37,17 +37,30 @@ from perdure.restore.validity import snapshot_of
 from perdure.session.options import Limits
 from perdure.store import Document, Documents, Store
 
-__all__ = ["LEAST_TAIL", "Work", "fold", "fold_due", "manifest_of", "phase_of"]
+__all__ = [
+    "LEAST_TAIL",
+    "Work",
+    "fold",
+    "fold_due",
+    "fold_first",
+    "manifest_of",
+    "phase_of",
+    "put_blobs",
+]
 
 KIB = 1024
 LEAST_TAIL = 64 * KIB
 """No fold for less, unless it is many records."""
+HOP_RECORDS = 40
+"""A tail of more records than this is folded before a hand-over."""
 SMALL = 512 * KIB
 """Documents up to this size are also folded by count, so that restores stay fast."""
 MUCH_TAIL = 1024 * KIB
 OFFLOAD = 128 * KIB
 """A larger fold is computed in a thread."""
 SPREAD = 0.2
+AT_A_TIME = 4 * 1024 * KIB
+"""Bytes of blobs in one call of the store."""
 
 
 def phase_of(key: SessionKey) -> float:
@@ -69,6 +82,17 @@ def fold_due(
         return True
     by_count = tail_records >= limits.fold_records * phase or tail_bytes >= MUCH_TAIL
     return rewrite_bytes <= SMALL and by_count and limits.fold_ratio < inf
+
+
+def fold_first(*, tail_bytes: int, tail_records: int, rewrite_bytes: int) -> bool:
+    """Say whether to fold before another process that waits for the session gets it.
+
+    A short tail is read sooner than it is folded; what was never folded is in no list.
+
+    >>> fold_first(tail_bytes=2_000, tail_records=9, rewrite_bytes=1_000)
+    False
+    """
+    return rewrite_bytes == 0 or tail_records > HOP_RECORDS or tail_bytes >= LEAST_TAIL
 
 
 async def fold(
@@ -100,15 +124,33 @@ async def fold(
             records = await _read(store, key, 0, upto)
     work = Work(key, old, records, upto, limits)
     size = sum(len(record.payload) for record in records)
+    size += sum(len(document.data) for document in old.values())
     if size > OFFLOAD:
         changed = await anyio.to_thread.run_sync(work.documents, touched)
     else:
         changed = work.documents(touched)
+    await put_blobs(store, key.tenant, work.blobs)
     manifest = manifest_of(key, epoch, upto, before, changed)
     await store.write_documents(
         key, {name: data for name, data in changed.items() if data is not None}, manifest
     )
     return manifest
+
+
+async def put_blobs(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
+    """Make blobs durable, some at a time; a store that keeps none has the log."""
+    if not store.capabilities.blobs:
+        return
+    some: dict[str, bytes] = {}
+    size = 0
+    for name, data in blobs.items():
+        some[name] = data
+        size += len(data)
+        if size >= AT_A_TIME:
+            await store.put_blobs(tenant, some)
+            some, size = {}, 0
+    if some:
+        await store.put_blobs(tenant, some)
 
 
 def _usable(have: Documents, key: SessionKey) -> bool:
@@ -134,6 +176,8 @@ class Work(msgspec.Struct):
     records: list[Record]
     upto: int
     limits: Limits
+    blobs: dict[str, bytes] = {}
+    """What has to be durable before the documents that refer to it."""
 
     def documents(self, touched: set[str]) -> dict[str, bytes | None]:
         """Return the documents that changed; None for one that is dropped."""
@@ -149,7 +193,8 @@ class Work(msgspec.Struct):
         data, after = self._data(name), self._after(name)
         mine = [record for record in after if name in names_of(record)]
         if name == MEMORY:
-            return fold_memory(data, mine)
+            document, self.blobs = split_memory(data, mine)
+            return document
         if name in {EPISODIC, SEMANTIC}:
             return fold_items(data, mine)
         return fold_state(name, data, mine)

@@ -27,6 +27,8 @@ EventName = Literal[
     "closed",
     "folded",
     "fold_failed",
+    "memory_evicted",
+    "posted",
     "drain",
 ]
 """``before_save`` gets the session, and is awaited before a due save captures what to

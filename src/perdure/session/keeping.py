@@ -20,9 +20,9 @@ from perdure.errors import (
     SessionQuarantinedError,
     UnsavedChangesError,
 )
-from perdure.restore.ladder import restore
 from perdure.session.events import SessionClosed, SessionFolded, SessionFoldFailed
-from perdure.session.folding import LEAST_TAIL, fold, fold_due, phase_of
+from perdure.session.folding import LEAST_TAIL, fold, fold_due, fold_first, phase_of
+from perdure.session.remembering import read_again
 from perdure.session.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -35,12 +35,21 @@ __all__ = ["Keeper"]
 
 log: logging.Logger = logging.getLogger("perdure")
 
+FIRST_TURN = 0.1
+"""Seconds that whoever opens a session has to begin a turn, before it is handed over."""
+PATIENCE = 1.0
+"""Seconds that a handover keeps turns waiting for the store."""
+MOST_GIVEN = 1000
+"""Sessions that we know to have given away."""
+
 
 class Keeper:
     """What happens to sessions between open and close."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._asked: set[SessionKey] = set()
+        self._given: dict[SessionKey, int] = {}
 
     # pins
 
@@ -136,19 +145,52 @@ class Keeper:
 
     async def hand_over(self, key: SessionKey) -> None:
         """Give a session to another process that asks: end the turn, save, fold, release."""
-        session = self._runtime.sessions.get(key)
+        if key in self._asked:
+            return
+        self._asked.add(key)
+        try:
+            await self._hand_over(key)
+        finally:
+            self._asked.discard(key)
+
+    async def _hand_over(self, key: SessionKey) -> None:
+        runtime = self._runtime
+        while (flight := runtime.flights.get(key)) is not None:
+            await flight.done.wait()
+        session = runtime.sessions.get(key)
         if session is None:
             return
+        # Whoever has just got it has a turn first, or two who ask would get none done.
+        await session._turns.used(FIRST_TURN)
+        await runtime.saver.save(session.tracked)  # as long as the store takes, turns go on
         async with self._leaving(key) as free:
-            if not free or self._runtime.sessions.get(key) is not session:
-                return
-            await session.turns_idle()
+            if not free or runtime.draining or runtime.sessions.get(key) is not session:
+                return  # it is being let go of already, or will be when the manager stops
+            await session._turns.enter(str(key))  # behind those that wait already
+            try:
+                await self._give(session)
+            finally:
+                session._turns.leave()
+
+    async def _give(self, session: Session) -> None:
+        """Let go of a session between two of its turns; no turn waits long for a store."""
+        with anyio.move_on_after(PATIENCE) as scope:
             await self._runtime.saver.save(session.tracked)
-            message = (
-                f"session {key} was handed over to another process that asked for it: "
-                "open it again to ask for it back"
-            )
-            await self._leave(session, "handed over", LeaseLostError(message, key=str(key)))
+        if scope.cancelled_caught:
+            return  # whoever wants it asks again
+        message = (
+            f"session {session.key} was handed over to another process that asked for it: "
+            "open it again to ask for it back"
+        )
+        lost = LeaseLostError(message, key=str(session.key))
+        await self._leave(session, "handed over", lost)
+        self._given[session.key] = session.epoch
+        if len(self._given) > MOST_GIVEN:
+            del self._given[next(iter(self._given))]
+
+    def given(self, key: SessionKey) -> int:
+        """Return the epoch in which a session was handed over from here last, once; else 0."""
+        return self._given.pop(key, 0)
 
     async def close(self, session: Session) -> None:
         """Save, fold and release a session for everybody in this process."""
@@ -173,10 +215,8 @@ class Keeper:
 
     async def discard(self, session: Session) -> int:
         """Drop what is not durable of a session, and return how many records that were."""
-        runtime = self._runtime
-        dropped = runtime.saver.discard(session.tracked)
-        limit = runtime.limits.context_bytes
-        session.renew(await restore(runtime.store, session.key, context_bytes=limit))
+        dropped = self._runtime.saver.discard(session.tracked)
+        await read_again(session)
         return dropped
 
     async def delete(self, session: Session) -> None:
@@ -205,7 +245,12 @@ class Keeper:
         if not tracked.clean:  # changed between the save and the seal
             await runtime.saver.save(tracked)
         session.closed_by = closed_by
-        if session.tail_records:
+        hurried = why == "handed over" and not fold_first(
+            tail_bytes=session.tail_bytes,
+            tail_records=session.tail_records,
+            rewrite_bytes=session.rewrite_bytes,
+        )
+        if session.tail_records and not hurried:
             await runtime.saver.exclusive(tracked, lambda: self.fold(session), urgent=True)
         await runtime.store.release(session.key, session.epoch)
         self._forget(session, why)

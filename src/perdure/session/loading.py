@@ -19,8 +19,10 @@ from perdure.model.records import Entry, Record
 from perdure.restore.ladder import restore
 from perdure.session import spilling
 from perdure.session.events import SessionOpened
+from perdure.session.inbox import Inbox
 from perdure.session.keeping import Keeper
 from perdure.session.options import Autosave, OnHeld
+from perdure.session.remembering import read_again
 from perdure.session.runtime import Runtime, wrong_loop
 from perdure.session.session import Session
 from perdure.store import Grant
@@ -83,9 +85,10 @@ class Opening:
 class Opener:
     """Load sessions, each once, in the manager's own task."""
 
-    def __init__(self, runtime: Runtime, keeper: Keeper) -> None:
+    def __init__(self, runtime: Runtime, keeper: Keeper, inbox: Inbox) -> None:
         self._runtime = runtime
         self._keeper = keeper
+        self._inbox = inbox
         self._loads = anyio.CapacityLimiter(runtime.limits.loads)
 
     async def open(self, wanted: Wanted) -> Session:
@@ -99,8 +102,9 @@ class Opener:
                 message = f"session {wanted.key} cannot be opened: the manager is stopping"
                 raise SessionClosedError(message, key=str(wanted.key))
             flight = runtime.flights.get(wanted.key)
-            if flight is None:
-                session = runtime.sessions.get(wanted.key)
+            session = runtime.sessions.get(wanted.key)
+            if flight is None or (session is not None and session._turns.mine):
+                # Inside of a turn that a handover waits for, too.
                 if session is not None:
                     self._keeper.pin(session, force=wanted.force)
                     return session
@@ -134,6 +138,7 @@ class Opener:
             on_held=wanted.on_held,
             wait=wanted.wait,
             clock=runtime.clock,
+            given=self._keeper.given(key),
         )
         try:
             session = await self._restore(grant, wanted)
@@ -147,6 +152,7 @@ class Opener:
         if changes:
             session.describe(**changes)
         runtime.hooks.emit("opened", SessionOpened(str(key), grant.epoch, session.restore_report))
+        await self._inbox.begin(session)
         return session
 
     async def _replay(self, session: Session) -> None:
@@ -154,7 +160,8 @@ class Opener:
         folder, key = self._runtime.shutdown.spill, session.key
         if folder is None:
             return
-        for spilled in await anyio.to_thread.run_sync(spilling.find, folder, key):
+        for found in await anyio.to_thread.run_sync(spilling.find, folder, key):
+            spilled = await spilling.opened(self._runtime.store, key, found)
             records: list[Record] = []
             log = self._runtime.store.read_log(key, after=spilled.base)
             async with contextlib.aclosing(log):
@@ -167,6 +174,7 @@ class Opener:
             for group in _groups(left):
                 session.accept(group)
             await self._runtime.saver.save(session.tracked)
+            await read_again(session)  # turns that ended there are known by their ids
             await anyio.to_thread.run_sync(spilling.remove, folder, spilled.name)
             session.report_step("spill replayed", f"{len(left)} records of {spilled.name}")
 
@@ -184,7 +192,9 @@ class Opener:
         tracked = runtime.saver.track(
             grant.key, epoch=grant.epoch, head=grant.head, autosave=wanted.autosave
         )
-        return self._keeper.keep(Session(runtime, self._keeper, restored, tracked))
+        session = Session(runtime, self._keeper, restored, tracked)
+        await session.memory.load()
+        return self._keeper.keep(session)
 
 
 def _groups(records: Sequence[Record]) -> Iterator[tuple[Entry, ...]]:

@@ -18,13 +18,15 @@ from perdure.autosave.core import INHERIT, Inherit
 from perdure.autosave.shutdown import ShutdownReport
 from perdure.codec.registry import Registry
 from perdure.errors import SessionClosedError, StoreError
-from perdure.lease.lease import obtain
 from perdure.model.keys import DEFAULT_SESSION, SessionKey
 from perdure.restore.ladder import restore
 from perdure.session.clock import Clock
 from perdure.session.connected import Connected, connected
 from perdure.session.display import manager_facts
 from perdure.session.hooks import EventName, Hook
+from perdure.session.inbox import PostReceipt
+from perdure.session.lineage import followed
+from perdure.session.lives import Lives
 from perdure.session.loading import Opening, Wanted
 from perdure.session.options import Autosave, Engine, Lease, Limits, OnHeld, Shutdown
 from perdure.session.runtime import wrong_loop
@@ -38,7 +40,7 @@ __all__ = ["SessionManager"]
 
 
 @final
-class SessionManager:
+class SessionManager(Lives):
     """Keep the sessions of one process: ``async with perdure.connect(…) as sessions``.
 
     Also awaitable, for frameworks that close by ``aclose``. May be opened in one task and closed in
@@ -58,7 +60,7 @@ class SessionManager:
         clock: Clock | None = None,
     ) -> None:
         self.registry: Registry = Registry(types)
-        self._store = store
+        self._store = followed(store)
         self._autosave = autosave
         self._engine = engine or Engine()
         self._lease = lease
@@ -198,18 +200,54 @@ class SessionManager:
         restored = await restore(self._store, key, context_bytes=self._limits.context_bytes)
         return SessionView(self._store, self.registry, restored) if restored.head else None
 
+    async def post(
+        self,
+        id: str,
+        *items: Any,
+        key: str | None = None,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+    ) -> PostReceipt:
+        """Leave items for a session, durably, whoever has it; it need not exist yet.
+
+        Whoever holds the session, or opens it next, appends them as one group between two turns,
+        once, and its manager tells by the event ``posted``. Cancelling may come too late, never
+        half-way.
+
+        Args:
+            id: The agent's id.
+            items: As for ``Session.append``.
+            key: What names this post, such as a request's id: a retry with the same key
+                posts nothing twice. By default a new one.
+            session: Which of its conversations.
+            tenant: Whose it is, where customers share a store.
+
+        Raises:
+            ConfigError: The key does not fit, or there are no items.
+            NotStorableError: An item cannot be stored, or the store has no inbox.
+            StoreUnavailableError: The store cannot be reached: try again with the same key.
+
+        """
+        return await self._check().inbox.post(SessionKey(id, session, tenant), items, key)
+
     async def list(
         self,
         *,
         tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
         prefix: str = "",
         after: SessionInfo | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List sessions by id; pass the last one as ``after`` for the next page."""
+        """List sessions by id; pass the last one as ``after`` for the next page.
+
+        What it tells, and ``owner`` and ``tag`` choose by, is as of each session's last fold.
+        """
         self._check()
+        last = None if after is None else after.key
         return await self._store.sessions(
-            tenant=tenant, prefix=prefix, after=None if after is None else after.key, limit=limit
+            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=last, limit=limit
         )
 
     async def exists(
@@ -222,48 +260,6 @@ class SessionManager:
         """Say whether there is such a session."""
         self._check()
         return await self._store.head(SessionKey(id, session, tenant)) > 0
-
-    async def delete(
-        self,
-        id: str,
-        *,
-        session: str = DEFAULT_SESSION,
-        tenant: str = "",
-        on_held: OnHeld = "handover",
-        wait: float = 10.0,
-    ) -> bool:
-        """Remove a session and all that it owns; False if there was none.
-
-        Raises:
-            LeaseHeldError: Another process goes on holding it.
-
-        """
-        runtime = self._check().runtime
-        key = SessionKey(id, session, tenant)
-        return await runtime.host.call(self._delete, key, on_held, wait)
-
-    async def _delete(self, key: SessionKey, on_held: OnHeld, wait: float) -> bool:
-        connected = self._check()
-        runtime = connected.runtime
-        if await self._store.head(key) == 0:
-            return False
-        mine = runtime.sessions.get(key)
-        if mine is not None:
-            epoch = mine.epoch
-            await connected.keeper.delete(mine)
-        else:
-            grant = await obtain(
-                self._store,
-                key,
-                me=self._store.owner,
-                lease=self._lease,
-                on_held=on_held,
-                wait=wait,
-                clock=runtime.clock,
-            )
-            epoch = grant.epoch
-        await self._store.delete(key, epoch)
-        return True
 
     # all of them
 

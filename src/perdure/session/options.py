@@ -25,6 +25,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             only when the session leaves memory.
         fold_records: Fold small documents after this many records at the latest.
         loads: How many sessions load at once.
+        memory_bytes: All values of a session's working memory together: what does not fit
+            evicts others. None: no limit. With a limit the memory's index is read at open.
 
     Raises:
         ConfigError: A value does not fit.
@@ -36,10 +38,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     fold_ratio: float = 1.0
     fold_records: int = 500
     loads: int = 16
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("context_bytes", "record_bytes", "fold_records", "loads"):
+        for name in ("context_bytes", "record_bytes", "fold_records", "loads", "memory_bytes"):
             value = getattr(self, name)
+            if name == "memory_bytes" and value is None:
+                continue
             if not isinstance(value, int) or value < 1:
                 message = f"limits: {name}={value!r} does not fit: it must be a whole number from 1"
                 raise ConfigError(message, option=name, value=value)

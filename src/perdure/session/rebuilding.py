@@ -8,7 +8,7 @@ tells whether they are true. Never changes the log.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import anyio.to_thread
 import msgspec
@@ -20,19 +20,34 @@ from perdure.memory.documents import names_of
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.model.records import Record
-from perdure.session.folding import Work, manifest_of
+from perdure.session.folding import Work, manifest_of, put_blobs
+from perdure.session.hindsight import base_documents
+from perdure.session.lineage import followed
 from perdure.session.options import Limits
-from perdure.store import Store
+from perdure.store import Document, Store
 
 __all__ = ["context_bytes_of", "fold_afresh", "rebuild"]
 
 
-def fold_afresh(key: SessionKey, records: Sequence[Record], *, limits: Limits) -> dict[str, bytes]:
-    """Return the documents that a log, from its first record on, amounts to."""
-    touched = {name for record in records for name in names_of(record)}
-    work = Work(key, {}, list(records), records[-1].seq, limits)
+def fold_afresh(
+    key: SessionKey,
+    records: Sequence[Record],
+    *,
+    limits: Limits,
+    began: Mapping[str, Document] | None = None,
+) -> dict[str, bytes]:
+    """Return the documents that a log amounts to, from its first record on.
+
+    The log of a pruned session goes on from documents: those that it *began* with.
+    """
+    return _folded(Work(key, began or {}, list(records), records[-1].seq, limits))
+
+
+def _folded(work: Work) -> dict[str, bytes]:
+    touched = {name for record in work.records for name in names_of(record)}
     documents = work.documents(touched)
-    return {name: data for name, data in documents.items() if data is not None}
+    kept = {name: one.data for name, one in work.old.items() if name not in documents}
+    return {**kept, **{name: data for name, data in documents.items() if data is not None}}
 
 
 def context_bytes_of(snapshot: bytes | None) -> int:
@@ -57,6 +72,8 @@ async def rebuild(store: Store, key: SessionKey, *, epoch: int, limits: Limits) 
         LeaseLostError: The epoch is not the newest any more.
 
     """
+    store = followed(store)
+    began = (await base_documents(store, key)).found
     stored = (await store.read_documents(key, {SNAPSHOT})).found.get(SNAPSHOT)
     held = context_bytes_of(None if stored is None else stored.data)
     limits = msgspec.structs.replace(limits, context_bytes=max(limits.context_bytes, held))
@@ -64,7 +81,9 @@ async def rebuild(store: Store, key: SessionKey, *, epoch: int, limits: Limits) 
     if not records:
         message = f"session {key} has no records to rebuild from: check its id"
         raise CorruptRecordError(message, key=str(key))
-    documents = await anyio.to_thread.run_sync(lambda: fold_afresh(key, records, limits=limits))
+    work = Work(key, began, records, records[-1].seq, limits)
+    documents = await anyio.to_thread.run_sync(_folded, work)
+    await put_blobs(store, key.tenant, work.blobs)
     manifest = manifest_of(key, epoch, records[-1].seq, None, documents)
     await store.write_documents(key, documents, manifest)
     return manifest

@@ -12,6 +12,7 @@ from perdure.codec.json import encode
 from perdure.errors import ConfigError
 from perdure.memory.context import Retraction
 from perdure.memory.documents import SessionDocument, Turned, note_turn
+from perdure.model.keys import SessionKey
 from perdure.model.messages import Message
 from perdure.model.records import CONTEXT, RETRACT, TURN, Entry, Record
 from perdure.restore.ladder import Restored
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from perdure.autosave.core import Tracked
     from perdure.memory.state import States
     from perdure.memory.working import WorkingMemory
-    from perdure.model.keys import SessionKey
     from perdure.model.manifest import Manifest
+    from perdure.session.forking import Forked
     from perdure.session.keeping import Keeper
 
 __all__ = ["Receipt", "Session"]
@@ -274,6 +275,25 @@ class Session(Accepting):
         self._check_open()
         return await self._runtime.host.call(self._keeper.discard, self)
 
+    async def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Forked:
+        """Begin a session with what is durable of this one, and what is not; it is durable then.
+
+        A way out of quarantine and of a lost lease: nothing that was said here is lost. This
+        session stays as it is.
+
+        Raises:
+            SessionError: A session of the new id exists.
+            StoreError: The store refuses a record there, too.
+
+        """
+        from perdure.session.forking import Forker
+        from perdure.session.tending import Tending
+
+        self._check_home()
+        forker = Forker(Tending(self._runtime, self._keeper))
+        new = SessionKey(new_id, new_session or self.key.session, self.key.tenant)
+        return await self._runtime.host.call(forker.fork_unsaved, self, new)
+
     async def wait_durable(self, version: int | None = None) -> Receipt:
         """Wait until a version (None: the newest) is durable, without hurrying the save."""
         self._check_home()
@@ -344,8 +364,7 @@ class Session(Accepting):
     def folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
         """Take note of a fold, ``tail`` being what the tail was when it began."""
         self._contents.folded(manifest.as_of_seq, manifest.documents)
-        self.tail_bytes = max(self.tail_bytes - tail[0], 0)
-        self.tail_records = max(self.tail_records - tail[1], 0)
+        self._shorten_tail(*tail)
         self.rewrite_bytes = _size(manifest)
 
     async def turns_idle(self) -> None:

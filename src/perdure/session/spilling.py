@@ -26,7 +26,7 @@ from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Entry, Record
 
-__all__ = ["Spilled", "find", "left_of", "remove", "write"]
+__all__ = ["Spilled", "find", "forget", "left_of", "opened", "remove", "sealed", "write"]
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -91,6 +91,18 @@ def remove(folder: str, name: str) -> None:
         place.sync()
 
 
+def forget(folder: str, key: SessionKey, remove: bool) -> list[int]:  # noqa: FBT001  # from a thread
+    """Return the sizes of a session's spill files, damaged ones too, and remove them if asked."""
+    sizes: list[int] = []
+    with contextlib.suppress(FileNotFoundError), Folder.root(str(Path(folder).expanduser())) as at:
+        for name in filter(lambda name: name.startswith(_prefix(key)), at.names()):
+            found = at.stat(name)
+            if found is not None and (not remove or at.remove(name)):
+                sizes.append(found.st_size)
+        at.sync()
+    return sizes
+
+
 def left_of(spilled: Spilled, log_after: Iterable[Record]) -> tuple[Record, ...] | None:
     """Return what a log does not hold yet of a spill file, None for a conflict.
 
@@ -104,6 +116,32 @@ def left_of(spilled: Spilled, log_after: Iterable[Record]) -> tuple[Record, ...]
         if (mine.kind, mine.payload, mine.end) != (theirs.kind, theirs.payload, theirs.end):
             return None
     return spilled.records[len(there) :]
+
+
+def sealed(
+    store: object, key: SessionKey, *, epoch: int, base: int, entries: Sequence[Entry]
+) -> Sequence[Entry]:
+    """Return entries as the store would keep them: encrypted, if it encrypts.
+
+    Raises:
+        OSError: The store's key for the session is not at hand.
+
+    """
+    seal = getattr(store, "seal_spill", None)
+    kept: Sequence[Entry] | None = entries if seal is None else seal(key, epoch, base, entries)
+    if kept is None:
+        message = f"the key of session {key} is not at hand, and plain text must not be spilled"
+        raise OSError(message)
+    return kept
+
+
+async def opened(store: object, key: SessionKey, spilled: Spilled) -> Spilled:
+    """Return a spill file as it was before `sealed`."""
+    open_ = getattr(store, "opened", None)
+    if open_ is None:
+        return spilled
+    records: tuple[Record, ...] = await open_(key, spilled.records)
+    return msgspec.structs.replace(spilled, records=records)
 
 
 def _prefix(key: SessionKey) -> str:

@@ -47,6 +47,7 @@ class Turn:
 
     async def __aenter__(self) -> Self:
         await self._queue.enter(str(self._session.key))
+        self._queue.use()
         try:
             done = await self._session.begin_turn(self.id)
             self.replayed = done is not None
@@ -113,11 +114,13 @@ class Turn:
 class TurnQueue:
     """First come, first served; refuses a turn inside a turn instead of waiting for ever."""
 
-    __slots__ = ("_free", "_task", "idle")
+    __slots__ = ("_free", "_since", "_task", "_used", "idle")
 
     def __init__(self) -> None:
         self._free = anyio.Semaphore(1)
         self._task = 0
+        self._used: bool | anyio.Event = False
+        self._since = anyio.current_time()
         self.idle: anyio.Event | None = None
         """Set when the running turn ends, if somebody waits for that."""
 
@@ -125,6 +128,26 @@ class TurnQueue:
     def busy(self) -> bool:
         """Whether a turn is running."""
         return self._task != 0
+
+    @property
+    def mine(self) -> bool:
+        """Whether the running turn is this task's own."""
+        return self.busy and anyio.get_current_task().id == self._task
+
+    def use(self) -> None:
+        """Note that a turn has begun."""
+        if self._used is not True:
+            if self._used:
+                self._used.set()
+            self._used = True
+
+    async def used(self, within: float) -> None:
+        """Wait until a first turn has begun, or the session has been open for that long."""
+        left = self._since + within - anyio.current_time()
+        if self._used is not True and left > 0:
+            first = self._used = self._used or anyio.Event()
+            with anyio.move_on_after(left):
+                await first.wait()
 
     async def enter(self, session: str) -> None:
         """Wait for one's turn."""

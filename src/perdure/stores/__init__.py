@@ -10,9 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.interchange.storage import StateStorage as StateStorage
+    from perdure.stores.postgres import PostgresStore as PostgresStore
+    from perdure.stores.redis import RedisStore as RedisStore
+    from perdure.stores.s3 import S3Store as S3Store
+    from perdure.stores.sqlite import SqliteStore as SqliteStore
     from perdure.stores.state import StateStore as StateStore
+    from perdure.stores.wrapped import CompressedStore as CompressedStore
+    from perdure.stores.wrapped import EncryptedStore as EncryptedStore
+    from perdure.stores.wrapped import MasterKeys as MasterKeys
 
 _HOME_OF = {
+    "CompressedStore": "perdure.stores.wrapped",
+    "EncryptedStore": "perdure.stores.wrapped",
+    "MasterKeys": "perdure.stores.wrapped",
+    "PostgresStore": "perdure.stores.postgres",
+    "RedisStore": "perdure.stores.redis",
+    "S3Store": "perdure.stores.s3",
+    "SqliteStore": "perdure.stores.sqlite",
     "StateStorage": "perdure.interchange.storage",
     "StateStore": "perdure.stores.state",
 }

@@ -12,13 +12,28 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import final
 
+import anyio
+
 from perdure.errors import NotStorableError, TooLargeError, UnsupportedVersionError
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import FORMAT, Manifest
+from perdure.model.manifest import FORMAT, About, Manifest
 from perdure.model.records import Entry, Record
-from perdure.store import Batch, Document, Documents
+from perdure.store import Batch, Document, Documents, Posted, SessionInfo
 
-__all__ = ["Blob", "MemoryBacking", "Owner", "Session", "documents_of", "fresh", "sha256"]
+__all__ = [
+    "Blob",
+    "MemoryBacking",
+    "Owner",
+    "Session",
+    "documents_of",
+    "fits",
+    "fresh",
+    "listed",
+    "sha256",
+]
+
+
+_GONE = Entry("", b"")
 
 
 class Session:
@@ -32,6 +47,7 @@ class Session:
         "epoch",
         "epoch_starts",
         "epochs",
+        "first",
         "manifest",
         "owner",
         "released",
@@ -48,12 +64,28 @@ class Session:
     def empty(self) -> None:
         # New containers: a reader that is under way keeps the old ones, whole.
         self.entries: list[Entry] = []
+        self.first = 1  # the records before it were removed
         self.epoch_starts: list[int] = []
         self.epochs: list[int] = []
         self.documents: dict[str, bytes] = {}
         self.manifest: Manifest | None = None
         self.created_at: float | None = None
         self.updated_at: float | None = None
+
+    def seqs(self, after: int, before: int | None, *, reverse: bool) -> range:
+        """Return the places of what is asked for, in that order."""
+        end = len(self.entries) + 1
+        seqs = range(max(after + 1, self.first), end if before is None else min(before, end))
+        return seqs[::-1] if reverse else seqs
+
+    def trim(self, below: int) -> int:
+        """Forget the records before one, and return how many bytes they had."""
+        gone = range(self.first - 1, min(below - 1, len(self.entries)))
+        freed = sum(len(self.entries[place].payload) for place in gone)
+        for place in gone:
+            self.entries[place] = _GONE
+        self.first = max(self.first, gone.stop + 1)
+        return freed
 
     def records(self, seqs: range) -> Iterator[Record]:
         """Give entries their places; epochs lie in runs, so only their starts are kept."""
@@ -67,12 +99,25 @@ class Session:
 class Owner:
     """One store on the backing, as the others see it."""
 
-    __slots__ = ("alive", "beat", "wanted")
+    __slots__ = ("alive", "beat", "bell", "mail", "wanted")
 
     def __init__(self) -> None:
         self.alive = True
         self.beat = 0
         self.wanted: dict[SessionKey, None] = {}
+        self.mail: dict[SessionKey, None] = {}
+        self.bell: anyio.Event | None = None
+        """There while somebody waits for news."""
+
+    def __getstate__(self) -> tuple[None, dict[str, object]]:
+        """Leave out who waits: a copy of the backing is what another process would find."""
+        kept = (name for name in self.__slots__ if name != "bell")
+        return None, {"bell": None, **{name: getattr(self, name) for name in kept}}
+
+    def ring(self) -> None:
+        """Wake whoever waits for news."""
+        if self.bell is not None:
+            self.bell.set()
 
 
 class Blob:
@@ -102,6 +147,8 @@ class MemoryBacking:
         self.sessions: dict[SessionKey, Session] = {}
         self.owners: dict[str, Owner] = {}
         self.blobs: dict[tuple[str, str], Blob] = {}
+        self.inboxes: dict[SessionKey, dict[str, Posted]] = {}
+        """What waits for each session, by op id, oldest first."""
 
 
 def documents_of(key: SessionKey, session: Session, names: Collection[str] | None) -> Documents:
@@ -131,6 +178,37 @@ def documents_of(key: SessionKey, session: Session, names: Collection[str] | Non
         else:
             found[name] = Document(data, folded.as_of_seq)
     return Documents(manifest, found, tuple(damaged))
+
+
+def fits(info: SessionInfo, owner: str | None, tag: str | None) -> bool:
+    """Say whether a session is one of those that are listed."""
+    return owner in (None, info.owner) and (tag is None or tag in info.tags)
+
+
+def listed(
+    backing: MemoryBacking, tenant: str, prefix: str, after: SessionKey | None
+) -> Iterator[SessionInfo]:
+    """Give a tenant's sessions by key."""
+    for key in sorted(key for key in backing.sessions if key.tenant == tenant):
+        session = backing.sessions[key]
+        if key.agent.startswith(prefix) and not session.deleted and (not after or key > after):
+            yield _info(key, session)
+
+
+def _info(key: SessionKey, session: Session) -> SessionInfo:
+    counters = session.manifest.counters if session.manifest else {}
+    about = session.manifest.about if session.manifest else About()
+    return SessionInfo(
+        key=key,
+        epoch=session.epoch,
+        head=len(session.entries),
+        created_at=session.created_at,
+        updated_at=session.updated_at,
+        owner=about.owner,
+        title=about.title,
+        tags=about.tags,
+        turns=counters.get("turns", 0),
+    )
 
 
 def sha256(data: bytes) -> str:

@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from perdure.codec.decoders import decoder_of
 from perdure.errors import (
     ConfigError,
     FormatError,
@@ -146,7 +147,7 @@ def _read(state: FullAgentState) -> Session:
             session.epoch_starts.append(record.seq)
             session.epochs.append(record.epoch)
         if record.kind == EPOCH:
-            session.owner = msgspec.json.decode(record.payload, type=_Begun).owner
+            session.owner = decoder_of(_Begun).decode(record.payload).owner
     return session
 
 

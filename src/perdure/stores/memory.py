@@ -13,22 +13,24 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from bisect import bisect_right
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import final
 
+import anyio
 import anyio.lowlevel
 import msgspec
 
+from perdure.codec import blob_names
 from perdure.errors import (
     CorruptRecordError,
     LeaseHeldError,
     LeaseLostError,
 )
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import About, Manifest
+from perdure.model.manifest import Manifest
 from perdure.model.records import EPOCH, Entry
 from perdure.store import (
+    Asked,
     Batch,
     Capabilities,
     Documents,
@@ -36,11 +38,21 @@ from perdure.store import (
     Holder,
     LogChunk,
     Outcome,
+    Posted,
     SessionInfo,
     Status,
     Swept,
 )
-from perdure.stores._backing import Blob, MemoryBacking, Owner, Session, documents_of, fresh, sha256
+from perdure.stores._backing import (
+    Blob,
+    MemoryBacking,
+    Owner,
+    Session,
+    documents_of,
+    fits,
+    fresh,
+    listed,
+)
 
 __all__ = ["MemoryBacking", "MemoryStore"]
 
@@ -121,9 +133,7 @@ class MemoryStore:
         session = self._sessions.get(key)
         if session is None:
             return
-        end = len(session.entries) + 1
-        seqs = range(max(after, 0) + 1, end if before is None else min(before, end))
-        records = session.records((seqs[::-1] if reverse else seqs)[:limit])
+        records = session.records(session.seqs(after, before, reverse=reverse)[:limit])
         while chunk := tuple(itertools.islice(records, _CHUNK)):
             yield LogChunk(chunk)
             await anyio.lowlevel.checkpoint()
@@ -133,6 +143,11 @@ class MemoryStore:
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
         return len(session.entries) if session else 0
+
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """Remove records from before one; see the port."""
+        await anyio.lowlevel.checkpoint()
+        return self._held(key, epoch).trim(below)
 
     # documents
 
@@ -169,7 +184,7 @@ class MemoryStore:
         blob = self._blobs.get((tenant, name))
         if blob is None:
             return None
-        if sha256(blob.data) != name:
+        if not blob_names.fits(name, blob.data):
             message = f"blob {name} does not match its name: put the right bytes again"
             raise CorruptRecordError(message, blob=name, size=len(blob.data))
         return blob.data
@@ -193,6 +208,17 @@ class MemoryStore:
                 removed += 1
                 freed += len(blob.data)
         return Swept(quarantined, removed, freed)
+
+    async def blob_names(self, tenant: str) -> list[str]:
+        """List the tenant's blobs."""
+        await anyio.lowlevel.checkpoint()
+        return sorted(name for of, name in self._blobs if of == tenant)
+
+    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
+        """Remove blobs at once, and return how many bytes were freed."""
+        await anyio.lowlevel.checkpoint()
+        gone = [self._blobs.pop((tenant, name), None) for name in set(names)]
+        return sum(len(blob.data) for blob in gone if blob is not None)
 
     # leases
 
@@ -246,19 +272,62 @@ class MemoryStore:
         if session and session.epoch == epoch:
             session.released = True
 
-    async def heartbeat(self) -> list[SessionKey]:
-        """Renew this owner's heartbeat, and return the sessions that others ask for."""
+    async def heartbeat(self) -> Asked:
+        """Renew this owner's heartbeat, and return what others want."""
         await anyio.lowlevel.checkpoint()
         owner = self._owners.setdefault(self._owner, Owner())
         owner.beat += 1
         wanted, owner.wanted = owner.wanted, {}
-        return list(wanted)
+        mail, owner.mail = owner.mail, {}
+        return Asked(tuple(wanted), tuple(mail))
+
+    async def news(self, at_most: float) -> None:
+        """Return when there is something to hear, or after ``at_most`` seconds."""
+        await anyio.lowlevel.checkpoint()
+        owner = self._owners.setdefault(self._owner, Owner())
+        if owner.wanted or owner.mail:
+            return
+        bell = owner.bell = owner.bell or anyio.Event()
+        with anyio.move_on_after(at_most):
+            await bell.wait()
+        if owner.bell is bell:
+            owner.bell = None
 
     async def request_handover(self, key: SessionKey, holder: Holder) -> None:
         """Ask the holder for the session."""
         await anyio.lowlevel.checkpoint()
         if owner := self._owners.get(holder.owner):
             owner.wanted[key] = None
+            owner.ring()
+
+    # inbox
+
+    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+        """Leave items for a session; see the port."""
+        await anyio.lowlevel.checkpoint()
+        inbox = self._backing.inboxes.setdefault(key, {})
+        before = len(inbox)
+        for item in items:
+            inbox.setdefault(item.op_id, item)
+        session = self._sessions.get(key)
+        if session is not None and (owner := self._owners.get(session.owner)):
+            owner.mail[key] = None
+            owner.ring()
+        return len(inbox) - before
+
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+        """Return what waits for a session; see the port."""
+        await anyio.lowlevel.checkpoint()
+        self._held(key, epoch)
+        return list(self._backing.inboxes.get(key, {}).values())[:limit]
+
+    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        """Remove items whose records are durable; see the port."""
+        await anyio.lowlevel.checkpoint()
+        self._held(key, epoch)
+        inbox = self._backing.inboxes.get(key, {})
+        for op_id in op_ids:
+            inbox.pop(op_id, None)
 
     # directory
 
@@ -266,19 +335,23 @@ class MemoryStore:
         self,
         *,
         tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
         prefix: str = "",
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List sessions by key; always up to date here."""
+        """List sessions by key; see the port."""
         await anyio.lowlevel.checkpoint()
-        keys = sorted(
-            key
-            for key, session in self._sessions.items()
-            if key.tenant == tenant and key.agent.startswith(prefix) and not session.deleted
-        )
-        start = bisect_right(keys, after) if after else 0
-        return [_info(key, self._sessions[key]) for key in keys[start : start + limit]]
+        infos = listed(self._backing, tenant, prefix, after)
+        fitting = (info for info in infos if fits(info, owner, tag))
+        return list(itertools.islice(fitting, max(limit, 0)))
+
+    async def tenants(self) -> list[str]:
+        """List the tenants that have a session or a blob."""
+        await anyio.lowlevel.checkpoint()
+        owning = {key.tenant for key, session in self._sessions.items() if not session.deleted}
+        return sorted(owning | {tenant for tenant, _ in self._blobs})
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove what the session owns; its epoch stays, marked as deleted."""
@@ -286,6 +359,11 @@ class MemoryStore:
         session = self._held(key, epoch)
         session.empty()
         session.deleted = session.released = True
+        self._backing.inboxes.pop(key, None)
+
+    async def scrub(self) -> None:
+        """Do nothing: what was removed is nowhere."""
+        await anyio.lowlevel.checkpoint()
 
     def _held(self, key: SessionKey, epoch: int) -> Session:
         session = self._sessions.get(key)
@@ -301,19 +379,3 @@ def _lost(key: SessionKey, epoch: int, session: Session | None) -> LeaseLostErro
         f"{', and it was deleted' if session and session.deleted else ''}; open the session again"
     )
     return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
-
-
-def _info(key: SessionKey, session: Session) -> SessionInfo:
-    counters = session.manifest.counters if session.manifest else {}
-    about = session.manifest.about if session.manifest else About()
-    return SessionInfo(
-        key=key,
-        epoch=session.epoch,
-        head=len(session.entries),
-        created_at=session.created_at,
-        updated_at=session.updated_at,
-        owner=about.owner,
-        title=about.title,
-        tags=about.tags,
-        turns=counters.get("turns", 0),
-    )

@@ -9,7 +9,7 @@ writes all of it. So its capabilities are weaker than other stores', and these a
   notices before its next save, by ``get_last_modified``, and loses its lease. Nothing keeps two
   saves at the same moment apart: the later one counts.
 * Folded documents last as long as this object: the state is what they would be folded to.
-* No blobs, no handover. The directory knows the sessions that this object has seen. A
+* No blobs, no handover, no inbox. The directory knows the sessions that this object has seen. A
   deleted session's epochs begin anew once this object is gone.
 
 A state that somebody else has written, or changed, is taken over as an import would be. One
@@ -34,6 +34,7 @@ from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.model.records import EPOCH, Entry
 from perdure.store import (
+    Asked,
     Batch,
     Capabilities,
     Documents,
@@ -41,11 +42,12 @@ from perdure.store import (
     Holder,
     LogChunk,
     Outcome,
+    Posted,
     SessionInfo,
     Status,
     Swept,
 )
-from perdure.stores._backing import Session, documents_of, fresh
+from perdure.stores._backing import Session, documents_of, fits, fresh
 from perdure.stores._state_place import Place, copied
 
 __all__ = ["StateStorage", "StateStore"]
@@ -54,7 +56,12 @@ _CHUNK = 256
 """Records in one `LogChunk`."""
 
 _CAPABILITIES = Capabilities(
-    durability="storage", batch_max=16, parallelism=4, memory_bound=True, shared=False
+    durability="storage",
+    batch_max=16,
+    parallelism=4,
+    memory_bound=True,
+    shared=False,
+    blobs=False,
 )
 
 
@@ -152,9 +159,7 @@ class StateStore:
         session = await self._session(key)
         if session is None:
             return
-        end = len(session.entries) + 1
-        seqs = range(max(after, 0) + 1, end if before is None else min(before, end))
-        wanted = (seqs[::-1] if reverse else seqs)[:limit]
+        wanted = session.seqs(after, before, reverse=reverse)[:limit]
         for at in range(0, len(wanted), _CHUNK):
             yield LogChunk(tuple(session.records(wanted[at : at + _CHUNK])))
             await anyio.lowlevel.checkpoint()
@@ -163,6 +168,12 @@ class StateStore:
         """Return the seq of the log's last record, 0 for an unknown session."""
         session = await self._session(key)
         return len(session.entries) if session else 0
+
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """Keep everything: a state is whole, or none."""
+        async with self._place(key).looked() as place:
+            _held(place, epoch)
+        return 0
 
     async def _session(self, key: SessionKey) -> Session | None:
         async with self._place(key).looked() as place:
@@ -209,6 +220,16 @@ class StateStore:
         await anyio.lowlevel.checkpoint()
         return Swept()
 
+    async def blob_names(self, tenant: str) -> list[str]:
+        """Return nothing: there are none."""
+        await anyio.lowlevel.checkpoint()
+        return []
+
+    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
+        """Do nothing: there are none."""
+        await anyio.lowlevel.checkpoint()
+        return 0
+
     # leases
 
     async def holder(self, key: SessionKey) -> Holder | None:
@@ -251,14 +272,42 @@ class StateStore:
         if session is not None and session.epoch == epoch:
             session.released = True
 
-    async def heartbeat(self) -> list[SessionKey]:
+    async def heartbeat(self) -> Asked:
         """Return nothing: nobody can ask for a session here."""
         await anyio.lowlevel.checkpoint()
-        return []
+        return Asked()
+
+    async def news(self, at_most: float) -> None:
+        """Sleep: nobody else can leave anything here."""
+        await anyio.sleep(at_most)
 
     async def request_handover(self, key: SessionKey, holder: Holder) -> None:
         """Do nothing: there is nobody to ask."""
         await anyio.lowlevel.checkpoint()
+
+    # inbox
+
+    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+        """Refuse: a state has no place for what nobody has taken yet."""
+        await anyio.lowlevel.checkpoint()
+        if items:
+            message = (
+                f"a storage of whole states has no inbox to post to for {key}: open the session "
+                "and append, or connect to another store"
+            )
+            raise NotStorableError(message, key=str(key), items=len(items))
+        return 0
+
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+        """Return nothing: nobody can have posted."""
+        async with self._place(key).looked() as place:
+            _held(place, epoch)
+            return []
+
+    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        """Do nothing: there is nothing to remove."""
+        async with self._place(key).looked() as place:
+            _held(place, epoch)
 
     # directory
 
@@ -266,6 +315,8 @@ class StateStore:
         self,
         *,
         tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
         prefix: str = "",
         after: SessionKey | None = None,
         limit: int = 100,
@@ -280,8 +331,19 @@ class StateStore:
                 break
             session = await self._session(key)
             if session is not None and not session.deleted:
-                found.append(_info(key, session))
+                info = _info(key, session)
+                if fits(info, owner, tag):
+                    found.append(info)
         return found
+
+    async def tenants(self) -> list[str]:
+        """List the tenants of the sessions that this object has seen, and that are there."""
+        found: set[str] = set()
+        for key in list(self._places):
+            session = await self._session(key)
+            if session is not None and not session.deleted:
+                found.add(key.tenant)
+        return sorted(found)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove the state; this object remembers the epoch."""
@@ -292,6 +354,10 @@ class StateStore:
             gone.epoch, gone.owner = epoch, session.owner
             gone.deleted = gone.released = True
             place.session = gone
+
+    async def scrub(self) -> None:
+        """Do nothing: what a storage leaves behind is its own."""
+        await anyio.lowlevel.checkpoint()
 
 
 def _held(place: Place, epoch: int) -> Session:

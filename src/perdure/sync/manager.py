@@ -24,6 +24,7 @@ from perdure.errors import SessionClosedError, StoreError
 from perdure.model.keys import DEFAULT_SESSION
 from perdure.sync import exiting
 from perdure.sync.hooks import HookThread
+from perdure.sync.lives import Lives
 from perdure.sync.loop import LoopThread, closed
 from perdure.sync.session import Session, SessionView
 from perdure.sync.signals import TermWatch
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from perdure.model.keys import SessionKey
     from perdure.session import manager, session
     from perdure.session.hooks import EventName
+    from perdure.session.inbox import PostReceipt
     from perdure.session.options import Autosave, Engine, Lease, Limits, OnHeld, Shutdown
     from perdure.store import SessionInfo, Store
 
@@ -77,7 +79,7 @@ def connect(
 
 
 @final
-class SessionManager:
+class SessionManager(Lives):
     """Keep the sessions of one process, for blocking code. As `perdure.SessionManager`.
 
     Any thread may use it. A process that ends without closing it still saves what it accepted.
@@ -194,6 +196,22 @@ class SessionManager:
             found = self._shared[inner.key] = Session(self._loop, inner)
         return found
 
+    def post(
+        self,
+        id: str,
+        *items: Any,
+        key: str | None = None,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+    ) -> PostReceipt:
+        """Leave items for a session, durably, whoever has it; it need not exist yet.
+
+        As `perdure.SessionManager.post`.
+        """
+        return self._loop.call(
+            lambda: self._inner.post(id, *items, key=key, session=session, tenant=tenant)
+        )
+
     def load(
         self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = ""
     ) -> SessionView | None:
@@ -208,39 +226,25 @@ class SessionManager:
         self,
         *,
         tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
         prefix: str = "",
         after: SessionInfo | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List sessions by id; pass the last one as ``after`` for the next page."""
+        """List sessions by id; pass the last one as ``after`` for the next page.
+
+        What it tells, and ``owner`` and ``tag`` choose by, is as of each session's last fold.
+        """
         return self._loop.call(
-            lambda: self._inner.list(tenant=tenant, prefix=prefix, after=after, limit=limit)
+            lambda: self._inner.list(
+                tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
+            )
         )
 
     def exists(self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = "") -> bool:
         """Say whether there is such a session."""
         return self._loop.call(lambda: self._inner.exists(id, session=session, tenant=tenant))
-
-    def delete(
-        self,
-        id: str,
-        *,
-        session: str = DEFAULT_SESSION,
-        tenant: str = "",
-        on_held: OnHeld = "handover",
-        wait: float = 10.0,
-    ) -> bool:
-        """Remove a session and all that it owns; False if there was none.
-
-        Raises:
-            LeaseHeldError: Another process goes on holding it.
-
-        """
-        return self._loop.call(
-            lambda: self._inner.delete(
-                id, session=session, tenant=tenant, on_held=on_held, wait=wait
-            )
-        )
 
     # all of them
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 if TYPE_CHECKING:
     from perdure.memory import state, working
-    from perdure.memory.documents import MemoryEntry
+    from perdure.memory.storage import MemoryInfo
     from perdure.sync.loop import LoopThread
 
 __all__ = ["States", "TypedState", "WorkingMemory"]
@@ -23,7 +23,12 @@ class WorkingMemory:
         self._inner = inner
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value under a key, or ``default``."""
+        """Return the value under a key, or ``default``.
+
+        Raises:
+            CorruptRecordError: The value is lost: neither its blob nor the log has it.
+
+        """
         return self._loop.call(lambda: self._inner.get(key, default))
 
     def set(
@@ -38,8 +43,21 @@ class WorkingMemory:
     ) -> int:
         """Keep a value under a key, and return the session's version.
 
+        With ``Limits(memory_bytes=…)`` other entries go when it does not fit: the least in
+        priority first, then those that were used longest ago, pinned ones never.
+
+        Args:
+            key: Its name.
+            value: What a session's state can hold.
+            description: What it is, for people, models and searches.
+            scope: Whose it is, such as "session", "task" or "persistent"; for searches.
+            priority: "low", "normal", "high" or "critical".
+            pinned: Whether it stays whatever does not fit.
+
         Raises:
             NotStorableError: The value cannot be stored; the error names path and type.
+            TooLargeError: It does not fit, whatever else goes; nothing has changed.
+            ConfigError: There is no such priority.
 
         """
         return self._loop.do(
@@ -61,9 +79,25 @@ class WorkingMemory:
         """Return the keys, oldest entry first."""
         return self._loop.call(self._inner.keys)
 
-    def entries(self) -> list[MemoryEntry]:
-        """Return the entries as they are stored."""
+    def entries(self) -> list[MemoryInfo]:
+        """Return what is known of the entries, oldest first; reads no value."""
         return self._loop.call(self._inner.entries)
+
+    def search(
+        self, query: str, *, scope: str | None = None, limit: int = 10, values: bool = False
+    ) -> list[MemoryInfo]:
+        """Return the entries that a query's words are found in, the best first.
+
+        Args:
+            query: Words; upper and lower case are the same.
+            scope: Only entries of this scope.
+            limit: How many at most.
+            values: Whether to look into the values, too, which reads each of them.
+
+        """
+        return self._loop.call(
+            lambda: self._inner.search(query, scope=scope, limit=limit, values=values)
+        )
 
 
 @final

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perdure.session import session, view
     from perdure.session.contents import HistoryItem
     from perdure.session.contributors import Contributor as AsyncContributor
+    from perdure.session.forking import Forked
     from perdure.session.rendering import ContextFormat
     from perdure.session.session import Receipt
     from perdure.sync.loop import LoopThread
@@ -221,6 +222,13 @@ class Session:
         What the session holds afterwards is what the store has.
         """
         return self._loop.call(self._inner.discard_unsaved)
+
+    def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Forked:
+        """Begin a session with what is durable of this one, and what is not; it is durable then.
+
+        As `perdure.Session.fork_unsaved`.
+        """
+        return self._loop.call(lambda: self._inner.fork_unsaved(new_id, new_session=new_session))
 
     def wait_durable(self, version: int | None = None) -> Receipt:
         """Wait until a version (None: the newest) is durable, without hurrying the save."""

@@ -22,6 +22,7 @@ from perdure.errors import LeaseLostError, NotStorableError, StoreUnavailableErr
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.store import (
+    Asked,
     Batch,
     Capabilities,
     Documents,
@@ -29,6 +30,7 @@ from perdure.store import (
     Holder,
     LogChunk,
     Outcome,
+    Posted,
     SessionInfo,
     Status,
     Store,
@@ -201,6 +203,10 @@ class FaultyStore:
         """See the port."""
         return await self._call("head", lambda: self._store.head(key))
 
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """See the port."""
+        return await self._call("trim", lambda: self._store.trim(key, epoch, below))
+
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
@@ -227,6 +233,14 @@ class FaultyStore:
         """See the port."""
         return await self._call("sweep", lambda: self._store.sweep(tenant, reachable, older_than))
 
+    async def blob_names(self, tenant: str) -> list[str]:
+        """See the port."""
+        return await self._call("blob_names", lambda: self._store.blob_names(tenant))
+
+    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
+        """See the port."""
+        return await self._call("remove_blobs", lambda: self._store.remove_blobs(tenant, names))
+
     async def holder(self, key: SessionKey) -> Holder | None:
         """See the port."""
         return await self._call("holder", lambda: self._store.holder(key))
@@ -239,18 +253,36 @@ class FaultyStore:
         """See the port."""
         await self._call("release", lambda: self._store.release(key, epoch))
 
-    async def heartbeat(self) -> list[SessionKey]:
+    async def heartbeat(self) -> Asked:
         """See the port."""
         return await self._call("heartbeat", self._store.heartbeat)
+
+    async def news(self, at_most: float) -> None:
+        """See the port."""
+        await self._call("news", lambda: self._store.news(at_most))
 
     async def request_handover(self, key: SessionKey, holder: Holder) -> None:
         """See the port."""
         await self._call("request_handover", lambda: self._store.request_handover(key, holder))
 
+    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+        """See the port."""
+        return await self._call("post", lambda: self._store.post(key, items))
+
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+        """See the port."""
+        return await self._call("take", lambda: self._store.take(key, epoch, limit=limit))
+
+    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        """See the port."""
+        await self._call("settle", lambda: self._store.settle(key, epoch, op_ids))
+
     async def sessions(
         self,
         *,
         tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
         prefix: str = "",
         after: SessionKey | None = None,
         limit: int = 100,
@@ -258,9 +290,19 @@ class FaultyStore:
         """See the port."""
         return await self._call(
             "sessions",
-            lambda: self._store.sessions(tenant=tenant, prefix=prefix, after=after, limit=limit),
+            lambda: self._store.sessions(
+                tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
+            ),
         )
+
+    async def tenants(self) -> list[str]:
+        """See the port."""
+        return await self._call("tenants", self._store.tenants)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """See the port."""
         await self._call("delete", lambda: self._store.delete(key, epoch))
+
+    async def scrub(self) -> None:
+        """See the port."""
+        await self._call("scrub", self._store.scrub)

@@ -13,6 +13,7 @@ from perdure.errors import ConfigError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.store import (
+    Asked,
     Batch,
     Capabilities,
     Documents,
@@ -20,6 +21,7 @@ from perdure.store import (
     Holder,
     LogChunk,
     Outcome,
+    Posted,
     SessionInfo,
     Store,
     Swept,
@@ -171,6 +173,10 @@ class SwitchedStore:
         """See the port."""
         return await self._to("head").head(key)
 
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """See the port."""
+        return await self._to("trim").trim(key, epoch, below)
+
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
@@ -195,6 +201,14 @@ class SwitchedStore:
         """See the port."""
         return await self._to("sweep").sweep(tenant, reachable, older_than)
 
+    async def blob_names(self, tenant: str) -> list[str]:
+        """See the port."""
+        return await self._to("blob_names").blob_names(tenant)
+
+    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
+        """See the port."""
+        return await self._to("remove_blobs").remove_blobs(tenant, names)
+
     async def holder(self, key: SessionKey) -> Holder | None:
         """See the port."""
         return await self._to("holder").holder(key)
@@ -207,26 +221,54 @@ class SwitchedStore:
         """See the port."""
         await self._to("release").release(key, epoch)
 
-    async def heartbeat(self) -> list[SessionKey]:
+    async def heartbeat(self) -> Asked:
         """See the port."""
         return await self._to("heartbeat").heartbeat()
+
+    async def news(self, at_most: float) -> None:
+        """See the port."""
+        await self._to("news").news(at_most)
 
     async def request_handover(self, key: SessionKey, holder: Holder) -> None:
         """See the port."""
         await self._to("request_handover").request_handover(key, holder)
 
+    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+        """See the port."""
+        return await self._to("post").post(key, items)
+
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+        """See the port."""
+        return await self._to("take").take(key, epoch, limit=limit)
+
+    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        """See the port."""
+        await self._to("settle").settle(key, epoch, op_ids)
+
     async def sessions(
         self,
         *,
         tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
         prefix: str = "",
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
         """See the port."""
         store = self._to("sessions")
-        return await store.sessions(tenant=tenant, prefix=prefix, after=after, limit=limit)
+        return await store.sessions(
+            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
+        )
+
+    async def tenants(self) -> list[str]:
+        """See the port."""
+        return await self._to("tenants").tenants()
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """See the port."""
         await self._to("delete").delete(key, epoch)
+
+    async def scrub(self) -> None:
+        """See the port."""
+        await self._to("scrub").scrub()

@@ -14,7 +14,7 @@ import pytest
 from perdure.codec.frames import open_sealed, seal
 from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUnavailableError
 from perdure.model.keys import SessionKey
-from perdure.store import Status
+from perdure.store import Asked, Status
 from perdure.stores.file import FileStore, documents, leases
 from perdure.testing.conformance._kit import (
     append,
@@ -107,14 +107,14 @@ async def test_a_store_is_of_no_use_in_a_forked_child(store) -> None:
     grant = await take(store)
     here = store._opened
     # What a child sees: the process that opened the store was another.
-    store._opened = msgspec.structs.replace(here, pid=here.pid + 1)
+    here._pid += 1
     try:
         with pytest.raises(StoreUnavailableError, match="another process"):
             await store.holder(KEY)
         outcome = await append(store, grant, 2, *group("a"))
         assert outcome.status is Status.CONFLICT
     finally:
-        store._opened = here
+        here._pid -= 1
     await append_ok(store, grant, 2, *group("a"))
 
 
@@ -198,6 +198,7 @@ async def test_without_locks_only_the_heartbeat_tells(
     from perdure._lib import platform
 
     monkeypatch.setattr(platform, "fcntl", None)
+    monkeypatch.setattr(platform, "msvcrt", None)
     store, other = await open_store("one"), await open_store("other")
     grant = await take(store)
     await append_ok(store, grant, 2, *group("a"))
@@ -218,7 +219,7 @@ async def test_a_letter_to_somebody_who_is_gone_is_lost_quietly(open_store) -> N
 
 async def test_a_letter_that_is_no_letter_is_thrown_away(store, root: Path) -> None:
     (root / "owners/one.wanted/noise").write_bytes(b"\xff\x00")
-    assert await store.heartbeat() == []
+    assert await store.heartbeat() == Asked()
     assert list((root / "owners/one.wanted").iterdir()) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from perdure.codec.frames import seal
 from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
 from perdure.model.keys import SessionKey
-from perdure.store import Holder
+from perdure.store import Asked, Holder
 from perdure.stores.file import FileStore, leases, reading, streaming, writing
 from perdure.stores.file.owners import Owner
 from perdure.testing.conformance._kit import (
@@ -334,7 +334,7 @@ async def test_a_session_of_a_newer_format_is_refused_and_left(store, root: Path
 async def test_a_reader_waits_for_a_takeover_and_then_says_so(
     store, open_store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.stores.file import store as module
+    from perdure.stores.file import patience as module
 
     monkeypatch.setattr(module, "_SETTLE", 0.0)
     await write(store, await take(store), "a")
@@ -402,7 +402,7 @@ PLANTED = [
 async def test_what_somebody_planted_raises_nothing_but_our_errors(
     store, open_store, root: Path, planted: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.stores.file import store as module
+    from perdure.stores.file import patience as module
 
     monkeypatch.setattr(module, "_SETTLE", 0.0)
     grant = await take(store)
@@ -420,5 +420,5 @@ async def test_what_somebody_planted_raises_nothing_but_our_errors(
                 await call(reader, KEY)
         await reader.sessions()
         path.write_bytes(good)
-    assert await store.heartbeat() == []
+    assert await store.heartbeat() == Asked()
     assert len(await read(reader)) == 3

@@ -56,9 +56,10 @@ def release(writer: Writer) -> None:
 def delete(writer: Writer, me: Owner) -> None:
     """End a session's life, as its holder."""
     with writer.lock:
-        folder = writer.folder()
         try:
             writer.require_mine()
+            writer.close_files()  # not everywhere can a file that is open be removed
+            folder = writer.folder()
             if not leases.mark_deleted(folder, writer.key, writer.epoch, me):
                 raise lost(writer.key, writer.epoch)
         finally:

@@ -11,19 +11,18 @@ Blocking; each function is one hop into a thread.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping
 
 from perdure._lib.files import TEMPORARY, Folder
+from perdure.codec.blob_names import fits, is_name
 from perdure.errors import CorruptRecordError, NotStorableError
 from perdure.store import Swept
 from perdure.stores.file.layout import QUARANTINE, blobs_of
 
-__all__ = ["get", "put", "sweep"]
+__all__ = ["blob_names", "get", "put", "remove_blobs", "sweep"]
 
-_NAME = re.compile(r"[0-9a-f]{64}\Z")
-_SHELF = re.compile(r"[0-9a-f]{2}\Z")
+_SHELF = re.compile(r"[0-9a-fx][0-9a-f]\Z")
 
 
 def put(root: Folder, tenant: str, blobs: Mapping[str, bytes], now: float) -> None:
@@ -34,7 +33,7 @@ def put(root: Folder, tenant: str, blobs: Mapping[str, bytes], now: float) -> No
 
     """
     for name, data in blobs.items():
-        if hashlib.sha256(data).hexdigest() != name:
+        if not fits(name, data):
             message = (
                 f"blob {name!r} of {len(data)} bytes is not named by its SHA-256: name it by "
                 "the hash of exactly these bytes"
@@ -74,7 +73,7 @@ def get(root: Folder, tenant: str, name: str) -> bytes | None:
         CorruptRecordError: Its bytes are not those of its name.
 
     """
-    if not _NAME.match(name):
+    if not is_name(name):
         return None
     try:
         folder = root.enter(*blobs_of(tenant))
@@ -82,7 +81,7 @@ def get(root: Folder, tenant: str, name: str) -> bytes | None:
         return None
     with folder:
         data = _read(folder, name)
-        if data is not None and hashlib.sha256(data).hexdigest() != name:
+        if data is not None and not fits(name, data):
             message = (
                 f"{folder.path}/{name[:2]}/{name} does not match its name: put the right bytes "
                 "again, or restore the file from a copy"
@@ -122,6 +121,45 @@ def _stamps(folder: Folder) -> list[int]:
             return sorted(int(name) for name in quarantine.names() if name.isdecimal())
     except FileNotFoundError:
         return []
+
+
+def blob_names(root: Folder, tenant: str) -> list[str]:
+    """List the blobs that can be read."""
+    try:
+        folder = root.enter(*blobs_of(tenant))
+    except FileNotFoundError:
+        return []
+    with folder:
+        return sorted({name for place in _places(folder) for name in place.names() if _is(name)})
+
+
+def remove_blobs(root: Folder, tenant: str, names: Collection[str]) -> int:
+    """Remove blobs, wherever they lie, and return how many bytes were freed."""
+    try:
+        folder = root.enter(*blobs_of(tenant))
+    except FileNotFoundError:
+        return 0
+    freed = 0
+    with folder:
+        for place in _places(folder):
+            for name in filter(_is, place.names()):
+                found = place.stat(name) if name in names else None
+                if found is not None and place.remove(name):
+                    freed += found.st_size
+            place.sync()
+    return freed
+
+
+def _is(name: str) -> bool:
+    return is_name(name)
+
+
+def _places(folder: Folder) -> Iterator[Folder]:
+    """Give the folders that hold blobs, quarantine's too; each is closed behind its turn."""
+    steps = [(shelf,) for shelf in folder.names() if _SHELF.match(shelf)]
+    for path in (*steps, *((QUARANTINE, str(stamp)) for stamp in _stamps(folder))):
+        with contextlib.suppress(FileNotFoundError), folder.enter(*path) as place:
+            yield place
 
 
 def sweep(
@@ -191,6 +229,6 @@ def _old(
                 continue
             if name.endswith(TEMPORARY):
                 shelf.remove(name)  # a writer that was killed long ago
-            elif _NAME.match(name) and name not in keep:
+            elif is_name(name) and name not in keep:
                 old.append(name)
     return old

@@ -20,7 +20,7 @@ from perdure.codec.frames import Position, Scanner
 from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Record
-from perdure.stores.file.layout import segment_name, segment_of
+from perdure.stores.file.layout import segment_name, segment_of, start_name, start_of
 from perdure.stores.file.sealed import decoded
 
 __all__ = [
@@ -108,18 +108,21 @@ def find_tip(
     An epoch counts from the moment its epoch record is whole; a taker that died before
     leaves nothing that anybody follows.
     """
-    found = sorted(filter(None, map(segment_of, log.names())), reverse=True)
+    names = log.names()
+    found = sorted(filter(None, map(segment_of, names)), reverse=True)
+    begun = {start[0] for start in map(start_of, names) if start}
     for epoch in sorted({epoch for epoch, _ in found}, reverse=True):
         if epoch < since or (below is not None and epoch >= below):
             continue
         zero = read_first(log, epoch, 0, key)
-        if zero is None:
+        if zero is None and epoch not in begun:
             continue
         for number in [number for of, number in found if of == epoch and number]:
             later = read_first(log, epoch, number, key)
             if later is not None:
                 return later
-        return zero
+        if zero is not None:
+            return zero
     return None
 
 
@@ -263,6 +266,8 @@ def walk(log: Folder, tip: Segment, key: SessionKey, *, down_to: int) -> list[Se
     chain = [tip]
     while chain[-1].start.seq > down_to and (prev := chain[-1].first.prev) is not None:
         segment = read_first(log, prev.epoch, prev.number, key)
+        if segment is None and log.has(start_name(chain[-1].epoch, chain[-1].number)):
+            break  # what was older was removed
         if segment is None:
             raise damaged(f"{log.path}/{segment_name(prev.epoch, prev.number)}", 0, prev.length)
         chain.append(segment)

@@ -14,14 +14,18 @@ from collections.abc import Iterator
 import msgspec
 
 from perdure._lib.files import Folder
+from perdure.codec.decoders import decoder_of
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.model.keys import DEFAULT_SESSION, SessionKey
-from perdure.model.manifest import Manifest
+from perdure.model.manifest import About, Manifest
 from perdure.store import SessionInfo
 from perdure.stores.file import chain, documents
 from perdure.stores.file.layout import (
+    AGENTS,
+    BLOBS,
     LOG,
     SESSIONS,
+    TENANTS,
     agents_of,
     decode_name,
     lease_epoch,
@@ -30,7 +34,7 @@ from perdure.stores.file.layout import (
 )
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease
 
-__all__ = ["list_sessions"]
+__all__ = ["Wanted", "list_sessions", "list_tenants"]
 
 _SESSION = "session.json"
 _MAX_SESSION_BYTES = 1024 * 1024
@@ -49,11 +53,60 @@ class _About(msgspec.Struct, rename="camel"):
     created_at: str | None = None
 
 
+class Wanted(msgspec.Struct, frozen=True):
+    """Which sessions are listed."""
+
+    tenant: str
+    owner: str | None
+    tag: str | None
+    prefix: str
+
+    def fits(self, info: SessionInfo) -> bool:
+        """Say whether a session of this tenant and prefix is one of them."""
+        owned = self.owner in (None, info.owner)
+        return owned and (self.tag is None or self.tag in info.tags)
+
+
+def list_tenants(root: Folder) -> list[str]:
+    """List the tenants that have a folder here."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError):
+        if _has_anything(root):
+            found.add("")
+        with root.enter(TENANTS) as tenants:
+            for name in tenants.names():
+                with contextlib.suppress(OSError), tenants.enter(name) as folder:
+                    tenant = decode_name(name) or _tenant_inside(folder)
+                    if tenant and _has_anything(folder):
+                        found.add(tenant)
+    return sorted(found)
+
+
+def _has_anything(folder: Folder) -> bool:
+    for step in (AGENTS, BLOBS):
+        with contextlib.suppress(OSError), folder.enter(step) as inner:
+            if inner.names():
+                return True
+    return False
+
+
+def _tenant_inside(tenant: Folder) -> str | None:
+    """Return the id of a tenant whose folder's name has only its hash."""
+    with contextlib.suppress(OSError), tenant.enter(AGENTS) as agents:
+        for name in agents.names():
+            with agents.enter(name) as folder:
+                lease = _lease_inside(folder)
+            if lease is not None:
+                return lease.key.tenant
+    return None
+
+
 def list_sessions(
-    root: Folder, tenant: str, prefix: str, after: SessionKey | None, limit: int
+    root: Folder, wanted: Wanted, after: SessionKey | None, limit: int
 ) -> list[SessionInfo]:
-    """List a tenant's sessions whose agent id begins with *prefix*, by key, after *after*."""
+    """List sessions by key, after *after*."""
     found: list[SessionInfo] = []
+    tenant, prefix = wanted.tenant, wanted.prefix
     try:
         agents = root.enter(*agents_of(tenant))
     except FileNotFoundError:
@@ -64,7 +117,8 @@ def list_sessions(
                 continue
             with contextlib.suppress(OSError), agents.enter(name) as folder:
                 infos = _sessions(folder, SessionKey(agent, tenant=tenant))
-                found += [info for info in infos if after is None or info.key > after]
+                fresh = (info for info in infos if after is None or info.key > after)
+                found += filter(wanted.fits, fresh)
             if len(found) >= limit:
                 break
     return found[: max(limit, 0)]
@@ -83,16 +137,20 @@ def _agents(agents: Folder) -> Iterator[tuple[str, str]]:
 def _agent_inside(agents: Folder, name: str) -> str | None:
     """Return the id of an agent whose folder's name has only its hash."""
     with contextlib.suppress(OSError), agents.enter(name) as folder:
-        lease = _newest_lease(folder)
-        if lease is not None:
-            return lease.key.agent
-        with folder.enter(SESSIONS) as sessions:
-            for session in sessions.names():
-                with sessions.enter(session) as inner:
-                    lease = _newest_lease(inner)
-                if lease is not None:
-                    return lease.key.agent
+        lease = _lease_inside(folder)
+        return lease.key.agent if lease else None
     return None
+
+
+def _lease_inside(agent: Folder) -> LeaseFile | None:
+    """Return a lease of any of an agent's sessions."""
+    lease = _newest_lease(agent)
+    if lease is None:
+        with contextlib.suppress(FileNotFoundError), agent.enter(SESSIONS) as sessions:
+            for name in sessions.names():
+                with sessions.enter(name) as inner:
+                    lease = lease or _newest_lease(inner)
+    return lease
 
 
 def _newest_lease(folder: Folder) -> LeaseFile | None:
@@ -120,7 +178,8 @@ def _info(folder: Folder, key: SessionKey) -> SessionInfo | None:
     if not epoch or (lease is not None and lease.deleted):
         return None
     manifest = _manifest(folder, key, 1 if lease is None else lease.since)
-    about = _about(folder)
+    folded = manifest.about if manifest else About()
+    about = _about(folder)  # of releases that folded nothing about it into the manifest
     began, updated = _times(folder, key)
     return SessionInfo(
         key=key,
@@ -128,9 +187,9 @@ def _info(folder: Folder, key: SessionKey) -> SessionInfo | None:
         head=manifest.as_of_seq if manifest else 0,
         created_at=_seconds(about.created_at) or began,
         updated_at=updated,
-        owner=about.metadata.owner,
-        title=about.metadata.title,
-        tags=tuple(about.metadata.tags),
+        owner=folded.owner or about.metadata.owner,
+        title=folded.title or about.metadata.title,
+        tags=folded.tags or tuple(about.metadata.tags),
         turns=manifest.counters.get("turns", 0) if manifest else 0,
     )
 
@@ -149,7 +208,7 @@ def _about(folder: Folder) -> _About:
     with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = folder.stat(_SESSION)
         if found is not None and found.st_size <= _MAX_SESSION_BYTES:
-            return msgspec.json.decode(folder.read(_SESSION) or b"{}", type=_About)
+            return decoder_of(_About).decode(folder.read(_SESSION) or b"{}")
     return _About()
 
 

@@ -29,10 +29,12 @@ from perdure.stores.file.layout import (
     QUARANTINE,
     document_path,
     encode_name,
+    inbox_life,
     manifest_epoch,
     manifest_name,
     next_manifest_name,
     segment_of,
+    start_of,
 )
 from perdure.stores.file.sealed import sealed, unsealed
 
@@ -235,7 +237,7 @@ def keep_evidence(folder: Folder, names: Collection[str]) -> None:
 
 
 def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool) -> None:
-    """Remove what the epochs below *below* left: documents, manifests and segments.
+    """Remove what the epochs below *below* left: documents, manifests, segments and posts.
 
     An explicit list: what else lies in the folder is not ours. Bounded by epoch, so that a
     deleter who overslept cannot touch the log of a later life. *evidence* takes what was
@@ -247,7 +249,12 @@ def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool)
         _remove_documents(folder, {name for one in seen for name in one.manifest.documents})
     for name in dead:
         folder.remove(name)
-    _remove_files(folder, LOG, lambda name: (segment_of(name) or (below,))[0] < below)
+    _remove_files(
+        folder, LOG, lambda name: (segment_of(name) or start_of(name) or (below,))[0] < below
+    )
+    for name in folder.names():
+        if 0 < inbox_life(name) < below:
+            _remove_files(folder, name, lambda _: True)
     if evidence:
         _remove_files(folder, QUARANTINE, lambda _: True)
 

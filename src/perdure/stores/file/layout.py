@@ -25,6 +25,8 @@ __all__ = [
     "decode_name",
     "document_path",
     "encode_name",
+    "inbox_life",
+    "inbox_name",
     "lease_epoch",
     "lease_name",
     "manifest_epoch",
@@ -34,6 +36,8 @@ __all__ = [
     "segment_name",
     "segment_of",
     "session_path",
+    "start_name",
+    "start_of",
 ]
 
 AGENTS = "agents"
@@ -50,7 +54,7 @@ _KEPT = 60
 _OURS = frozenset({LOG, QUARANTINE, SESSIONS, "files"})
 """What no document's first step may be."""
 _SUFFIXES = (".jsonl", ".json")
-_DOCUMENT_CLASH = re.compile(r"(lease|manifest)-")
+_DOCUMENT_CLASH = re.compile(r"(inbox|lease|manifest)-")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])\Z")
 _UNSAFE = re.compile(rb"[^a-z0-9_\-]")
 _ESCAPED = re.compile(rb"=([0-9a-f]{2})")
@@ -137,8 +141,10 @@ def document_path(name: str) -> tuple[str, ...]:
 
 # the files of a session
 
+_INBOX = re.compile(r"inbox-([1-9][0-9]{0,17})\Z")
 _LEASE = re.compile(r"lease-([1-9][0-9]{0,17})\.json\Z")
 _MANIFEST = re.compile(r"manifest-([1-9][0-9]{0,17})\.(json|next)\Z")
+_START = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.start\Z")
 _SEGMENT = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.jsonl\Z")
 
 
@@ -155,6 +161,17 @@ def released_name(epoch: int) -> str:
 def lease_epoch(name: str) -> int:
     """Return the epoch of a lease's file, 0 for any other file."""
     found = _LEASE.match(name)
+    return int(found[1]) if found else 0
+
+
+def inbox_name(life: int) -> str:
+    """Return the folder of what is posted for the session's life that an epoch began."""
+    return f"inbox-{life}"
+
+
+def inbox_life(name: str) -> int:
+    """Return the life that an inbox is of, 0 for any other folder."""
+    found = _INBOX.match(name)
     return int(found[1]) if found else 0
 
 
@@ -177,6 +194,17 @@ def manifest_epoch(name: str) -> tuple[int, bool] | None:
 def segment_name(epoch: int, number: int) -> str:
     """Return a segment of the log."""
     return f"{epoch}-{number}.jsonl"
+
+
+def start_name(epoch: int, number: int) -> str:
+    """Return the file that says that a log begins with a segment: older ones were removed."""
+    return f"{epoch}-{number}.start"
+
+
+def start_of(name: str) -> tuple[int, int] | None:
+    """Return the segment that a log is said to begin with, None for any other file."""
+    found = _START.match(name)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def segment_of(name: str) -> tuple[int, int] | None:

@@ -32,7 +32,7 @@ from perdure.model.manifest import FORMAT
 from perdure.model.records import EPOCH, Entry
 from perdure.store import Holder
 from perdure.stores.file import chain
-from perdure.stores.file.chain import First, Previous, Segment
+from perdure.stores.file.chain import First, Known, Previous, Segment
 from perdure.stores.file.documents import read_manifests, remove_owned, require_folded
 from perdure.stores.file.layout import (
     LOG,
@@ -46,7 +46,7 @@ from perdure.stores.file.layout import (
     session_path,
 )
 from perdure.stores.file.owners import Owner, Owners
-from perdure.stores.file.sealed import sealed, unsealed
+from perdure.stores.file.sealed import decoded, sealed, unsealed
 
 __all__ = ["Fence", "Taken", "look", "mark_deleted", "newest_epoch", "read_lease", "take"]
 
@@ -243,7 +243,7 @@ def _begin(
         if tip is None:
             # Whoever made these folders may have died before they were durable.
             root.sync_path(*session_path(key), LOG)
-        prev = None if tip is None else _seal(folder, log, tip)
+        prev = None if tip is None else _seal(folder, log, tip, _known(folder, key, tip))
         seq, crc = (prev.seq, prev.crc) if prev else (0, 0)
         # Not what a higher epoch folded: it has overtaken us, and its log goes on behind ours.
         seen = [one for one in read_manifests(folder, key) if one.manifest.epoch < epoch]
@@ -266,9 +266,20 @@ def create_segment(log: Folder, name: str, data: bytes) -> None:
     log.sync()
 
 
-def _seal(folder: Folder, log: Folder, tip: Segment) -> Previous:
+def _known(folder: Folder, key: SessionKey, tip: Segment) -> Position:
+    """Return how far a fold vouches for a segment: what is folded was durable before."""
+    known = [decoded(one.manifest.position, Known) for one in read_manifests(folder, key)]
+    here = [one.at for one in known if one and (one.epoch, one.number) == (tip.epoch, tip.number)]
+    return max([tip.start, *here], key=lambda at: at.offset)
+
+
+def _seal(folder: Folder, log: Folder, tip: Segment, start: Position) -> Previous:
     """Decide how far the predecessor counts, and make sure that it lasts that far."""
-    seen = chain.scan(log, tip, tip.start)
+    seen = chain.scan(log, tip, start)
+    if seen.end == start and seen.size != start.offset:
+        # Nothing sound follows: a torn write, or a wrong position. Only the beginning can tell.
+        start = tip.start
+        seen = chain.scan(log, tip, start)
     fd = log.open(tip.name, os.O_RDWR)
     try:
         sync_file(fd)
@@ -277,7 +288,7 @@ def _seal(folder: Folder, log: Folder, tip: Segment) -> Previous:
             # A sync that failed for the old holder succeeds for us, with its bytes lost:
             # only what the disk gives back is there.
             drop_cache(fd)
-            seen = chain.scan(log, tip, tip.start, upto=seen.end.offset)
+            seen = chain.scan(log, tip, start, upto=seen.end.offset)
     finally:
         os.close(fd)
     end = seen.end

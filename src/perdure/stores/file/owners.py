@@ -2,8 +2,7 @@
 
 ``owners/<id>.lock`` is locked as long as its process lives, which tells the dead from the
 living at once to everybody on the machine. ``<id>.json`` has the heartbeat's counter,
-for those who cannot ask for the lock. Into ``<id>.wanted/`` others drop the sessions
-that they ask for.
+for those who cannot ask for the lock. Into ``<id>.wanted/`` others drop their letters.
 
 An owner makes its files before it takes anything, so an id without a lock file belongs
 to nobody alive. Blocking; each method is one hop into a thread.
@@ -12,7 +11,6 @@ to nobody alive. Blocking; each method is one hop into a thread.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import weakref
 
@@ -22,14 +20,15 @@ from perdure._lib.files import Folder
 from perdure._lib.platform import boot_id, host_name, try_lock
 from perdure.errors import ConfigError
 from perdure.model.keys import SessionKey
+from perdure.store import Asked
 from perdure.stores.file.layout import OWNERS, encode_name
+from perdure.stores.file.mailbox import WANTED, Mailbox, send
 from perdure.stores.file.sealed import sealed, unsealed
 
 __all__ = ["Owner", "Owners"]
 
 _LOCK = ".lock"
 _BEAT = ".json"
-_WANTED = ".wanted"
 _TRIES = 50
 
 
@@ -57,10 +56,11 @@ class Owners:
         self._name = encode_name(owner)
         self._beat = 0
         self._folder = root.make(OWNERS)
+        self._mailbox: Mailbox | None = None
         try:
             self._lock: int | None = self._take_lock()
             self._write_beat()
-            self._folder.make(self._name + _WANTED).close()
+            self._mailbox = Mailbox(self._folder, owner)
             self._sweep()
         except BaseException:
             self.close()
@@ -86,10 +86,11 @@ class Owners:
         """Let go: from here on this owner counts as dead."""
         _open_owners.discard(self)
         fd, self._lock = getattr(self, "_lock", None), None
+        if self._mailbox is not None:
+            self._mailbox.close()
         if fd is not None:
             with contextlib.suppress(OSError):  # what stays is swept by the next one who opens
-                self._forget(self._name)
-            os.close(fd)
+                self._forget(self._name, fd)
         self._folder.close()
 
     def forked(self) -> None:
@@ -97,27 +98,34 @@ class Owners:
         fd, self._lock = self._lock, None
         if fd is not None:
             os.close(fd)
+        if self._mailbox is not None:
+            self._mailbox.close()
 
     # heartbeat and letters
 
-    def heartbeat(self) -> list[SessionKey]:
+    def heartbeat(self) -> Asked:
         """Renew the counter, and empty the letter box."""
         self._beat += 1
         self._write_beat()
-        with self._folder.make(self._name + _WANTED) as box:
-            letters = [(name, box.read(name)) for name in box.names() if not name.startswith(".")]
-            for name, _ in letters:
-                box.remove(name)
-        keys = [unsealed(letter, SessionKey) for _, letter in letters]
-        return [key for key in keys if key is not None]
+        return Asked() if self._mailbox is None else self._mailbox.empty()
+
+    async def wait_letter(self, at_most: float) -> None:
+        """Return when there may be a letter, or after ``at_most`` seconds."""
+        if self._mailbox is not None:
+            await self._mailbox.wait(at_most)
+
+    def hush(self) -> None:
+        """Wake whoever waits for a letter; on the event loop, before `close`."""
+        if self._mailbox is not None:
+            self._mailbox.hush()
 
     def ask(self, owner: str, key: SessionKey) -> None:
-        """Drop a letter into another owner's box; one who is gone has none."""
-        letter = sealed(key)
-        name = hashlib.sha256(letter).hexdigest() + ".json"
-        box_name = encode_name(owner) + _WANTED
-        with contextlib.suppress(FileNotFoundError), self._folder.enter(box_name) as box:
-            box.replace(name, letter, durable=False)
+        """Ask another owner for a session."""
+        send(self._folder, owner, key, "handover")
+
+    def tell(self, owner: str, key: SessionKey) -> None:
+        """Tell another owner that something was posted for a session."""
+        send(self._folder, owner, key, "mail")
 
     def _write_beat(self) -> None:
         beat = sealed(_Beat(self.me.owner, self._beat))
@@ -165,21 +173,24 @@ class Owners:
                 continue
             with contextlib.suppress(FileNotFoundError):  # somebody else sweeps as well
                 fd = self._folder.open(lock, os.O_RDWR)
-                try:
-                    # Held while its name goes: a new owner of that name finds out and retries.
-                    if try_lock(fd) is True:
-                        self._forget(name)
-                finally:
+                # Held while its name goes: a new owner of that name finds out and retries.
+                if try_lock(fd) is True:
+                    self._forget(name, fd)
+                else:
                     os.close(fd)
 
-    def _forget(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            with self._folder.enter(name + _WANTED) as box:
-                for letter in box.names():
-                    box.remove(letter)
-            self._folder.remove_folder(name + _WANTED)
-        self._folder.remove(name + _BEAT)
-        self._folder.remove(name + _LOCK)
+    def _forget(self, name: str, lock: int) -> None:
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                with self._folder.enter(name + WANTED) as box:
+                    for letter in box.names():
+                        box.remove(letter)
+                self._folder.remove_folder(name + WANTED)
+            self._folder.remove(name + _BEAT)
+        except BaseException:
+            os.close(lock)
+            raise
+        self._folder.remove_held(name + _LOCK, lock)
 
 
 _open_owners: weakref.WeakSet[Owners] = weakref.WeakSet()

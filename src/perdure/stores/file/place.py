@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import stat
-import sys
 
-from perdure._lib.files import Folder
 from perdure._lib.platform import network_file_system
-from perdure.errors import ConfigError, StoreUnavailableError
+from perdure._lib.private_folder import open_private as open_root
+from perdure.errors import ConfigError
 
-__all__ = ["open_root", "resolve_root"]
+__all__ = ["is_local", "open_root", "resolve_root"]
 
 _log = logging.getLogger("perdure")
 
 HOME_VARIABLE = "PERDURE_HOME"
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 _warned: set[str] = set()
 
@@ -40,60 +36,6 @@ def resolve_root(root: str | os.PathLike[str] | None) -> tuple[str, bool]:
         )
         raise ConfigError(message, root=os.fspath(named))
     return os.path.abspath(path), False
-
-
-def open_root(path: str, *, parents: bool) -> Folder:
-    """Open the store's folder, made if only it is missing.
-
-    Raises:
-        ConfigError: It is no folder, or others can write to it.
-        StoreUnavailableError: Its parent is missing, or it cannot be made or opened.
-
-    """
-    _make(path, parents=parents)
-    try:
-        folder = Folder.root(path)
-    except NotADirectoryError as error:
-        message = f"{path} is a file, not a folder: move it away, or choose another folder"
-        raise ConfigError(message, path=path) from error
-    try:
-        _require_private(folder, path)
-    except BaseException:
-        folder.close()
-        raise
-    return folder
-
-
-def _make(path: str, *, parents: bool) -> None:
-    try:
-        if parents:
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        return
-    except FileNotFoundError as error:
-        parent = os.path.dirname(path)
-        message = (
-            f"{path} cannot be made, since {parent} is not there: make it (mkdir -p), mount the "
-            "volume that it belongs to, or choose another folder"
-        )
-        raise StoreUnavailableError(message, path=path, errno=errno.ENOENT) from error
-    except NotADirectoryError as error:
-        message = f"{path} lies below a file: choose another folder"
-        raise ConfigError(message, path=path) from error
-    with Folder.root(os.path.dirname(path)) as parent_folder:
-        parent_folder.sync()
-
-
-def _require_private(folder: Folder, path: str) -> None:
-    found = folder.stat(".") if sys.platform != "win32" else None
-    if found is not None and found.st_mode & _OTHERS_WRITE:
-        mode = stat.S_IMODE(found.st_mode)
-        message = (
-            f"{path} can be written by others (mode {mode:04o}), who could then change what is "
-            f"kept there: chmod go-w {path}"
-        )
-        raise ConfigError(message, path=path, mode=mode)
 
 
 def is_local(path: str) -> bool:

@@ -15,17 +15,17 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from typing import TypeVar, TypeVarTuple, final
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
-import msgspec
 
 from perdure._lib.files import Folder
 from perdure._lib.ids import random_id
-from perdure._lib.platform import open_files_limit
-from perdure._lib.threads import Threads
+from perdure._lib.platform import synced_by
 from perdure.errors import StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.store import (
+    Asked,
     Batch,
     Capabilities,
     Documents,
@@ -33,16 +33,18 @@ from perdure.store import (
     Holder,
     LogChunk,
     Outcome,
+    Posted,
     SessionInfo,
     Status,
     Swept,
 )
-from perdure.stores.file import acts, directory, leases, reading
-from perdure.stores.file.blobs import get, put, sweep
+from perdure.stores.file import acts, directory, inbox, leases, reading, trimming
+from perdure.stores.file.blobs import blob_names, get, put, remove_blobs, sweep
+from perdure.stores.file.home import PARALLELISM, Home, open_home
 from perdure.stores.file.layout import session_path
-from perdure.stores.file.open_files import OpenFiles
 from perdure.stores.file.owners import Owners
-from perdure.stores.file.place import is_local, open_root, resolve_root
+from perdure.stores.file.patience import idle, settled
+from perdure.stores.file.place import resolve_root
 from perdure.stores.file.streaming import Stream
 from perdure.stores.file.trouble import troubles
 from perdure.stores.file.writing import MAX_RECORD_BYTES, Writer, lost
@@ -52,33 +54,15 @@ __all__ = ["FileStore"]
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-PARALLELISM = 16
-"""Appends at a time. A sync waits for the disk, not for the processor, and those that wait
-together share the disk's own commits."""
-
 _CAPABILITIES = Capabilities(
-    durability="fsync",
+    durability="fsync" if synced_by()[1] else "fsync of files, not of folders",
     batch_max=1,
     parallelism=PARALLELISM,
     max_record_bytes=MAX_RECORD_BYTES,
 )
 
-_SETTLE = 1.0
-"""Seconds that a reader waits for a takeover to end."""
-_POLL = 0.01
-_MOST_OPEN = 128
-"""Sessions whose log and folder are kept open: two files each."""
 _BEHIND = 2**62
 """A seq behind every log."""
-
-
-class _Opened(msgspec.Struct, frozen=True):
-    """What a store has while it is open."""
-
-    root: Folder
-    owners: Owners
-    files: OpenFiles
-    pid: int
 
 
 class _Claim:
@@ -104,7 +88,7 @@ class FileStore:
     ) -> None:
         self._wanted = root
         self._owner = owner or random_id()
-        self._opened: _Opened | None = None
+        self._opened: Home | None = None
         self._writers: dict[SessionKey, Writer] = {}
         self._lock = threading.Lock()
 
@@ -123,6 +107,11 @@ class FileStore:
         """The folder."""
         return self._opened.root.path if self._opened else resolve_root(self._wanted)[0]
 
+    @property
+    def local_path(self) -> str:
+        """The folder, which may not be there yet."""
+        return self.location
+
     def folder_of(self, key: SessionKey) -> str:
         """Return the folder of a session's agent, whether it is there or not."""
         return os.path.join(self.location, *session_path(SessionKey(key.agent, tenant=key.tenant)))
@@ -135,46 +124,26 @@ class FileStore:
             StoreUnavailableError: It cannot be made, read or written.
 
         """
-        if self._opened:
-            return
-        self._appends = Threads(PARALLELISM, name="perdure append")
-        self._others = anyio.CapacityLimiter(PARALLELISM)
-        path, parents = resolve_root(self._wanted)
-        with troubles("open", path):
-            self._opened = await anyio.to_thread.run_sync(self._enter, path, parents)
-
-    def _enter(self, path: str, parents: bool) -> _Opened:  # noqa: FBT001  # from a thread
-        root = open_root(path, parents=parents)
-        try:
-            owners = Owners(root, self._owner, local=is_local(path))
-        except BaseException:
-            root.close()
-            raise
-        files = OpenFiles(min(_MOST_OPEN, open_files_limit() // 8))
-        return _Opened(root, owners, files, os.getpid())
+        if not self._opened:
+            self._opened = await open_home(self._wanted, self._owner)
 
     async def aclose(self) -> None:
         """Close every file; leases that were not released look like a dead owner's."""
         here, self._opened = self._opened, None
         self._writers.clear()
-        if here is not None and here.pid == os.getpid():
-            self._appends.close()
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(_leave, here)
+        if here is not None and here.mine:
+            await here.aclose()
 
     async def _hop(self, doing: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        with troubles(doing, self._here.root.path):
-            return await anyio.to_thread.run_sync(
-                function, *args, abandon_on_cancel=True, limiter=self._others
-            )
+        return await self._here.hop(doing, function, *args)
 
     @property
-    def _here(self) -> _Opened:
+    def _here(self) -> Home:
         return self._require_open()
 
-    def _require_open(self) -> _Opened:
+    def _require_open(self) -> Home:
         here = self._opened
-        if here is not None and here.pid == os.getpid():
+        if here is not None and here.mine:
             return here
         message = (
             f"the file store at {self.location} was opened in another process: open a store of "
@@ -211,13 +180,12 @@ class FileStore:
     async def _append(self, batch: Batch) -> Outcome:
         writer = self._writers.get(batch.key)
         here = self._opened
-        mine = here is not None and here.pid == os.getpid()  # not so in a forked child
-        if writer is None or writer.epoch != batch.epoch or not mine:
+        if writer is None or writer.epoch != batch.epoch or here is None or not here.mine:
             return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch))
         if writer.lock.locked():
             await idle(writer)
         try:
-            outcome = await self._appends.run(writer.append, batch)
+            outcome = await here.appends.run(writer.append, batch)
         except Exception as error:  # noqa: BLE001  # one session's trouble must not be another's
             return Outcome(Status.IN_DOUBT, error)
         if outcome.status is Status.CONFLICT and self._writers.get(batch.key) is writer:
@@ -256,19 +224,21 @@ class FileStore:
         """Return the seq of the log's last record, 0 for an unknown session."""
         return (await self._plan(key, _BEHIND, None)).head
 
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """Remove the log's files that lie wholly below a record; see the port."""
+        writer = self._held(key, epoch)
+        await idle(writer)
+        return await self._hop("trim", trimming.trim, writer, below)
+
     async def _plan(self, key: SessionKey, after: int, before: int | None) -> reading.Plan:
-        deadline = anyio.current_time() + _SETTLE
-        pause = _POLL
-        while True:
+        async def look() -> reading.Plan:
             writer = self._writers.get(key)
             held = writer and writer.durable
-            found = await self._hop(
+            return await self._hop(
                 "read", reading.plan, self._root, key, after, before, held, self._owners
             )
-            if found.settled or anyio.current_time() >= deadline:
-                return found
-            await anyio.sleep(pause)
-            pause *= 2
+
+        return await settled(look)
 
     # documents
 
@@ -302,6 +272,14 @@ class FileStore:
         return await self._hop(
             "sweep", sweep, self._root, tenant, frozenset(reachable), older_than, time.time()
         )
+
+    async def blob_names(self, tenant: str) -> list[str]:
+        """List the tenant's blobs; see the port."""
+        return await self._hop("read", blob_names, self._root, tenant)
+
+    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
+        """Remove blobs at once; see the port."""
+        return await self._hop("delete", remove_blobs, self._root, tenant, frozenset(names))
 
     # leases
 
@@ -342,13 +320,35 @@ class FileStore:
             self._writers.pop(key, None)
             await self._hop("write", acts.release, writer)
 
-    async def heartbeat(self) -> list[SessionKey]:
-        """Renew this owner's heartbeat, and return the sessions that others ask for."""
+    async def heartbeat(self) -> Asked:
+        """Renew this owner's heartbeat, and empty its letter box."""
         return await self._hop("write", self._owners.heartbeat)
+
+    async def news(self, at_most: float) -> None:
+        """Return when somebody has left a letter, or after ``at_most`` seconds."""
+        await self._owners.wait_letter(at_most)
 
     async def request_handover(self, key: SessionKey, holder: Holder) -> None:
         """Ask the holder for the session."""
         await self._hop("write", self._owners.ask, holder.owner, key)
+
+    # inbox
+
+    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+        """Leave items for a session; see the port."""
+        return await self._hop("write", inbox.post, self._root, self._owners, key, tuple(items))
+
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+        """Return what waits for a session; see the port."""
+        writer = self._held(key, epoch)
+        await idle(writer)
+        return await self._hop("read", inbox.take, writer, limit)
+
+    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        """Remove items whose records are durable; see the port."""
+        writer = self._held(key, epoch)
+        await idle(writer)
+        await self._hop("write", inbox.settle, writer, frozenset(op_ids))
 
     # directory
 
@@ -356,14 +356,19 @@ class FileStore:
         self,
         *,
         tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
         prefix: str = "",
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
         """List sessions by key; see the port."""
-        return await self._hop(
-            "read", directory.list_sessions, self._root, tenant, prefix, after, limit
-        )
+        wanted = directory.Wanted(tenant, owner, tag, prefix)
+        return await self._hop("read", directory.list_sessions, self._root, wanted, after, limit)
+
+    async def tenants(self) -> list[str]:
+        """List the tenants that have anything here; see the port."""
+        return await self._hop("read", directory.list_tenants, self._root)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove what the session owns, as its holder; see the port."""
@@ -372,21 +377,13 @@ class FileStore:
         self._writers.pop(key, None)
         await self._hop("delete", acts.delete, writer, self._owners.me)
 
+    async def scrub(self) -> None:
+        """Do nothing: a file that was removed has no name, and its bytes are the disk's."""
+        await anyio.lowlevel.checkpoint()
+
     def _held(self, key: SessionKey, epoch: int) -> Writer:
         self._require_open()
         writer = self._writers.get(key)
         if writer is None or writer.epoch != epoch:
             raise lost(key, epoch)
         return writer
-
-
-async def idle(writer: Writer) -> None:
-    """Wait, without a thread, until an abandoned write of a session has ended."""
-    while writer.lock.locked():  # noqa: ASYNC110  # a thread's lock: nothing to be woken by
-        await anyio.sleep(_POLL)
-
-
-def _leave(here: _Opened) -> None:
-    here.files.close_all()
-    here.owners.close()
-    here.root.close()

@@ -14,7 +14,8 @@ plugin does the rest, on each loop that the ``anyio_backend`` fixture names:
 Stores made with the same ``place`` must share what they keep, as two processes would.
 Each part is a class of its own, for a backend that is not finished: `LogConformance`,
 `ReaderConformance`, `DocumentConformance`, `LeaseConformance`, `BlobConformance`,
-`DirectoryConformance`, `CancellationConformance`.
+`DirectoryConformance`, `InboxConformance`, `TrimConformance`,
+`CancellationConformance`.
 
 What a backend keeps through a killed process or a cut of power is not tested here:
 that takes processes, and knowledge of where the backend writes.
@@ -24,26 +25,41 @@ from __future__ import annotations
 
 import pytest
 
-_PARTS = ("_kit", "log", "readers", "documents", "leases", "blobs", "directory", "cancellation")
+_PARTS = (
+    "inbox",
+    "_kit",
+    "log",
+    "readers",
+    "documents",
+    "leases",
+    "blobs",
+    "directory",
+    "cancellation",
+    "trimming",
+)
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from perdure.testing.conformance.blobs import BlobConformance  # noqa: E402
 from perdure.testing.conformance.cancellation import CancellationConformance  # noqa: E402
 from perdure.testing.conformance.directory import DirectoryConformance  # noqa: E402
 from perdure.testing.conformance.documents import DocumentConformance  # noqa: E402
+from perdure.testing.conformance.inbox import InboxConformance  # noqa: E402
 from perdure.testing.conformance.leases import LeaseConformance  # noqa: E402
 from perdure.testing.conformance.log import LogConformance  # noqa: E402
 from perdure.testing.conformance.readers import ReaderConformance  # noqa: E402
+from perdure.testing.conformance.trimming import TrimConformance  # noqa: E402
 
 __all__ = [
     "BlobConformance",
     "CancellationConformance",
     "DirectoryConformance",
     "DocumentConformance",
+    "InboxConformance",
     "LeaseConformance",
     "LogConformance",
     "ReaderConformance",
     "StoreConformance",
+    "TrimConformance",
 ]
 
 
@@ -52,8 +68,10 @@ class StoreConformance(
     ReaderConformance,
     DocumentConformance,
     LeaseConformance,
+    InboxConformance,
     BlobConformance,
     DirectoryConformance,
+    TrimConformance,
     CancellationConformance,
 ):
     """Every part of the suite. Subclass it and override ``make_store``."""

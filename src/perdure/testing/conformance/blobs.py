@@ -48,6 +48,33 @@ class BlobConformance(Suite):
             with pytest.raises(CorruptRecordError):
                 await store.get_blob("", _NAME)
 
+    async def test_names_are_those_of_what_can_be_read(self, store: Store) -> None:
+        assert await store.blob_names("") == []
+        blobs = {name_of(data): data for data in (_DATA, b"", b"another")}
+        await store.put_blobs("", blobs)
+        await store.put_blobs("tenant", {_NAME: _DATA})
+        await store.sweep("", {name_of(b"another")}, 0)
+        assert sorted(await store.blob_names("")) == sorted(blobs)
+        assert await store.blob_names("tenant") == [_NAME]
+        assert await store.blob_names("nobody's") == []
+
+    async def test_what_is_removed_is_gone_at_once(self, store: Store) -> None:
+        kept, moved = b"kept", b"moved away"
+        blobs = {name_of(data): data for data in (_DATA, kept, moved)}
+        await store.put_blobs("", blobs)
+        await store.put_blobs("tenant", {_NAME: _DATA})
+        await store.sweep("", {_NAME, name_of(kept)}, 0)
+        names = [_NAME, name_of(moved), name_of(b"never was"), "../owners"]
+        assert await store.remove_blobs("", names) == len(_DATA) + len(moved)
+        assert await store.blob_names("") == [name_of(kept)]
+        assert await store.get_blob("", _NAME) is None
+        assert await store.get_blob("", name_of(moved)) is None
+        assert await store.get_blob("", name_of(kept)) == kept
+        assert await store.get_blob("tenant", _NAME) == _DATA
+        assert await store.remove_blobs("", names) == 0
+        await store.put_blobs("", {_NAME: _DATA})
+        assert await store.get_blob("", _NAME) == _DATA
+
     async def test_a_sweep_moves_away_before_it_removes(self, store: Store) -> None:
         await store.put_blobs("", {_NAME: _DATA})
         assert await store.sweep("", (), 0) == Swept(quarantined=1)

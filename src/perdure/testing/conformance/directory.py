@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from perdure.errors import LeaseLostError
 from perdure.model.keys import SessionKey
+from perdure.model.manifest import About
 from perdure.store import Status, Store
 from perdure.testing.conformance._kit import (
     KEY,
@@ -116,6 +120,49 @@ class DirectoryConformance(Suite):
         assert (info.key, info.epoch, info.turns) == (KEY, grant.epoch, 7)
         assert info.head >= head
 
+    async def test_owner_and_tag_choose(self, store: Store) -> None:
+        about = {
+            "a": {"owner": "ada", "tags": ["x", "y"]},
+            "b": {"owner": "bob", "tags": ["y"]},
+            "c": {"owner": "ada", "tags": []},
+            "d": {"tags": ["x y", "y"]},
+            "e": {},
+        }
+        for name, metadata in about.items():
+            grant = await take(store, SessionKey(name))
+            documents = {"session.json": msgspec.json.encode({"metadata": metadata})}
+            known = msgspec.convert(metadata, About)
+            manifest = manifest_of(grant, 1, documents, about=known)
+            await store.write_documents(grant.key, documents, manifest)
+        assert await ids(store, owner="ada") == ["a", "c"]
+        assert await ids(store, tag="y") == ["a", "b", "d"]
+        assert await ids(store, owner="ada", tag="y") == ["a"]
+        assert await ids(store, tag="y", prefix="b") == ["b"]
+        assert await ids(store, owner="") == []
+        assert await ids(store, tag="y", limit=2) == ["a", "b"]
+        assert await ids(store, tag="y", limit=2, after=SessionKey("b")) == ["d"]
+        assert await ids(store, owner="ada", tenant="other") == []
+
+    async def test_tenants_are_listed(self, store: Store) -> None:
+        assert await store.tenants() == []
+        names = ["A", "a", "a/b", "..", "t" * 300]
+        for tenant in names:
+            await take(store, SessionKey("agent", tenant=tenant))
+        assert await store.tenants() == sorted(names)
+        await take(store)
+        assert await store.tenants() == ["", *sorted(names)]
+
+    async def test_scrubbing_leaves_what_is_there(self, store: Store) -> None:
+        grant = await take(store)
+        await append_ok(store, grant, 2, *group("kept"))
+        gone = SessionKey("gone")
+        await append_ok(store, await take(store, gone), 2, *group("removed"))
+        await store.delete(gone, 1)
+        await store.scrub()
+        assert tuple(entries(await read(store))) == group("kept")
+        await append_ok(store, grant, 3, *group("and on"))
+        assert await read(store, gone) == []
+
     async def test_looking_makes_no_session(self, store: Store) -> None:
         await store.holder(KEY)
         await store.head(KEY)
@@ -176,3 +223,8 @@ class DirectoryConformance(Suite):
         with pytest.raises(LeaseLostError):
             await store.delete(SessionKey("never was"), 1)
         assert await store.head(KEY) == 2
+
+
+async def ids(store: Store, **filters: Any) -> list[str]:
+    """Return the agents of the sessions that fit."""
+    return [info.key.agent for info in await store.sessions(**filters)]

@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import anyio
+import msgspec
 import pytest
 
-from perdure.errors import LeaseHeldError
+from perdure.errors import LeaseHeldError, LeaseLostError
+from perdure.lease.lease import obtain
+from perdure.lease.terms import Lease, OnHeld
 from perdure.model.keys import SessionKey
-from perdure.store import Grant, Status, Store
+from perdure.model.records import EPOCH, Record
+from perdure.store import Asked, Grant, Status, Store
 from perdure.testing.conformance._kit import (
     KEY,
     OpenStore,
@@ -109,7 +115,7 @@ class LeaseConformance(Suite):
         for key in keys:
             await take(store, key)
         before = [await other.holder(key) for key in keys]
-        assert await store.heartbeat() == []
+        assert await store.heartbeat() == Asked()
         after = [await other.holder(key) for key in keys]
         for old, new in zip(before, after, strict=True):
             assert old is not None
@@ -125,9 +131,9 @@ class LeaseConformance(Suite):
             holder = await other.holder(key)
             assert holder is not None
             await other.request_handover(key, holder)
-        assert await other.heartbeat() == []
-        assert sorted(await store.heartbeat()) == sorted(keys)
-        assert await store.heartbeat() == []
+        assert await other.heartbeat() == Asked()
+        assert sorted((await store.heartbeat()).handovers) == sorted(keys)
+        assert await store.heartbeat() == Asked()
 
     async def test_a_closed_owner_does_not_look_alive(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
@@ -145,6 +151,118 @@ class LeaseConformance(Suite):
         theirs = await take(other, SessionKey("agent", "theirs"))
         await append_ok(store, mine, 2, *group("a"))
         await append_ok(other, theirs, 2, *group("b"))
+
+    # what an engine makes of it
+
+    async def test_a_holder_is_asked_and_hands_over(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        grant = await take(store)
+        head = await append_ok(store, grant, 2, *group("a"))
+        taken: list[Grant] = []
+
+        async def want() -> None:
+            taken.append(await _obtain(other, "handover"))
+
+        with anyio.fail_after(LONG):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(want)
+                while KEY not in (await store.heartbeat()).handovers:
+                    await store.news(0.05)
+                assert not taken
+                head = await append_ok(store, grant, head + 1, *group("b"))
+                await store.release(KEY, grant.epoch)
+        assert (taken[0].epoch, taken[0].head) == (grant.epoch + 1, head + 1)
+        outcome = await append(store, grant, head + 1, *group("too late"))
+        assert outcome.status is Status.CONFLICT
+        assert isinstance(outcome.error, LeaseLostError)
+        assert "open" in str(outcome.error)  # the cure
+        assert texts(await read(other)) == ["a", "b"]
+
+    async def test_a_session_that_is_held_is_refused(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        grant = await take(store)
+        with pytest.raises(LeaseHeldError, match="on_held"):
+            await _obtain(other, "raise")
+        await append_ok(store, grant, 2, *group("a"))
+        await store.release(KEY, grant.epoch)
+        assert (await _obtain(other, "raise")).epoch == grant.epoch + 1
+
+    async def test_a_holder_that_beats_is_not_robbed(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        grant = await take(store)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_beat, store)
+            with pytest.raises(LeaseHeldError):
+                await _obtain(other, "steal", ttl=2.0, wait=2.5)
+            tasks.cancel_scope.cancel()
+        await append_ok(store, grant, 2, *group("a"))
+
+    async def test_a_holder_that_hangs_is_replaced_and_told(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        grant = await take(store)
+        head = await append_ok(store, grant, 2, *group("a"))
+        stolen = await _obtain(other, "steal", ttl=0.3)  # nobody beats
+        assert stolen.epoch == grant.epoch + 1
+        outcome = await append(store, grant, head + 1, *group("late"))
+        assert outcome.status is Status.CONFLICT
+        assert isinstance(outcome.error, LeaseLostError)
+        await append_ok(other, stolen, stolen.head + 1, *group("b"))
+        assert texts(await read(store)) == ["a", "b"]
+
+    async def test_two_who_want_it_all_the_time_take_turns(self, open_store: OpenStore) -> None:
+        stores = [await open_store("one"), await open_store("other")]
+        rounds, done = 5, 0
+
+        async def work(name: str, store: Store) -> None:
+            nonlocal done
+            given = 0
+            for place in range(rounds):
+                grant = await _obtain(store, "handover", given=given)
+                await append_ok(store, grant, grant.head + 1, *group(f"{name}{place}"))
+                done += 1
+                while KEY not in (await store.heartbeat()).handovers and done < 2 * rounds - 1:
+                    await store.news(0.05)
+                await store.release(KEY, grant.epoch)
+                given = grant.epoch
+
+        with anyio.fail_after(LONG):
+            async with anyio.create_task_group() as tasks:
+                for name, store in zip("ab", stores, strict=True):
+                    tasks.start_soon(work, name, store)
+        found = texts(await read(stores[0]))
+        for name in "ab":  # each its own, once, in order
+            mine = [text for text in found if text[0] == name]
+            assert mine == [f"{name}{place}" for place in range(rounds)]
+        assert sum(a[0] != b[0] for a, b in pairwise(found)) >= 2 * rounds - 3
+
+
+LONG = 60.0
+
+
+def texts(records: list[Record]) -> list[str]:
+    """Return what was appended."""
+    return [msgspec.json.decode(one.payload)["text"] for one in records if one.kind != EPOCH]
+
+
+async def _obtain(
+    store: Store, on_held: OnHeld, *, ttl: float = LONG, wait: float = LONG, given: int = 0
+) -> Grant:
+    return await obtain(
+        store,
+        KEY,
+        me=store.owner,
+        lease=Lease(heartbeat=ttl / 4, ttl=ttl),
+        on_held=on_held,
+        wait=wait,
+        clock=anyio.current_time,
+        given=given,
+    )
+
+
+async def _beat(store: Store) -> None:
+    while True:
+        await store.heartbeat()
+        await anyio.sleep(0.05)
 
 
 async def _race(racer: Store, after: int, won: list[tuple[Store, Grant]]) -> None:

@@ -1,0 +1,360 @@
+"""A backend of your own: the whole store in one JSON file, locked, and replaced at each change.
+
+Simple, whole and slow: a change costs as much as everything that is kept. It passes the
+conformance suite, and docs/own-backend.md walks through it. It keeps a greeting:
+
+    python -m examples.own_backend FILE
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar, final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+import perdure
+from examples.own_backend_state import Blob, Kept, Owner, Session, fresh, info_of, is_there
+from perdure import errors, store
+from perdure.codec.blob_names import fits
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import FORMAT, Manifest
+from perdure.model.records import EPOCH, Record
+
+T = TypeVar("T")
+
+
+@final
+class OneFileStore:
+    """Keep everything in one file. Each call is one step under a lock: whole, or not at all."""
+
+    capabilities = store.Capabilities(durability="fsync", batch_max=64, max_record_bytes=256 * 1024)
+
+    def __init__(self, path: Path, *, owner: str | None = None) -> None:
+        self.owner = owner or secrets.token_hex(8)
+        self.location = str(path)
+        self._path = path
+
+    async def open(self) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await self._change(lambda kept: kept.owners.setdefault(self.owner, Owner()))
+
+    async def aclose(self) -> None:
+        pass  # a lease that was not released expires, as its owner's beat stands still
+
+    # One step: in a thread that is waited for even when the caller is cancelled.
+
+    async def _change(self, step: Callable[[Kept], T]) -> T:
+        return await anyio.to_thread.run_sync(self._step, step)
+
+    async def _look(self, step: Callable[[Kept], T]) -> T:
+        return await anyio.to_thread.run_sync(self._step, step, lambda _: None)
+
+    def _step(self, step: Callable[[Kept], T], keep: Callable[[Kept], None] | None = None) -> T:
+        try:
+            with self._path.with_suffix(".lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                kept = self._load()
+                answer = step(kept)
+                (keep or self._save)(kept)
+                return answer
+        except OSError as error:
+            message = f"cannot use {self.location}: {error.strerror}: look at the disk"
+            raise errors.StoreUnavailableError(message, path=self.location) from error
+
+    def _load(self) -> Kept:
+        if not self._path.exists():
+            return Kept()
+        check, _, body = self._path.read_bytes().partition(b"\n")
+        if hashlib.sha256(body).hexdigest().encode() != check:
+            message = f"{self.location} is damaged: restore it from a copy"
+            raise errors.CorruptRecordError(message, path=self.location)
+        return msgspec.json.decode(body, type=Kept)
+
+    def _save(self, kept: Kept) -> None:
+        body = msgspec.json.encode(kept)
+        new = self._path.with_suffix(".new")
+        with new.open("wb") as file:
+            file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+    # the log
+
+    async def append_many(self, batches: Sequence[store.Batch]) -> list[store.Outcome]:
+        try:
+            return await self._change(lambda kept: [self._append(kept, one) for one in batches])
+        except errors.StoreUnavailableError as error:
+            return [store.Outcome(store.Status.IN_DOUBT, error)] * len(batches)
+
+    def _append(self, kept: Kept, batch: store.Batch) -> store.Outcome:
+        try:
+            session = kept.held(batch.key, batch.epoch)
+            session.log += fresh(session, batch, self.capabilities.max_record_bytes)
+        except errors.LeaseLostError as error:
+            return store.Outcome(store.Status.CONFLICT, error)
+        except errors.NotStorableError as error:
+            return store.Outcome(store.Status.PERMANENT, error)
+        session.head = max(session.head, batch.first + len(batch.records) - 1)
+        return store.Outcome(
+            store.Status.OK, written=sum(len(one.payload) for one in batch.records)
+        )
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[store.LogChunk, None]:
+        session = await self._look(lambda kept: kept.find(key))
+        log = session.log if session is not None else []
+        found = [one for one in log if one.seq > after and (before is None or one.seq < before)]
+        found = (found[::-1] if reverse else found)[:limit]
+        for start in range(0, len(found), 100):
+            yield store.LogChunk(tuple(found[start : start + 100]))
+
+    async def head(self, key: SessionKey) -> int:
+        session = await self._look(lambda kept: kept.find(key))
+        return session.head if session is not None else 0
+
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        def step(kept: Kept) -> int:
+            session = kept.held(key, epoch)
+            gone = [one for one in session.log if one.seq < below]
+            session.log = session.log[len(gone) :]
+            return sum(len(one.payload) for one in gone)
+
+        return await self._change(step)
+
+    # documents
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> store.Documents:
+        session = await self._look(lambda kept: kept.find(key))
+        manifest = session.manifest if session is not None else None
+        if session is None or manifest is None:
+            return store.Documents()
+        if manifest.format > FORMAT:
+            message = f"the manifest of {key} is of a newer format: use a newer release"
+            raise errors.UnsupportedVersionError(message, key=str(key), format=manifest.format)
+        found: dict[str, store.Document] = {}
+        damaged: list[str] = []
+        for name, folded in manifest.documents.items():
+            data = session.documents.get(name)
+            if names is not None and name not in names:
+                continue
+            if data is None or hashlib.sha256(data).hexdigest() != folded.sha256:
+                damaged.append(name)
+            else:
+                found[name] = store.Document(data, folded.as_of_seq)
+        return store.Documents(manifest, found, tuple(damaged))
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        def step(kept: Kept) -> None:
+            session = kept.held(key, manifest.epoch)
+            all_ = {**session.documents, **documents}
+            session.documents = {name: all_[name] for name in manifest.documents if name in all_}
+            session.manifest = manifest
+
+        await self._change(step)
+
+    # blobs
+
+    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
+        def step(kept: Kept) -> None:
+            for name, data in blobs.items():
+                if not fits(name, data):
+                    raise errors.NotStorableError(
+                        f"blob {name!r} does not match its name: hash it again"
+                    )
+                kept.blobs.setdefault(tenant, {})[name] = Blob(data, time.time())
+
+        await self._change(step)
+
+    async def get_blob(self, tenant: str, name: str) -> bytes | None:
+        blob = await self._look(lambda kept: kept.blobs.get(tenant, {}).get(name))
+        return blob.data if blob is not None else None
+
+    async def sweep(
+        self, tenant: str, reachable: Collection[str], older_than: float
+    ) -> store.Swept:
+        def step(kept: Kept) -> store.Swept:
+            now = time.time()
+            quarantined = removed = freed = 0
+            blobs = kept.blobs.get(tenant, {})
+            for name, blob in list(blobs.items()):
+                if name in reachable:
+                    blob.moved = None
+                elif blob.moved is None and now - blob.renewed >= older_than:
+                    blob.moved = now
+                    quarantined += 1
+                elif blob.moved is not None and now - blob.moved >= older_than:
+                    removed, freed = removed + 1, freed + len(blobs.pop(name).data)
+            return store.Swept(quarantined, removed, freed)
+
+        return await self._change(step)
+
+    async def blob_names(self, tenant: str) -> list[str]:
+        return await self._look(lambda kept: sorted(kept.blobs.get(tenant, ())))
+
+    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
+        def step(kept: Kept) -> int:
+            blobs = kept.blobs.get(tenant, {})
+            return sum(len(blobs.pop(name).data) for name in set(names) & set(blobs))
+
+        return await self._change(step)
+
+    # leases
+
+    async def holder(self, key: SessionKey) -> store.Holder | None:
+        def step(kept: Kept) -> store.Holder | None:
+            session = kept.find(key)
+            if session is None or not session.epoch:
+                return None
+            beat = kept.owners.get(session.owner, Owner()).beat
+            return store.Holder(
+                session.epoch, session.owner, session.released, None, beat, session.deleted
+            )
+
+        return await self._look(step)
+
+    async def acquire(self, key: SessionKey, *, after: int) -> store.Grant:
+        def step(kept: Kept) -> store.Grant:
+            session = kept.made(key)
+            if session.epoch != after:
+                message = f"{key} is at epoch {session.epoch}, not {after}: look again who has it"
+                raise errors.LeaseHeldError(message, key=str(key), epoch=session.epoch)
+            session.epoch, session.owner = after + 1, self.owner
+            session.released = session.deleted = False
+            created = not session.head
+            session.head += 1
+            payload = msgspec.json.encode({"owner": self.owner})
+            session.log.append(Record(session.head, session.epoch, EPOCH, payload, end=True))
+            return store.Grant(key, session.epoch, session.head, created)
+
+        return await self._change(step)
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        def step(kept: Kept) -> None:
+            for session in [one for one in kept.sessions if (one.key, one.epoch) == (key, epoch)]:
+                session.released = True
+
+        await self._change(step)
+
+    async def heartbeat(self) -> store.Asked:
+        def step(kept: Kept) -> store.Asked:
+            me = kept.owners.setdefault(self.owner, Owner())
+            asked = store.Asked(tuple(me.wanted), tuple(me.mail))
+            me.beat, me.wanted, me.mail = me.beat + 1, [], []
+            return asked
+
+        return await self._change(step)
+
+    async def news(self, at_most: float) -> None:
+        await anyio.sleep(at_most)
+
+    async def request_handover(self, key: SessionKey, holder: store.Holder) -> None:
+        def step(kept: Kept) -> None:
+            owner = kept.owners.get(holder.owner)
+            if owner is not None and key not in owner.wanted:
+                owner.wanted.append(key)
+
+        await self._change(step)
+
+    # inbox
+
+    async def post(self, key: SessionKey, items: Sequence[store.Posted]) -> int:
+        def step(kept: Kept) -> int:
+            session = kept.made(key)
+            before = len(session.inbox)
+            for item in items:
+                session.inbox.setdefault(item.op_id, item)
+            owner = kept.owners.get(session.owner)
+            if owner is not None and key not in owner.mail:
+                owner.mail.append(key)
+            return len(session.inbox) - before
+
+        return await self._change(step)
+
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[store.Posted]:
+        return await self._look(lambda kept: [*kept.held(key, epoch).inbox.values()][:limit])
+
+    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        def step(kept: Kept) -> None:
+            session = kept.held(key, epoch)
+            session.inbox = {op: one for op, one in session.inbox.items() if op not in op_ids}
+
+        await self._change(step)
+
+    # directory
+
+    async def sessions(
+        self,
+        *,
+        tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
+        prefix: str = "",
+        after: SessionKey | None = None,
+        limit: int = 100,
+    ) -> list[store.SessionInfo]:
+        kept = await self._look(lambda kept: kept)
+        there = [one for one in kept.sessions if one.key.tenant == tenant and is_there(one)]
+        infos = [info_of(one) for one in there if one.key.agent.startswith(prefix)]
+        fitting = [
+            one
+            for one in infos
+            if owner in (None, one.owner)
+            and (tag is None or tag in one.tags)
+            and (after is None or one.key > after)
+        ]
+        return sorted(fitting, key=lambda one: one.key)[: max(limit, 0)]
+
+    async def tenants(self) -> list[str]:
+        kept = await self._look(lambda kept: kept)
+        there = {one.key.tenant for one in kept.sessions if is_there(one) or one.inbox}
+        return sorted(there | {tenant for tenant, blobs in kept.blobs.items() if blobs})
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        def step(kept: Kept) -> None:
+            gone = kept.held(key, epoch)
+            kept.sessions.remove(gone)
+            kept.sessions.append(Session(key, epoch, owner=gone.owner, released=True, deleted=True))
+
+        await self._change(step)
+
+    async def scrub(self) -> None:
+        pass  # every change writes the file anew, without what was removed
+
+
+async def main(path: Path) -> None:
+    async with (
+        perdure.connect(OneFileStore(path)) as sessions,
+        sessions.open("greeter") as session,
+        session.turn(),
+    ):
+        session.append(perdure.Message.user("Hello, file!"))
+        print(f"{path.name} holds {len(session.context())} messages now.")
+
+
+if __name__ == "__main__":
+    anyio.run(main, Path(sys.argv[1]))

@@ -1,0 +1,138 @@
+"""``perdure forget`` and ``perdure prune``: sessions and history that are to go."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Annotated, Any
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+
+from perdure.cli.options import Stored
+from perdure.cli.output import print_json, say, size
+from perdure.cli.reach import existing, managed
+from perdure.errors import ConfigError
+from perdure.session.forgetting import ForgetReport
+from perdure.session.pruning import PruneReport
+from perdure.session.retention import Retention
+
+__all__ = ["forget", "prune"]
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)(d|h|w)?")
+_DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0, None: 1.0}
+
+
+def forget(
+    id: Annotated[str | None, Parameter(name="ID")] = None,
+    /,
+    *,
+    session: str | None = None,
+    owner: str | None = None,
+    tag: str | None = None,
+    tenant: str = "",
+    dry_run: bool = False,
+    where: Stored = Stored(),  # noqa: B008  # frozen
+) -> int:
+    """Forget sessions: logs, documents, quarantine, posts, and blobs that only they reach.
+
+    What forks of them still reach stays, and is said. This cannot be undone.
+
+    Args:
+        id: Of this agent.
+        session: Only this one of its sessions; default: all.
+        owner: Of this owner.
+        tag: With this tag.
+        tenant: Whose they are, where customers share a store.
+        dry_run: Only say what would go.
+
+    """
+    chosen = {"id": id, "session": session, "owner": owner, "tag": tag, "tenant": tenant}
+    return anyio.run(partial(_forget, chosen, where, dry_run=dry_run))
+
+
+async def _forget(chosen: dict[str, Any], where: Stored, *, dry_run: bool) -> int:
+    async with managed(existing(where.store)) as sessions:
+        report = await sessions.forget(**chosen, dry_run=dry_run)
+    if where.json:
+        print_json(msgspec.to_builtins(report))
+    else:
+        _print_forgotten(report)
+    return 0
+
+
+def _print_forgotten(report: ForgetReport) -> None:
+    for key in report.sessions:
+        say(f"{key}: {'would be forgotten' if report.dry_run else 'forgotten'}")
+    for kept in report.kept:
+        say(f"{kept.of}: kept: {kept.what}: {kept.why}")
+    parts = f"{report.records} records, {report.documents} documents, {report.blobs} blobs"
+    what = f"{len(report.sessions)} sessions with {parts} ({size(report.bytes)})"
+    say(f"{what} in {', '.join(report.places)}{'; nothing was removed' * report.dry_run}")
+
+
+def prune(
+    *,
+    id: str | None = None,
+    session: str | None = None,
+    tenant: str = "",
+    keep_turns: int | None = None,
+    keep_days: float | None = None,
+    older_than: str | None = None,
+    dry_run: bool = False,
+    where: Stored = Stored(),  # noqa: B008  # frozen
+) -> int:
+    """Prune history that is not to be kept, and forget sessions that nobody has used for long.
+
+    What a session is stays as it was: context, memory, states. With both --keep options, a turn
+    stays if either keeps it. Sessions that somebody holds are left alone.
+
+    Args:
+        id: Of this agent; default: all.
+        session: Only this one of its sessions; default: all.
+        tenant: Whose they are, where customers share a store.
+        keep_turns: The newest turns of each session stay.
+        keep_days: Turns that ended within these days stay.
+        older_than: Forget sessions that were not used for so long, such as 90d, 12h or 8w.
+        dry_run: Only say what would go.
+
+    """
+    expire = None if older_than is None else _days(older_than)
+    retention = Retention(keep_turns=keep_turns, keep_days=keep_days, expire_days=expire)
+    chosen = {"id": id, "session": session, "tenant": tenant}
+    return anyio.run(partial(_prune, retention, chosen, where, dry_run=dry_run))
+
+
+def _days(age: str) -> float:
+    found = _AGE.fullmatch(age)
+    if found is None:
+        message = f"--older-than {age!r} does not fit: give days, hours or weeks, as 90d, 12h, 8w"
+        raise ConfigError(message, option="older-than", value=age)
+    return float(found[1]) * _DAYS[found[2]]
+
+
+async def _prune(
+    retention: Retention, chosen: dict[str, Any], where: Stored, *, dry_run: bool
+) -> int:
+    async with managed(existing(where.store)) as sessions:
+        report = await sessions.prune(retention, **chosen, dry_run=dry_run)
+    if where.json:
+        print_json(msgspec.to_builtins(report))
+    else:
+        _print_pruned(report)
+    return 0
+
+
+def _print_pruned(report: PruneReport) -> None:
+    for key in report.expired:
+        say(f"{key}: {'would be forgotten' if report.dry_run else 'forgotten'}: long unused")
+    for one in report.pruned:
+        freed = f", {size(one.bytes)} freed" if one.bytes else ""
+        say(f"{one.key}: {one.turns} turns up to record {one.cut}{freed}")
+    for key in report.held:
+        say(f"{key}: somebody holds it: left alone")
+    say(
+        f"{len(report.pruned)} sessions pruned, {len(report.expired)} forgotten"
+        f"{'; nothing was removed' * report.dry_run}"
+    )

@@ -1,0 +1,123 @@
+"""``perdure fork``, ``copy`` and ``rename``: sessions that begin with the history of others."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+import anyio
+from cyclopts import Parameter
+
+from perdure.cli.options import Named
+from perdure.cli.output import print_json, say
+from perdure.cli.reach import existing, managed
+from perdure.session.forking import Forked
+from perdure.session.manager import SessionManager
+
+__all__ = ["copy", "fork", "rename"]
+
+Id = Annotated[str, Parameter(name="ID")]
+NewId = Annotated[str, Parameter(name="NEW-ID")]
+
+
+def fork(
+    id: Id,
+    new_id: NewId,
+    /,
+    *,
+    at: str | None = None,
+    new_session: str | None = None,
+    where: Named = Named(),  # noqa: B008  # frozen
+) -> int:
+    """Fork a session: a new one begins with its history, and both go on.
+
+    Writes one short record, however long the history is, and takes no lease on it.
+
+    Args:
+        id: The agent's id.
+        new_id: The id of the fork.
+        at: Where it goes on: the number of the last record that both have, or the id of a turn.
+            Default: the end.
+        new_session: The fork's session; default: as --session.
+
+    """
+    point = int(at) if at is not None and at.isdecimal() else at
+
+    async def act(sessions: SessionManager) -> Forked:
+        return await sessions.fork(
+            id,
+            new_id,
+            at=point,
+            session=where.session,
+            new_session=new_session,
+            tenant=where.tenant,
+        )
+
+    return anyio.run(partial(_do, act, where, "goes on behind record {at} of {parent}"))
+
+
+def copy(
+    id: Id,
+    new_id: NewId,
+    /,
+    *,
+    new_session: str | None = None,
+    where: Named = Named(),  # noqa: B008  # frozen
+) -> int:
+    """Copy a session, its history included: the copy does not need the other one.
+
+    Args:
+        id: The agent's id.
+        new_id: The id of the copy.
+        new_session: The copy's session; default: as --session.
+
+    """
+
+    async def act(sessions: SessionManager) -> Forked:
+        return await sessions.copy(
+            id, new_id, session=where.session, new_session=new_session, tenant=where.tenant
+        )
+
+    return anyio.run(partial(_do, act, where, "has all {at} records of {parent}"))
+
+
+def rename(
+    id: Id,
+    new_id: NewId,
+    /,
+    *,
+    new_session: str | None = None,
+    where: Named = Named(),  # noqa: B008  # frozen
+) -> int:
+    """Give a session another id.
+
+    Killed anywhere, one of the ids opens with everything: run it again, and it finishes.
+
+    Args:
+        id: The agent's id.
+        new_id: The new id.
+        new_session: The new session; default: as --session.
+
+    """
+
+    async def act(sessions: SessionManager) -> Forked:
+        return await sessions.rename(
+            id, new_id, session=where.session, new_session=new_session, tenant=where.tenant
+        )
+
+    return anyio.run(partial(_do, act, where, "was {parent}"))
+
+
+async def _do(act: Any, where: Named, said: str) -> int:
+    async with managed(existing(where.store)) as sessions:
+        done: Forked = await act(sessions)
+    if where.json:
+        print_json({"agent": done.key.agent, "session": done.key.session, **_parts(done)})
+    else:
+        say(f"{done.key} {said.format(at=done.at, parent=done.parent)}")
+    return 0
+
+
+def _parts(done: Forked) -> dict[str, Any]:
+    parent = {"agent": done.parent.agent, "session": done.parent.session}
+    return {"tenant": done.key.tenant, "parent": parent, "at": done.at}

@@ -1,0 +1,90 @@
+"""``perdure migrate``: every session of a store into another one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+import perdure
+from perdure.cli.options import Answer
+from perdure.cli.output import print_json, say, size, stderr
+from perdure.cli.reach import existing
+from perdure.moving.migrating import Migration, Progress
+from perdure.moving.migrating import migrate as move
+from perdure.store import Store
+
+__all__ = ["migrate"]
+
+
+def migrate(
+    source: Annotated[str, Parameter(name="SOURCE")],
+    target: Annotated[str, Parameter(name="TARGET")],
+    /,
+    *,
+    tenant: str | None = None,
+    wait: float = 10.0,
+    answer: Answer = Answer(),  # noqa: B008  # frozen
+) -> int:
+    """Copy every session from one store into another, and verify each.
+
+    The source stays as it is. May be killed and repeated: what is there already is passed over.
+    Exits with 1 if a session could not be copied, and says why.
+
+    Args:
+        source: The store to copy from: a path or a URL.
+        target: The store to copy into.
+        tenant: Whose sessions. Default: everybody's.
+        wait: Seconds to wait for a process that holds a session.
+
+    """
+    return anyio.run(partial(_migrate, source, target, tenant, wait, answer))
+
+
+async def _migrate(
+    source: str, target: str, tenant: str | None, wait: float, answer: Answer
+) -> int:
+    here, there = existing(source), perdure.store_for(target)
+    await here.open()
+    try:
+        await there.open()
+        try:
+            done = await _with_bar(here, there, tenant, wait)
+        finally:
+            await there.aclose()
+    finally:
+        await here.aclose()
+    if answer.json:
+        facts = msgspec.to_builtins(done)
+        print_json({"source": here.location, "target": there.location, **facts})
+    else:
+        _print(done, there.location)
+    return 1 if done.failed else 0
+
+
+async def _with_bar(here: Store, there: Store, tenant: str | None, wait: float) -> Migration:
+    columns = (TextColumn("copying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = stderr()
+    hidden = not console.is_terminal
+    with Bar(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("copying", total=None)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=progress.done, total=progress.total)
+
+        tenants = None if tenant is None else [tenant]
+        return await move(here, there, tenants=tenants, wait=wait, progress=show)
+
+
+def _print(done: Migration, target: str) -> None:
+    for key, why in done.failed.items():
+        say(f"{key}: NOT COPIED: {why}")
+    say(
+        f"{done.copied} of {done.sessions} sessions copied to {target} and verified, "
+        f"{done.there} were there already: {done.records} records, {size(done.bytes)}"
+    )

@@ -1,0 +1,54 @@
+"""Where a session's history begins, if its own log is not all of it.
+
+A fork's log goes on behind a record of its parent's; a copy's behind records that it keeps
+as blobs; a pruned session's behind what was removed. Each says so in a `Base`, the
+payload of a record of the kind ``base``. The records before it keep the numbers that they had:
+the log's own first record counts as ``at + 1``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from perdure.model.keys import SessionKey
+
+__all__ = ["Base", "Forking", "Index", "Piece"]
+
+
+class Base(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What comes before a log."""
+
+    at: int = 0
+    """The last record before the log's own first one."""
+    parent: SessionKey | None = None
+    """Whose history it is, up to ``at``; None where it is kept here, or was removed."""
+    epoch: int = 0
+    """The epoch of the record ``at``: another one means another life of the parent's."""
+    kept: str = ""
+    """The blob with the `Index` of the history in this session's own keeping."""
+    cut: int = 0
+    """History up to here was removed."""
+    folded: str = ""
+    """The blob with the documents as of an early record: `Folded`."""
+    moved: SessionKey | None = None
+    """The name that the session had before, if it was renamed."""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A run of records in a blob."""
+
+    first: int
+    last: int
+    blob: str
+
+
+class Index(msgspec.Struct, frozen=True):
+    """The pieces of a history, oldest first, without a gap."""
+
+    pieces: tuple[Piece, ...]
+
+
+class Forking(msgspec.Struct, frozen=True):
+    """The payload of a parent's note that a fork begins."""
+
+    child: SessionKey

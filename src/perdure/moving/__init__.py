@@ -1,0 +1,43 @@
+"""Sessions on their way: bundles, which lose nothing, and from one store into another.
+
+A bundle is one session as lines of JSON: its log, its documents, the blobs that it reaches. What
+only says who wrote when (epochs, owners) is not in it, so that the same session gives
+the same bundle out of every store.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.moving.files import read_bundle as read_bundle
+    from perdure.moving.files import write_bundle as write_bundle
+    from perdure.moving.landing import Landed as Landed
+    from perdure.moving.migrating import Migration as Migration
+    from perdure.moving.migrating import Progress as Progress
+    from perdure.moving.migrating import migrate as migrate
+
+_HOMES = {
+    "perdure.moving.files": ("read_bundle", "write_bundle"),
+    "perdure.moving.landing": ("Landed",),
+    "perdure.moving.migrating": ("Migration", "Progress", "migrate"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        module = _HOME_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module 'perdure.moving' has no attribute {name!r}")
+        value = getattr(importlib.import_module(module), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,99 @@
+"""A session out of a store, as a bundle's items: read without a lease, also beside a writer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from perdure.errors import CorruptRecordError, StoreUnavailableError
+from perdure.model.keys import SessionKey
+from perdure.model.records import Record
+from perdure.moving.bundle import Blob, End, Folded, Head, Item, neutral_record
+from perdure.session.pieces import named_in
+from perdure.store import Documents, Store
+
+__all__ = ["content", "items", "names_of"]
+
+KEPT_BYTES: Final = 4 * 1024 * 1024
+"""Of blobs that are kept from looking into them until they are given."""
+
+
+async def items(store: Store, key: SessionKey, *, blobs: bool = True) -> AsyncGenerator[Item, None]:
+    """Yield a session as of now; it must exist. The blobs that it reaches come first.
+
+    Args:
+        store: An open store.
+        key: Which session.
+        blobs: Whether to read them at all.
+
+    Raises:
+        CorruptRecordError: Its log is damaged, a blob that it names is lost, or a document.
+        StoreUnavailableError: Somebody is taking the session over just now.
+
+    """
+    documents = await store.read_documents(key)
+    head = await store.head(key)  # second: a log may be ahead of its documents, never behind
+    _require_whole(key, documents)
+    yield Head(key)
+    reached = await _reached(store, key, documents, head) if blobs else {}
+    for name in sorted(reached):
+        data = reached.pop(name) or await store.get_blob(key.tenant, name)
+        if data is not None:
+            yield Blob(name, data)
+    async with contextlib.aclosing(content(store, key, head)) as records:
+        async for record in records:
+            yield record
+    for name, document in sorted(documents.found.items()):
+        yield Folded(name, document)
+    if documents.manifest is not None:
+        yield documents.manifest
+    yield End()
+
+
+async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
+    """Yield the log up to a record, without what the store writes by itself."""
+    async with contextlib.aclosing(store.read_log(key, before=head + 1)) as log:
+        async for chunk in log:
+            if not chunk.settled:
+                message = f"session {key} is just being taken over: try again in a moment"
+                raise StoreUnavailableError(message, key=str(key))
+            for record in map(neutral_record, chunk.records):
+                if record is not None:
+                    yield record
+
+
+def _require_whole(key: SessionKey, documents: Documents) -> None:
+    if documents.damaged:
+        names = ", ".join(documents.damaged)
+        message = f"{names} of {key} is damaged: `perdure rebuild` makes it anew from the log"
+        raise CorruptRecordError(message, key=str(key), documents=names)
+
+
+async def names_of(store: Store, key: SessionKey, documents: Documents, head: int) -> set[str]:
+    """Return the names of the blobs that a session reaches, through others too."""
+    return set(await _reached(store, key, documents, head))
+
+
+async def _reached(
+    store: Store, key: SessionKey, documents: Documents, head: int
+) -> dict[str, bytes | None]:
+    """Return the blobs that a session reaches, through others too: small ones with their data."""
+    named = named_in(document.data for document in documents.found.values())
+    async with contextlib.aclosing(content(store, key, head)) as records:
+        async for record in records:
+            named |= named_in((record.payload,))
+    if documents.manifest is not None and (base := documents.manifest.base) is not None:
+        named |= {name for name in (base.kept, base.folded) if name}
+    reached: dict[str, bytes | None] = {}
+    looked: set[str] = set()
+    room = KEPT_BYTES
+    while named:
+        name = named.pop()
+        looked.add(name)
+        data = await store.get_blob(key.tenant, name)
+        if data is not None:
+            named |= named_in((data,)) - looked
+            reached[name] = data if len(data) <= room else None
+            room -= len(reached[name] or b"")
+    return reached

@@ -1,0 +1,215 @@
+"""Pruning: history that a retention lets go is removed, below a record that says so.
+
+First the documents as of the cut are kept as blobs, then a ``base`` record names them, then the
+session is folded, and only then the store removes records. So a kill at any step leaves a
+session that opens as before, and pruning again ends what was begun. Forks of the session get
+the history that they reach before, to keep by themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from typing import final
+
+import anyio.to_thread
+import msgspec
+
+from perdure.codec.json import decode
+from perdure.errors import LeaseHeldError, StoreUnavailableError
+from perdure.memory.documents import Turned, names_of
+from perdure.model.base import Base
+from perdure.model.keys import SessionKey
+from perdure.model.records import TURN, Record
+from perdure.session.folding import Work, manifest_of, put_blobs
+from perdure.session.forgetting import Forgetter, every
+from perdure.session.keepsakes import keep_documents, keep_history
+from perdure.session.retention import Ended, Retention, cut_after, is_expired
+from perdure.session.tending import Tending, Terms
+from perdure.store import Document, Documents
+
+__all__ = ["PruneReport", "Pruned", "Pruner"]
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """One session's history that was removed."""
+
+    key: SessionKey
+    cut: int
+    """The last record that is gone."""
+    turns: int
+    """How many turns went."""
+    bytes: int = 0
+    """What the store has freed at once; it removes whole files or rows."""
+
+
+class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was pruned, or would be."""
+
+    pruned: tuple[Pruned, ...] = ()
+    expired: tuple[SessionKey, ...] = ()
+    """Sessions that were forgotten."""
+    held: tuple[SessionKey, ...] = ()
+    """Sessions that another process holds: they were left alone."""
+    dry_run: bool = False
+
+
+class _Cut(msgspec.Struct):
+    after: int
+    turns: int
+
+
+@final
+class Pruner:
+    """Let go of what a retention does not keep."""
+
+    def __init__(self, tending: Tending, forgetter: Forgetter) -> None:
+        self._tending = tending
+        self._forgetter = forgetter
+        self._store = tending.store
+
+    async def prune(
+        self,
+        retention: Retention,
+        keys: list[SessionKey] | None,
+        tenant: str,
+        terms: Terms,
+        *,
+        dry_run: bool,
+    ) -> PruneReport:
+        """Prune sessions of a tenant; those of *keys*, or all of them."""
+        now, held = time.time(), list[SessionKey]()
+        expired = await self._expired(retention, keys, tenant, now)
+        gone: list[SessionKey] = []
+        for key in expired:
+            try:
+                await self._forgetter.forget([key], tenant, terms, dry_run=dry_run)
+                gone.append(key)
+            except LeaseHeldError:
+                held.append(key)
+        pruned: list[Pruned] = []
+        if retention.cuts:
+            chosen = keys if keys is not None else [key async for key in every(self._store, tenant)]
+            for key in chosen:
+                if key in expired:
+                    continue
+                try:
+                    pruned += await self._prune(key, retention, now, terms, dry_run=dry_run)
+                except LeaseHeldError:
+                    held.append(key)
+        if not dry_run and (pruned or gone):
+            await self._store.scrub()
+        return PruneReport(
+            pruned=tuple(pruned), expired=tuple(gone), held=tuple(held), dry_run=dry_run
+        )
+
+    async def _expired(
+        self, retention: Retention, keys: list[SessionKey] | None, tenant: str, now: float
+    ) -> list[SessionKey]:
+        if retention.expire_days is None:
+            return []
+        found, after = list[SessionKey](), None
+        while page := await self._store.sessions(tenant=tenant, after=after, limit=500):
+            after = page[-1].key
+            found += [
+                info.key
+                for info in page
+                if is_expired(info, retention, now) and (keys is None or info.key in keys)
+            ]
+        return [key for key in found if key not in self._tending.runtime.sessions]
+
+    async def _prune(
+        self, key: SessionKey, retention: Retention, now: float, terms: Terms, *, dry_run: bool
+    ) -> list[Pruned]:
+        cut = await self._cut(key, retention, now)
+        before = await self._store.base_of(key)
+        if cut.after <= (before.cut if before else 0):
+            return []
+        if dry_run:
+            return [Pruned(key, cut.after, cut.turns)]
+        await self._forgetter.settle_heirs(key, terms)
+        base = await self._base(key, cut.after)
+        freed = await self._rebase(key, base, terms)
+        return [Pruned(key, cut.after, cut.turns, freed)]
+
+    async def _cut(self, key: SessionKey, retention: Retention, now: float) -> _Cut:
+        turns: list[Ended] = []
+        async with aclosing(self._store.read_log(key)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    if record.kind == TURN:
+                        turned = decode(record.payload, Turned)
+                        if turned.phase != "begin":
+                            turns.append(Ended(record.seq, turned.at))
+        after = cut_after(turns, retention, now)
+        return _Cut(after, sum(turn.seq <= after for turn in turns))
+
+    async def _base(self, key: SessionKey, cut: int) -> Base:
+        """Keep what the session was at the cut, and what is behind it of others' history."""
+        store = self._store
+        before = await store.base_of(key) or Base()
+        folded = await self._documents(key, cut)
+        kept = ""
+        if before.at > cut:
+            kept = await keep_history(store, key, after=cut, upto=before.at)
+        return Base(at=before.at, kept=kept, cut=cut, folded=folded, moved=before.moved)
+
+    async def _documents(self, key: SessionKey, cut: int) -> str:
+        store, limits = self._store, self._tending.runtime.limits
+        have = await store.documents_upto(key, cut)
+        since = 0 if have.manifest is None or have.damaged else have.manifest.as_of_seq
+        records: list[Record] = []
+        async with aclosing(store.read_log(key, after=since, before=cut + 1)) as log:
+            async for chunk in log:
+                records += chunk.records
+        work = Work(key, have.found, records, cut, limits)
+        touched = {name for record in records for name in names_of(record)} | set(have.damaged)
+        changed = await anyio.to_thread.run_sync(work.documents, touched)
+        await put_blobs(store, key.tenant, work.blobs)
+        manifest = manifest_of(key, 0, cut, have.manifest, changed)
+        data = {name: one.data for name, one in have.found.items()}
+        data |= {name: new for name, new in changed.items() if new is not None}
+        found = {name: Document(data[name], cut) for name in manifest.documents}
+        return await keep_documents(store, key.tenant, Documents(manifest, found))
+
+    async def _rebase(self, key: SessionKey, base: Base, terms: Terms) -> int:
+        # Who forks it first tells it, makes the fork, then looks whether it is being pruned here:
+        # so each fork is found below, or finds what was announced.
+        tending, forgetter = self._tending, self._forgetter
+        async with forgetter.settling(), tending.alone(key):
+            mine = tending.runtime.sessions.get(key)
+            if mine is not None:
+                await tending.fold_open(mine)
+                await self._require_folded(key, base.cut)
+                await tending.announce_open(mine, base)
+                await forgetter.settle_told(key, mine.epoch, terms)
+                await tending.count_open(mine, base)
+                await self._require_counted(key, base)
+                return await self._store.trim(key, mine.epoch, base.cut + 1)
+            async with tending.held(key, terms) as hold:
+                await tending.fold(hold)
+                await self._require_folded(key, base.cut)
+                await hold.announce(base)
+                await forgetter.settle_told(key, hold.epoch, terms)
+                hold.count(base)
+                await tending.fold(hold)
+                await self._require_counted(key, base)
+                return await self._store.trim(key, hold.epoch, base.cut + 1)
+
+    async def _require_folded(self, key: SessionKey, cut: int) -> None:
+        """Go no further unless the session's own documents hold what is about to go."""
+        manifest = (await self._store.inner.read_documents(key, ())).manifest
+        before = await self._store.base_of(key)
+        if manifest is None or manifest.as_of_seq + (before.at if before else 0) < cut:
+            raise _not_folded(key)
+
+    async def _require_counted(self, key: SessionKey, base: Base) -> None:
+        """Go no further unless the manifest names what is left instead of what is about to go."""
+        manifest = (await self._store.inner.read_documents(key, ())).manifest
+        if manifest is None or manifest.base != base:
+            raise _not_folded(key)
+
+
+def _not_folded(key: SessionKey) -> StoreUnavailableError:
+    message = f"session {key} could not be folded, so it was not pruned: try again"
+    return StoreUnavailableError(message, key=str(key))

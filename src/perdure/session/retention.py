@@ -1,0 +1,92 @@
+"""What a retention lets go: old turns of a session's history, and sessions nobody uses any more.
+
+Pure decisions; the caller brings the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from perdure.errors import ConfigError
+from perdure.store import SessionInfo
+
+__all__ = ["Ended", "Retention", "cut_after", "is_expired"]
+
+DAY = 86_400.0
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The end of a turn."""
+
+    seq: int
+    at: float
+    """Seconds since 1970."""
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept when ``prune`` is called; nothing is ever removed without that.
+
+    With both of the first two, a turn stays if either keeps it. What the model sees next, memory
+    and states stay in any case: only history goes.
+
+    Args:
+        keep_turns: The newest turns of each session stay.
+        keep_days: Turns that ended within these days stay.
+        expire_days: Sessions that were not used for so many days are forgotten.
+
+    Raises:
+        ConfigError: A value does not fit, or there is none.
+
+    """
+
+    keep_turns: int | None = None
+    keep_days: float | None = None
+    expire_days: float | None = None
+
+    def __post_init__(self) -> None:
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        for name, value in values.items():
+            if value is not None and not value >= 0:
+                message = f"Retention({name}={value!r}) does not fit: it must be from 0 up"
+                raise ConfigError(message, option=name, value=value)
+        if all(value is None for value in values.values()):
+            message = "Retention() says nothing: give keep_turns, keep_days or expire_days"
+            raise ConfigError(message, option="keep_turns")
+
+    @property
+    def cuts(self) -> bool:
+        """Whether it lets go of history."""
+        return self.keep_turns is not None or self.keep_days is not None
+
+
+def cut_after(turns: Sequence[Ended], retention: Retention, now: float) -> int:
+    """Return the last record that may go, 0 for none; *turns* are in the order of the log.
+
+    >>> turns = [Ended(5, 0.0), Ended(9, 100_000.0), Ended(14, 200_000.0)]
+    >>> cut_after(turns, Retention(keep_turns=1), now=200_000.0)
+    9
+    >>> cut_after(turns, Retention(keep_turns=1, keep_days=2), now=200_000.0)
+    5
+    """
+    if not retention.cuts:
+        return 0
+    old = list(turns)
+    if retention.keep_turns is not None:
+        old = old[: max(len(old) - retention.keep_turns, 0)]
+    if retention.keep_days is not None:
+        since = now - retention.keep_days * DAY
+        young = next((place for place, turn in enumerate(old) if turn.at >= since), len(old))
+        old = old[:young]
+    return old[-1].seq if old else 0
+
+
+def is_expired(info: SessionInfo, retention: Retention, now: float) -> bool:
+    """Say whether nobody has used a session for so long that it goes.
+
+    A session whose last use is not known stays.
+    """
+    if retention.expire_days is None or info.updated_at is None:
+        return False
+    return now - info.updated_at > retention.expire_days * DAY

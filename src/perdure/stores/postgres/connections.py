@@ -1,0 +1,249 @@
+"""Connections that are kept open, and the deadline that no reply may exceed.
+
+Blocking, and used from threads: as many at once as there are threads. One is made when it
+is needed and none is free, so a server that comes back is used at once, and nothing tries to
+reach one that is gone but the calls that need it.
+
+A reply that does not come in time is cut: its socket is shut down, which wakes
+the thread that waits for it with an error. ``cut`` must be called now and then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+from perdure.errors import ConfigError, MissingExtraError, PerdureError, StoreUnavailableError
+from perdure.stores.postgres.settings import Settings
+from perdure.stores.postgres.trouble import trouble
+
+if TYPE_CHECKING:
+    import psycopg
+
+__all__ = ["Connection", "Connections", "driver"]
+
+Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+
+READ_ONLY = "25006"
+FRESH = 0.5
+"""Seconds of idleness after which a connection is looked at before it is used."""
+
+_DEFAULTS = {
+    "application_name": "perdure",
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+    "client_encoding": "UTF8",
+}
+# Every statement finds its rows by an index. A plan made while a table was small would stay,
+# and read all of it; nested loops also lock rows in the order of the ids that were sent.
+_PLANS = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
+
+
+def _setup(timeout: float) -> str:
+    """Return a connection's settings: the server gives up before the client does."""
+    statement, lock = int(timeout * 700), int(timeout * 400)  # milliseconds
+    return (
+        f"SET statement_timeout = {statement}; SET lock_timeout = {lock}; "
+        f"SET idle_in_transaction_session_timeout = {statement}; {_PLANS}; "
+        "SET default_transaction_isolation = 'read committed'"
+    )
+
+
+def driver() -> Any:
+    """Return the driver's module, imported when it is first needed.
+
+    Raises:
+        MissingExtraError: It is not installed.
+
+    """
+    try:
+        import psycopg
+    except ImportError as error:
+        message = "the PostgreSQL store needs psycopg: pip install 'perdure[postgres]'"
+        raise MissingExtraError(message, extra="postgres") from error
+    return psycopg
+
+
+class _Used:
+    """A connection at work, and when to give its server up."""
+
+    __slots__ = ("connection", "until")
+
+    def __init__(self, connection: Connection, patience: float) -> None:
+        self.connection = connection
+        self.until = time.monotonic() + patience
+
+
+@final
+class Connections:
+    """The open connections of one store."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._driver = driver()
+        self.errors: type[psycopg.Error] = self._driver.Error
+        """What the driver raises."""
+        self._conninfo = self._checked()
+        self._setup = _setup(settings.timeout).encode()
+        self._lock = threading.Lock()
+        self._idle: list[tuple[Connection, float]] = []
+        self._used: set[_Used] = set()
+        self._closed = False
+
+    def _checked(self) -> str:
+        conninfo = self._settings.conninfo
+        try:
+            given = self._driver.conninfo.conninfo_to_dict(conninfo)
+            missing = {name: text for name, text in _DEFAULTS.items() if name not in given}
+            return str(self._driver.conninfo.make_conninfo(conninfo, **missing))
+        except self.errors as error:
+            # Not as the cause: it may quote any part of the URL.
+            said = self._settings.hide(" ".join(str(error).split()))
+            message = f"the URL of {self._settings.location} does not fit: {said}"
+            raise ConfigError(message, option="url") from None
+
+    def connect(self) -> Connection:
+        """Return a new connection, in autocommit mode.
+
+        Raises:
+            StoreUnavailableError: There is no server, or it lets nobody in.
+
+        """
+        try:
+            connection: Connection = self._driver.connect(
+                self._conninfo, autocommit=True, prepare_threshold=0
+            )
+        except self.errors as error:
+            raise self.mapped(error, "reach") from error
+        try:
+            with self.watched(connection):
+                connection.execute(self._setup, prepare=False)
+        except self.errors as error:
+            connection.close()
+            raise self.mapped(error, "reach") from error
+        return connection
+
+    def mapped(self, error: psycopg.Error, doing: str) -> PerdureError:
+        """Return a driver's error in perdure's words, without any password."""
+        mapped = trouble(error, doing, self._settings.location)
+        hidden = self._settings.hide(str(mapped))
+        return type(mapped)(hidden, **mapped.facts)
+
+    def failed(self, error: psycopg.Error, connection: Connection, doing: str) -> PerdureError:
+        """Return an error in perdure's words, and let go of a server that takes no writes."""
+        if error.sqlstate == READ_ONLY:  # a standby by now: the next connection may be better
+            connection.close()
+            with self._lock:
+                idle, self._idle = self._idle, []
+            for other, _ in idle:
+                other.close()
+        return self.mapped(error, doing)
+
+    @contextlib.contextmanager
+    def borrow(self, patience: float | None = None) -> Iterator[Connection]:
+        """Lend a connection that stands, as far as one can see from here.
+
+        ``cut`` gives its server up after ``patience`` seconds, by default the timeout.
+
+        Raises:
+            StoreUnavailableError: There is none to be had.
+
+        """
+        connection = self._take()
+        try:
+            with self.watched(connection, patience):
+                yield connection
+        finally:
+            self.give_back(connection)
+
+    def take_ready(self, fits: Callable[[Connection], bool]) -> Connection | None:
+        """Return an idle connection that fits and was in use just now; None if there is none.
+
+        Never waits. Give it back.
+        """
+        newest = time.monotonic() - FRESH
+        with self._lock:
+            for place in range(len(self._idle) - 1, -1, -1):
+                connection, since = self._idle[place]
+                if since >= newest and not connection.closed and fits(connection):
+                    del self._idle[place]
+                    return connection
+        return None
+
+    @contextlib.contextmanager
+    def watched(self, connection: Connection, patience: float | None = None) -> Iterator[None]:
+        """Let ``cut`` give up on a connection after ``patience`` seconds, or the timeout."""
+        used = _Used(connection, self._settings.timeout if patience is None else patience)
+        with self._lock:
+            self._used.add(used)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._used.discard(used)
+
+    def _take(self) -> Connection:
+        while True:
+            with self._lock:
+                if self._closed:
+                    message = f"the store at {self._settings.location} is closed: open a new one"
+                    raise StoreUnavailableError(message)
+                idle = self._idle.pop() if self._idle else None
+            if idle is None:
+                return self.connect()
+            connection, idle_since = idle
+            if time.monotonic() - idle_since < FRESH or not _hears_something(connection):
+                return connection
+            connection.close()  # the server has ended it
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection for the next who needs one, if it is of any use."""
+        idle = connection.pgconn.transaction_status == 0  # PQTRANS_IDLE
+        with self._lock:
+            if idle and not connection.closed and not self._closed:
+                self._idle.append((connection, time.monotonic()))
+                return
+        connection.close()
+
+    def cut(self, *, everything: bool = False) -> None:
+        """Shut down the connections whose server has said nothing for too long."""
+        now = time.monotonic()
+        with self._lock:
+            for used in self._used:
+                if everything or used.until <= now:
+                    self.shut_down(used.connection)
+
+    def shut_down(self, connection: Connection) -> None:
+        """End a connection that another thread waits on, which then gets an error."""
+        with (
+            contextlib.suppress(OSError, self.errors),  # it has just ended by itself
+            socket.socket(fileno=os.dup(connection.fileno())) as twin,
+        ):
+            twin.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close what is idle, and cut what is at work."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        self.cut(everything=True)
+        for connection, _ in idle:
+            connection.close()
+
+
+def _hears_something(connection: Connection) -> bool:
+    """Say whether there is something to read on an idle connection: it has ended, then."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,144 @@
+"""Documents and manifests: the blocking part.
+
+A fold is one transaction, and a read is one statement: no reader sees half of a fold. A
+manifest is sealed, and one that fails its checksum counts as lost: the log has it all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from perdure.codec import json
+from perdure.codec.frames import open_sealed, seal
+from perdure.errors import CorruptRecordError, FormatError, UnsupportedVersionError
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import FORMAT, Manifest
+from perdure.store import Document, Documents
+from perdure.stores.postgres.connections import Connection
+from perdure.stores.postgres.log import require
+from perdure.stores.postgres.statements import Statements
+
+__all__ = ["plain", "read", "write"]
+
+_log = logging.getLogger("perdure")
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def read(
+    connection: Connection, sql: Statements, key: SessionKey, names: Collection[str] | None
+) -> Documents:
+    """Read documents, each checked against the manifest's hash; see the port."""
+    wanted = {
+        "tenant": key.tenant,
+        "agent": key.agent,
+        "session": key.session,
+        "ids": None if names is None else [_hash(name) for name in names],
+    }
+    head, sealed = 0, b""
+    stored: dict[str, bytes] = {}
+    for row in connection.execute(sql["documents"], wanted, binary=True):
+        if row[1] is not None:
+            head, sealed = row[0], row[1]
+        else:
+            stored[row[2].decode("utf-8", "replace")] = row[3]
+    manifest = _manifest(key, sealed, head) if sealed else None
+    if manifest is None:
+        return Documents()
+    found: dict[str, Document] = {}
+    damaged: list[str] = []
+    for name, folded in manifest.documents.items():
+        if names is not None and name not in names:
+            continue
+        data = stored.get(name)
+        if data is None or hashlib.sha256(data).hexdigest() != folded.sha256:
+            damaged.append(name)
+        else:
+            found[name] = Document(data, folded.as_of_seq)
+    return Documents(manifest, found, tuple(damaged))
+
+
+def _manifest(key: SessionKey, sealed: bytes, head: int) -> Manifest | None:
+    body = open_sealed(sealed)
+    if body is None:
+        _log.warning("a manifest is damaged", extra={"session": str(key)})
+        return None
+    try:
+        number = json.decode(body, _Format).format
+        manifest = json.decode(body, Manifest) if number <= FORMAT else None
+    except FormatError as error:
+        _log.warning("a manifest is damaged", extra={"session": str(key), "why": str(error)})
+        return None
+    if manifest is None:
+        message = (
+            f"the manifest of {key} has format {number}, this release reads up to {FORMAT}: use a "
+            "newer release of perdure"
+        )
+        raise UnsupportedVersionError(message, key=str(key), format=number)
+    if manifest.key != key:
+        message = f"the manifest of {key} belongs to {manifest.key}: restore the table manifests"
+        raise CorruptRecordError(message, key=str(key), table="manifests")
+    if manifest.as_of_seq > head:
+        message = (
+            f"the log of {key} ends at record {head}, but documents were made from record "
+            f"{manifest.as_of_seq}: rows are missing; restore the tables from a copy"
+        )
+        raise CorruptRecordError(message, key=str(key), head=head, as_of_seq=manifest.as_of_seq)
+    return manifest
+
+
+def write(
+    connection: Connection,
+    sql: Statements,
+    key: SessionKey,
+    documents: Mapping[str, bytes],
+    manifest: Manifest,
+) -> None:
+    """Replace documents and the manifest in one transaction; see the port."""
+    listed = {name: _hash(name) for name in manifest.documents}
+    given = [name for name in documents if name in listed]
+    sealed = seal(msgspec.json.encode(manifest))
+    about = manifest.about
+    with connection.transaction():
+        row_id = require(connection, sql, key, manifest.epoch)
+        if given:
+            connection.execute(
+                sql["write_documents"],
+                (
+                    row_id,
+                    [listed[name] for name in given],
+                    [name.encode() for name in given],
+                    [documents[name] for name in given],
+                ),
+            )
+        connection.execute(sql["drop_documents"], (row_id, list(listed.values())))
+        connection.execute(
+            sql["write_manifest"],
+            (
+                row_id,
+                sealed,
+                plain(about.title),
+                plain(about.owner),
+                [plain(tag) for tag in about.tags],
+                manifest.counters.get("turns", 0),
+            ),
+        )
+
+
+def plain(text: str | None) -> str | None:
+    """Return a text as a column of type text can hold it: without NUL.
+
+    >>> plain("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
+    True
+    """
+    return None if text is None else text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,172 @@
+"""Who writes a session, who asks for it, and the owners' heartbeats: the blocking part.
+
+An epoch is given in the transaction that locks the session's row and appends the epoch
+record. Nothing here compares clocks: a beat is a number that grows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from typing import NamedTuple
+
+import msgspec
+
+from perdure.codec.frames import encode
+from perdure.errors import LeaseHeldError, StoreUnavailableError
+from perdure.model.keys import SessionKey
+from perdure.model.records import EPOCH, Entry
+from perdure.store import Asked, Grant, Holder
+from perdure.stores.postgres.connections import Connection
+from perdure.stores.postgres.rows import Held, State
+from perdure.stores.postgres.statements import Statements
+
+__all__ = [
+    "Heard",
+    "acquire",
+    "ask",
+    "beat",
+    "channel_of",
+    "enter",
+    "holder",
+    "leave",
+    "locked",
+    "release",
+    "tenant_id",
+]
+
+
+class Heard(NamedTuple):
+    """What a heartbeat brought, and the numbers by which to say that it was heard."""
+
+    asked: Asked
+    ids: tuple[int, ...]
+
+
+def channel_of(schema: str, owner: str) -> str:
+    """Return the channel on which an owner is told that there is news."""
+    return "perdure_" + hashlib.sha256(f"{schema}\0{owner}".encode()).hexdigest()[:32]
+
+
+def enter(connection: Connection, sql: Statements, owner: str) -> None:
+    """Make an owner known."""
+    connection.execute(
+        sql["enter"], {"owner": owner, "host": socket.gethostname(), "pid": os.getpid()}
+    )
+
+
+def leave(connection: Connection, sql: Statements, owner: str) -> None:
+    """Say that an owner has closed its store."""
+    connection.execute(sql["leave"], (owner,))
+
+
+def tenant_id(connection: Connection, sql: Statements, tenant: str) -> int:
+    """Return a tenant's number, and give it one if it has none."""
+    found = connection.execute(sql["tenant"], (tenant,)).fetchone()
+    if found is None:
+        connection.execute(sql["add_tenant"], (tenant,))
+        found = connection.execute(sql["tenant"], (tenant,)).fetchone()
+    if found is None:
+        raise StoreUnavailableError("a tenant that was just added is not there: try again")
+    return int(found[0])
+
+
+def locked(connection: Connection, sql: Statements, key: SessionKey) -> State:
+    """Lock a session's row until the transaction ends; make it if there is none."""
+    place = (tenant_id(connection, sql, key.tenant), key.agent, key.session)
+    found = connection.execute(sql["lock_session"], place).fetchone()
+    if found is None:
+        connection.execute(sql["add_session"], place)
+        found = connection.execute(sql["lock_session"], place).fetchone()
+    if found is None:
+        raise StoreUnavailableError("a session that was just added is not there: try again")
+    return State(*found)
+
+
+def acquire(
+    connection: Connection, sql: Statements, key: SessionKey, after: int, owner: str
+) -> tuple[Grant, Held]:
+    """Take a session with the next epoch, and append the epoch record; see the port."""
+    with connection.transaction():
+        before = locked(connection, sql, key)
+        if before.epoch != after:
+            message = (
+                f"{key} is at epoch {before.epoch}, not {after}: look again who holds it, then "
+                "ask for a handover or wait"
+            )
+            raise LeaseHeldError(message, key=key, epoch=before.epoch)
+        epoch, head, created = after + 1, before.head + 1, before.head == 0
+        record = Entry(EPOCH, msgspec.json.encode({"owner": owner}))
+        lines, crc = encode([record], first=head, epoch=epoch, crc=before.crc)
+        connection.execute(
+            sql["take"],
+            {
+                "id": before.id,
+                "epoch": epoch,
+                "owner": owner,
+                "head": head,
+                "crc": crc,
+                "seed": before.crc,
+                "lines": lines,
+                "life": epoch if created else before.life,
+                "since": 1 if created else before.since,
+            },
+        )
+    return Grant(key, epoch, head, created), Held(before.id, epoch, head, crc)
+
+
+def holder(connection: Connection, sql: Statements, key: SessionKey) -> Holder | None:
+    """Say who has a session; see the port."""
+    found = connection.execute(sql["holder"], (key.tenant, key.agent, key.session)).fetchone()
+    if found is None:
+        return None
+    epoch, owner, released, deleted, closed, counted, host, pid = found
+    return Holder(
+        epoch=epoch,
+        owner=owner,
+        released=released,
+        alive=False if closed else None,
+        beat=counted or 0,
+        deleted=deleted,
+        host=host or "",
+        pid=pid or 0,
+    )
+
+
+def release(connection: Connection, sql: Statements, key: SessionKey, epoch: int) -> None:
+    """Say that an epoch's holder writes no more."""
+    connection.execute(sql["release"], (key.tenant, key.agent, key.session, epoch))
+
+
+def beat(connection: Connection, sql: Statements, owner: str, heard: tuple[int, ...]) -> Heard:
+    """Renew a heartbeat, and return what others want that was not heard yet."""
+    rows = connection.execute(
+        sql["beat"],
+        {
+            "owner": owner,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "heard": list(heard),
+        },
+    ).fetchall()
+    wanted: dict[bool, list[SessionKey]] = {True: [], False: []}
+    for _, mail, tenant, agent, session, held in rows:
+        if held:
+            wanted[mail].append(SessionKey(agent, session, tenant))
+    asked = Asked(handovers=tuple(wanted[False]), mail=tuple(wanted[True]))
+    return Heard(asked, tuple(row[0] for row in rows))
+
+
+def ask(connection: Connection, sql: Statements, key: SessionKey, owner: str) -> None:
+    """Ask an owner for a session."""
+    connection.execute(
+        sql["ask"],
+        {
+            "owner": owner,
+            "tenant": key.tenant,
+            "agent": key.agent,
+            "session": key.session,
+            "channel": channel_of(sql.schema, owner),
+        },
+    )

@@ -1,0 +1,134 @@
+"""What a ``postgresql:`` URL says: pure, and without the driver.
+
+What is perdure's own (``schema``, ``connections``, ``timeout``) is taken out; everything else
+is libpq's and goes to it as it is. What may be shown to people is made here, by leaving out
+instead of by masking: user, hosts, database and schema, and nothing else.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from perdure.errors import ConfigError
+
+__all__ = ["Settings", "quoted", "settings_of"]
+
+SCHEMA = "perdure"
+CONNECTIONS = 6
+_MOST_CONNECTIONS = 100
+TIMEOUT = 15.0
+_LEAST_TIMEOUT = 0.1
+_MOST_TIMEOUT = 600.0
+_OWN = frozenset({"schema", "connections", "timeout"})
+_SECRET = frozenset({"password", "sslpassword", "oauth_client_secret", "sslkey"})
+_NAME_BYTES = 63
+"""PostgreSQL cuts longer names without a word."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and how to connect."""
+
+    conninfo: str
+    """For libpq; may hold a password."""
+    schema: str
+    connections: int
+    timeout: float
+    """Seconds that a reply may take."""
+    location: str
+    """For people."""
+    secrets: tuple[str, ...] = ()
+    """What no text may show."""
+
+    def __repr__(self) -> str:
+        return f"Settings({self.location!r})"
+
+    def hide(self, text: str) -> str:
+        """Return a text of somebody else's without the secrets."""
+        for secret in self.secrets:
+            text = text.replace(secret, "…")
+        return text
+
+
+def settings_of(url: str, *, schema: str | None = None, connections: int | None = None) -> Settings:
+    """Read a URL; arguments win over its parameters.
+
+    Raises:
+        ConfigError: A part of it does not fit.
+
+    """
+    scheme, _, rest = url.partition(":")
+    if scheme.lower() not in ("postgresql", "postgres") or not rest.startswith("//"):
+        message = "a PostgreSQL store's URL is postgresql://user@host:5432/database"
+        raise ConfigError(message, option="url")
+    place, _, query = rest[2:].partition("?")
+    authority, slash, database = place.partition("/")
+    login, at, hosts = authority.rpartition("@")
+    given: dict[str, str] = {}
+    """By name, as they are written; libpq knows no ``+`` for a space."""
+    others = []
+    for part in filter(None, query.split("&")):
+        name, _, text = part.partition("=")
+        given[unquote(name)] = text
+        if unquote(name) not in _OWN:
+            others.append(part)
+    own = {name: unquote(text) for name, text in given.items() if name in _OWN}
+    wanted = _schema(schema if schema is not None else own.get("schema", SCHEMA))
+    shown = "" if wanted == SCHEMA else f"?schema={quote(wanted)}"
+    user, _, password = login.partition(":")
+    hidden = [password, *(value for name, value in given.items() if name in _SECRET)]
+    return Settings(
+        conninfo=f"postgresql://{place}{'?' if others else ''}{'&'.join(others)}",
+        schema=wanted,
+        connections=_connections(connections, own.get("connections")),
+        timeout=_timeout(own.get("timeout")),
+        location=f"postgresql://{user}{at}{hosts}{slash}{database}{shown}",
+        secrets=tuple({form for text in hidden for form in (text, unquote(text)) if form}),
+    )
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL writes it, whatever is in it.
+
+    >>> print(quoted('my "own" schema'))
+    "my ""own"" schema"
+    """
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _schema(name: str) -> str:
+    size = len(name.encode("utf-8", "replace"))
+    if not 0 < size <= _NAME_BYTES or not name.isprintable():
+        why = f"it must have 1 to {_NAME_BYTES} bytes and no control characters"
+    elif name.lower().startswith("pg_") or name.lower() == "information_schema":
+        why = "PostgreSQL keeps this name for itself"
+    else:
+        return name
+    message = f"the schema {name[:80]!r} does not fit: {why}; use a name such as {SCHEMA}"
+    raise ConfigError(message, option="schema", value=name)
+
+
+def _timeout(parameter: str | None) -> float:
+    if parameter is None:
+        return TIMEOUT
+    try:
+        seconds = float(parameter)
+    except ValueError:
+        seconds = 0.0
+    if not _LEAST_TIMEOUT <= seconds <= _MOST_TIMEOUT:
+        fits = f"{_LEAST_TIMEOUT} to {_MOST_TIMEOUT:g} seconds"
+        message = f"timeout={parameter!r} does not fit: use {fits}"
+        raise ConfigError(message, option="timeout", value=parameter)
+    return seconds
+
+
+def _connections(argument: int | None, parameter: str | None) -> int:
+    value = str(argument) if argument is not None else parameter
+    if value is None:
+        return CONNECTIONS
+    number = int(value) if value.isascii() and value.isdigit() and len(value) < 9 else 0
+    if not 2 <= number <= _MOST_CONNECTIONS:
+        message = f"connections={value!r} does not fit: use 2 to {_MOST_CONNECTIONS}"
+        raise ConfigError(message, option="connections", value=value)
+    return number

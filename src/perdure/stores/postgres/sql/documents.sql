@@ -1,0 +1,34 @@
+-- name: documents
+-- One statement is one moment: a fold that ends meanwhile is seen whole, or not at all.
+WITH found AS (
+    SELECT s.id, s.head, m.sealed
+    FROM {schema}.tenants AS t
+    JOIN {schema}.sessions AS s ON s.tenant = t.id
+    JOIN {schema}.manifests AS m ON m.session = s.id
+    WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
+        AND NOT s.deleted
+)
+SELECT f.head, f.sealed, NULL::bytea, NULL::bytea FROM found AS f
+UNION ALL
+SELECT NULL, NULL, d.name, d.data FROM found AS f
+JOIN {schema}.documents AS d ON d.session = f.id
+WHERE %(ids)b::bytea[] IS NULL OR d.id = ANY(%(ids)b::bytea[])
+
+-- name: lock_epoch
+SELECT s.id FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
+WHERE t.name = %s AND s.agent = %s AND s.session = %s AND s.epoch = %s AND NOT s.deleted
+FOR NO KEY UPDATE OF s
+
+-- name: write_documents
+INSERT INTO {schema}.documents (session, id, name, data)
+SELECT %s, d.* FROM unnest(%b::bytea[], %b::bytea[], %b::bytea[]) AS d (id, name, data)
+ON CONFLICT (session, id) DO UPDATE SET name = excluded.name, data = excluded.data
+
+-- name: drop_documents
+DELETE FROM {schema}.documents WHERE session = %s AND NOT id = ANY(%b::bytea[])
+
+-- name: write_manifest
+INSERT INTO {schema}.manifests (session, sealed, title, owner, tags, turns)
+VALUES (%s, %s, %s, %s, %s::text[], %s)
+ON CONFLICT (session) DO UPDATE SET sealed = excluded.sealed, title = excluded.title,
+    owner = excluded.owner, tags = excluded.tags, turns = excluded.turns

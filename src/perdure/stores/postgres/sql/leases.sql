@@ -1,0 +1,80 @@
+-- name: add_tenant
+INSERT INTO {schema}.tenants (name) VALUES (%s) ON CONFLICT (name) DO NOTHING
+
+-- name: tenant
+SELECT id FROM {schema}.tenants WHERE name = %s
+
+-- name: add_session
+INSERT INTO {schema}.sessions (tenant, agent, session) VALUES (%s, %s, %s)
+ON CONFLICT (tenant, agent, session) DO NOTHING
+
+-- name: lock_session
+SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner, s.released
+FROM {schema}.sessions AS s
+WHERE s.tenant = %s AND s.agent = %s AND s.session = %s FOR NO KEY UPDATE
+
+-- name: take
+WITH taken AS (
+    UPDATE {schema}.sessions
+    SET epoch = %(epoch)s, owner = %(owner)s, head = %(head)s, crc = %(crc)s, begun = %(head)s,
+        life = %(life)s, since = %(since)s, released = false, deleted = false, updated_at = now(),
+        created_at = CASE WHEN life = %(life)s THEN created_at ELSE now() END
+    WHERE id = %(id)s
+    RETURNING id
+)
+INSERT INTO {schema}.commits (session, first, last, epoch, seed, lines)
+SELECT id, %(head)s, %(head)s, %(epoch)s, %(seed)s, %(lines)s FROM taken
+
+-- name: holder
+SELECT s.epoch, s.owner, s.released, s.deleted, o.closed, o.beat, o.host, o.pid
+FROM {schema}.tenants AS t
+JOIN {schema}.sessions AS s ON s.tenant = t.id
+LEFT JOIN {schema}.owners AS o ON o.owner = s.owner
+WHERE t.name = %s AND s.agent = %s AND s.session = %s AND s.epoch > 0
+
+-- name: release
+UPDATE {schema}.sessions AS s SET released = true
+FROM {schema}.tenants AS t
+WHERE t.name = %s AND s.tenant = t.id AND s.agent = %s AND s.session = %s AND s.epoch = %s
+    AND NOT s.released
+
+-- name: enter
+-- Owners whom nobody refers to any more are forgotten after a week.
+WITH forgotten AS (
+    DELETE FROM {schema}.owners WHERE seen < now() - interval '7 days' AND owner <> %(owner)s
+)
+INSERT INTO {schema}.owners (owner, beat, seen, host, pid)
+VALUES (%(owner)s, 1, now(), %(host)s, %(pid)s)
+ON CONFLICT (owner) DO UPDATE SET beat = owners.beat + 1, seen = now(), closed = false,
+    host = excluded.host, pid = excluded.pid
+
+-- name: leave
+UPDATE {schema}.owners SET closed = true WHERE owner = %s
+
+-- name: beat
+-- What was told before goes, by its number: asked again since then, it has another.
+WITH beat AS (
+    INSERT INTO {schema}.owners (owner, beat, seen, host, pid)
+    VALUES (%(owner)s, 1, now(), %(host)s, %(pid)s)
+    ON CONFLICT (owner) DO UPDATE SET beat = owners.beat + 1, seen = now(), closed = false
+), heard AS (
+    DELETE FROM {schema}.requests WHERE owner = %(owner)s AND id = ANY(%(heard)s::bigint[])
+)
+SELECT r.id, r.mail, t.name, s.agent, s.session, s.owner = %(owner)s AND NOT s.released
+FROM {schema}.requests AS r
+JOIN {schema}.sessions AS s ON s.id = r.session
+JOIN {schema}.tenants AS t ON t.id = s.tenant
+WHERE r.owner = %(owner)s AND NOT r.id = ANY(%(heard)s::bigint[])
+ORDER BY r.id
+
+-- name: ask
+WITH asked AS (
+    INSERT INTO {schema}.requests (owner, session, mail)
+    SELECT %(owner)s, s.id, false
+    FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
+    WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
+        AND EXISTS (SELECT FROM {schema}.owners AS o WHERE o.owner = %(owner)s)
+    ON CONFLICT (owner, session, mail) DO UPDATE SET id = DEFAULT
+    RETURNING id
+)
+SELECT pg_notify(%(channel)s, '') FROM asked

@@ -1,0 +1,66 @@
+-- name: append
+-- Heads move only from where the sender says they are, under its epoch; the rows of those that
+-- moved follow in the same transaction. Each statement sends its ids in order: no deadlocks.
+WITH wanted AS MATERIALIZED (
+    SELECT * FROM unnest(
+        $1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[]
+    ) WITH ORDINALITY AS w (id, epoch, head, seed, last, crc, n)
+), moved AS (
+    UPDATE {schema}.sessions AS s
+    SET head = w.last, crc = w.crc, updated_at = now()
+    FROM wanted AS w
+    WHERE s.id = w.id AND s.epoch = w.epoch AND s.head = w.head AND s.crc = w.seed
+        AND NOT s.deleted
+    RETURNING s.id, w.head + 1 AS first, w.last, w.epoch, w.seed, w.n
+), added AS (
+    INSERT INTO {schema}.commits (session, first, last, epoch, seed, lines)
+    SELECT id, first, last, epoch, seed, ($7::bytea[])[n] FROM moved
+)
+SELECT id FROM moved
+
+-- name: state
+SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted
+FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
+WHERE t.name = %s AND s.agent = %s AND s.session = %s
+
+-- name: forward
+-- Whole rows from the one that holds record `low` up to `high`, some megabytes of them.
+SELECT first, last, epoch, seed, lines FROM (
+    SELECT c.*, sum(octet_length(c.lines)) OVER (ORDER BY c.first) - octet_length(c.lines) AS before
+    FROM (
+        SELECT c.* FROM {schema}.commits AS c
+        WHERE c.session = %(id)s AND c.first <= %(high)s AND c.first >= coalesce((
+            SELECT max(b.first) FROM {schema}.commits AS b
+            WHERE b.session = %(id)s AND b.first <= %(low)s), 0)
+        ORDER BY c.first LIMIT %(rows)s
+    ) AS c
+) AS c
+WHERE before < %(bytes)s ORDER BY first
+
+-- name: backward
+SELECT first, last, epoch, seed, lines FROM (
+    SELECT c.*,
+        sum(octet_length(c.lines)) OVER (ORDER BY c.first DESC) - octet_length(c.lines) AS before
+    FROM (
+        SELECT c.* FROM {schema}.commits AS c
+        WHERE c.session = %(id)s AND c.first <= %(high)s AND c.first >= coalesce((
+            SELECT max(b.first) FROM {schema}.commits AS b
+            WHERE b.session = %(id)s AND b.first <= %(low)s), 0)
+        ORDER BY c.first DESC LIMIT %(rows)s
+    ) AS c
+) AS c
+WHERE before < %(bytes)s ORDER BY first DESC
+
+-- name: trim
+WITH kept AS (
+    SELECT max(first) AS first FROM {schema}.commits
+    WHERE session = %(id)s AND first <= %(below)s
+), gone AS (
+    DELETE FROM {schema}.commits AS c USING kept AS k
+    WHERE c.session = %(id)s AND c.first < k.first
+    RETURNING octet_length(c.lines) AS size
+), moved AS (
+    UPDATE {schema}.sessions AS s SET since = k.first FROM kept AS k
+    WHERE s.id = %(id)s AND k.first > s.since
+)
+SELECT coalesce(sum(size), 0)::bigint FROM gone

@@ -1,0 +1,153 @@
+"""The directory: a sorted set of each tenant's sessions, never a walk over all keys.
+
+What it names is looked up before it is shown, so a name too many is left out. A name too few
+comes back when the session is next opened, or with `Directory.rebuild`, the one walk there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import msgspec
+
+from perdure.codec.decoders import decoder_of
+from perdure.model.keys import SessionKey
+from perdure.store import SessionInfo
+from perdure.stores.redis.blobs import Blobs
+from perdure.stores.redis.cold import Cold
+from perdure.stores.redis.documents import Shown
+from perdure.stores.redis.link import Link
+from perdure.stores.redis.log import lost
+from perdure.stores.redis.names import Names, key_of, member_of, members_between
+from perdure.stores.redis.scripts import Call, script
+
+__all__ = ["Directory"]
+
+_PAGE = 256
+_FIELDS = (b"e", b"d", b"h", b"c", b"u", b"a")
+
+
+@final
+class Directory:
+    """What sessions there are."""
+
+    def __init__(self, link: Link, names: Names, blobs: Blobs, cold: Cold) -> None:
+        self._link = link
+        self._names = names
+        self._blobs = blobs
+        self._cold = cold
+
+    async def sessions(
+        self, tenant: str, prefix: str, after: SessionKey | None, limit: int, fits: Fits
+    ) -> list[SessionInfo]:
+        """List sessions by key; see the port."""
+        found: list[SessionInfo] = []
+        low, high = members_between(prefix, after)
+        while len(found) < limit:
+            members, infos = await self._page(tenant, low, high)
+            if not members:
+                break
+            found += [info for info in infos if fits.match(info)]
+            low = b"(" + members[-1]
+        return found[: max(limit, 0)]
+
+    async def _page(
+        self, tenant: str, low: bytes, high: bytes
+    ) -> tuple[list[bytes], list[SessionInfo]]:
+        """Return some names from within these bounds, and the sessions that there are of them."""
+        names = self._names.directory(tenant)
+        page = Call(b"ZRANGEBYLEX", names, low, high, b"LIMIT", 0, _PAGE)
+        (members,) = await self._link.send([page])
+        if not members:
+            return [], []
+        keys = [key_of(member, tenant) for member in members]
+        calls = [Call(b"HMGET", self._names.places(key).session, *_FIELDS) for key in keys]
+        replies = zip(keys, await self._link.send(calls), strict=True)
+        infos = (_info(key, fields) for key, fields in replies)
+        return members, [info for info in infos if info is not None]
+
+    async def tenants(self) -> list[str]:
+        """List the tenants that have a session or a blob."""
+        known = Call(b"ZRANGE", self._names.tenants, 0, -1)
+        tenants = [name.decode() for name in (await self._link.send([known]))[0]]
+        found = await self._blobs.any(tenants)
+        for tenant in tenants:
+            if tenant not in found and await self.sessions(tenant, "", None, 1, Fits(None, None)):
+                found.add(tenant)
+        return sorted(found)
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        """Remove what the session owns, as its holder; see the port."""
+        places = self._names.places(key)
+        keys = places[:6]
+        segments = await self._cold.names_of(key)
+        (reply,) = await self._link.write([_DELETE(keys, epoch)])
+        if reply != 0:
+            raise lost(key, epoch, reply[1], deleted=bool(reply[2]))
+        await self._cold.remove(key, segments)
+        # Not if somebody has begun its next life by now: that adds the name again behind us.
+        await self._link.write([Call(b"ZREM", self._names.directory(key.tenant), member_of(key))])
+
+    async def rebuild(self) -> int:
+        """Make the directory anew from the sessions themselves, and return how many there are."""
+        cursor: Any = b"0"
+        count = 0
+        while True:
+            scan = Call(b"SCAN", cursor, b"MATCH", self._names.every_session, b"COUNT", 1000)
+            ((cursor, found),) = await self._link.send([scan])
+            count += await self._enter(found)
+            if int(cursor) == 0:
+                return count
+
+    async def _enter(self, hashes: Sequence[bytes]) -> int:
+        calls = [Call(b"HMGET", name, b"k", b"d") for name in hashes]
+        replies = await self._link.send(calls) if calls else []
+        written = [written for written, deleted in replies if written and deleted is None]
+        keys = [decoder_of(SessionKey).decode(one) for one in written]
+        entries = [
+            Call(b"ZADD", self._names.directory(key.tenant), 0, member_of(key)) for key in keys
+        ]
+        tenants = [Call(b"ZADD", self._names.tenants, 0, key.tenant) for key in keys]
+        if keys:
+            await self._link.write([*entries, *tenants])
+        return len(set(keys))
+
+
+class Fits(msgspec.Struct, frozen=True):
+    """Which sessions to list."""
+
+    owner: str | None
+    tag: str | None
+
+    def match(self, info: SessionInfo) -> bool:
+        """Say whether a session is one of them."""
+        return self.owner in {None, info.owner} and (self.tag is None or self.tag in info.tags)
+
+
+def _info(key: SessionKey, fields: Sequence[Any]) -> SessionInfo | None:
+    epoch, deleted, head, created, updated, shown = fields
+    if epoch is None or deleted is not None:
+        return None
+    try:
+        said = decoder_of(Shown).decode(shown) if shown else Shown()
+    except msgspec.DecodeError:  # a cache of the manifest, which the next fold writes again
+        said = Shown()
+    return SessionInfo(
+        key=key,
+        epoch=int(epoch),
+        head=int(head or 0),
+        created_at=_time(created),
+        updated_at=_time(updated),
+        owner=said.owner,
+        title=said.title,
+        tags=said.tags,
+        turns=said.turns,
+    )
+
+
+def _time(text: bytes | None) -> float | None:
+    return None if text is None else float(text)
+
+
+_DELETE = script("delete")

@@ -1,0 +1,126 @@
+"""Documents and their manifest: written by one script, read by one, so no reader sees a half."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Collection, Mapping
+from typing import final
+
+import msgspec
+
+from perdure.codec import frames
+from perdure.codec.decoders import decoder_of
+from perdure.errors import UnsupportedVersionError
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import FORMAT, Manifest
+from perdure.store import Document, Documents
+from perdure.stores.redis.entries import damaged
+from perdure.stores.redis.link import Link
+from perdure.stores.redis.log import lost
+from perdure.stores.redis.names import Names
+from perdure.stores.redis.scripts import script
+
+__all__ = ["Shown", "Views"]
+
+log: logging.Logger = logging.getLogger("perdure")
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a listing shows of a session, kept apart so that it need not read manifests."""
+
+    owner: str | None = None
+    title: str | None = None
+    tags: tuple[str, ...] = ()
+    turns: int = 0
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+@final
+class Views:
+    """The documents of all sessions."""
+
+    def __init__(self, link: Link, names: Names) -> None:
+        self._link = link
+        self._names = names
+
+    async def read(self, key: SessionKey, names: Collection[str] | None) -> Documents:
+        """Read documents, each checked against the manifest's hash; see the port."""
+        places = self._names.places(key)
+        wanted = () if names is None else tuple(names) or ("",)
+        ((sealed, *parts),) = await self._link.send(
+            [_READ((places.session, places.documents), *wanted)]
+        )
+        held = dict(zip(map(bytes.decode, parts[::2]), parts[1::2], strict=True))
+        manifest = None if sealed is None else _manifest_of(key, sealed)
+        if manifest is None:  # lost, or damaged: what there is of documents matches nothing
+            return Documents(damaged=tuple(sorted(held)))
+        found: dict[str, Document] = {}
+        broken: list[str] = []
+        for name, folded in manifest.documents.items():
+            if names is not None and name not in names:
+                continue
+            data = held.get(name)
+            if data is None or hashlib.sha256(data).hexdigest() != folded.sha256:
+                broken.append(name)
+            else:
+                found[name] = Document(data, folded.as_of_seq)
+        return Documents(manifest, found, tuple(broken))
+
+    async def write(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        """Replace documents and manifest in one step; see the port."""
+        places = self._names.places(key)
+        about = manifest.about
+        shown = Shown(
+            owner=about.owner,
+            title=about.title,
+            tags=about.tags,
+            turns=manifest.counters.get("turns", 0),
+        )
+        pairs = [part for pair in documents.items() for part in pair]
+        call = _FOLD(
+            (places.session, places.documents),
+            manifest.epoch,
+            frames.seal(msgspec.json.encode(manifest)),
+            msgspec.json.encode(shown),
+            b"%.3f" % time.time(),
+            len(documents),
+            *pairs,
+            *manifest.documents,
+        )
+        (reply,) = await self._link.write([call])
+        if reply != 0:
+            raise lost(key, manifest.epoch, reply[1], deleted=bool(reply[2]))
+
+
+def _manifest_of(key: SessionKey, sealed: bytes) -> Manifest | None:
+    """Return a manifest; None for one that is damaged, which counts as lost."""
+    data = frames.open_sealed(sealed)
+    try:
+        number = None if data is None else decoder_of(_Format).decode(data)
+        if data is None or number is None:
+            log.warning("a manifest is damaged", extra={"session": str(key)})
+            return None
+        if number.format > FORMAT:
+            message = (
+                f"the manifest of {key} has format {number.format}, this release reads up to "
+                f"{FORMAT}: use a newer release of perdure"
+            )
+            raise UnsupportedVersionError(message, key=str(key), format=number.format)
+        manifest = decoder_of(Manifest).decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        log.warning("a manifest cannot be read", extra={"session": str(key)})
+        return None
+    if manifest.key != key:
+        raise damaged(key, "the manifest", f"it is the one of {manifest.key}")
+    return manifest
+
+
+_READ = script("read")
+_FOLD = script("fold")

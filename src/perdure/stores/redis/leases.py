@@ -1,0 +1,188 @@
+"""Who may write: epochs given by script, one heartbeat for each owner, and asks that arrive.
+
+A session's hash names its holder's epoch and owner; the owner's own hash has its heartbeat,
+and says which process it is, so that a process of this machine that has ended is known to be
+dead at once. What is asked of an owner stays until it was heard: an answer to a heartbeat that
+gets lost is given again with the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import time
+from typing import final
+
+import anyio
+import msgspec
+
+from perdure._lib.backoff import backoff
+from perdure._lib.host import HostClosedError
+from perdure._lib.platform import host_name
+from perdure._lib.processes import has_ended, this_process
+from perdure.errors import LeaseHeldError, PerdureError, StoreUnavailableError
+from perdure.model.keys import SessionKey
+from perdure.store import Asked, Grant, Holder
+from perdure.stores.redis.entries import damaged
+from perdure.stores.redis.link import Link
+from perdure.stores.redis.names import Names, member_of, written_key
+from perdure.stores.redis.scripts import Call, script
+
+__all__ = ["Leases"]
+
+_KEPT = 7 * 24 * 3600
+"""Seconds after its last heartbeat for which an owner is remembered."""
+_HANDOVER, _MAIL = b"h", b"m"
+_PAUSE, _LONGEST = 0.25, 15.0
+"""Seconds between two attempts to listen."""
+
+log: logging.Logger = logging.getLogger("perdure")
+
+_keys: msgspec.json.Decoder[SessionKey] = msgspec.json.Decoder(SessionKey)
+
+
+@final
+class Leases:
+    """The leases of all sessions, and this store as one of their owners."""
+
+    def __init__(self, link: Link, names: Names, owner: str) -> None:
+        self._link = link
+        self._names = names
+        self._owner = owner
+        self._heard: list[bytes] = []
+        self._listening = False
+        self._bell = anyio.Event()
+
+    async def enter(self) -> None:
+        """Become known as an owner."""
+        self._heard, self._listening, self._bell = [], False, anyio.Event()
+        name = self._names.owner(self._owner)[0]
+        said = ("host", host_name(), "pid", os.getpid(), "process", this_process())
+        calls = [Call(b"HSET", name, *said), Call(b"HDEL", name, b"closed")]
+        await self._link.send([*calls, Call(b"EXPIRE", name, _KEPT)])
+
+    async def leave(self) -> None:
+        """Say that this owner writes no more, if the server can be told."""
+        name = self._names.owner(self._owner)[0]
+        await self._link.send([Call(b"HSET", name, b"closed", 1)])
+
+    async def holder(self, key: SessionKey) -> Holder | None:
+        """Say who has the session; see the port."""
+        session = self._names.places(key).session
+        ((epoch, owner, released, deleted),) = await self._link.send(
+            [Call(b"HMGET", session, b"e", b"o", b"r", b"d")]
+        )
+        if epoch is None:
+            return None
+        if not epoch.isdigit() or owner is None:
+            raise damaged(key, "the hash", "its epoch is no number, or it has no owner")
+        name = owner.decode()
+        ((beat, host, pid, process, closed),) = await self._link.send(
+            [Call(b"HMGET", self._names.owner(name)[0], *_SAID)]
+        )
+        return Holder(
+            epoch=int(epoch),
+            owner=name,
+            released=released is not None,
+            alive=self._alive(name, process, closed=closed is not None),
+            beat=int(beat or 0),
+            deleted=deleted is not None,
+            host=(host or b"").decode(),
+            pid=int(pid or 0),
+        )
+
+    def _alive(self, owner: str, process: bytes | None, *, closed: bool) -> bool | None:
+        if owner == self._owner:
+            return True
+        if closed or has_ended((process or b"").decode()):
+            return False
+        return None
+
+    async def acquire(self, key: SessionKey, after: int) -> Grant:
+        """Take the session with the next epoch; see the port."""
+        places = self._names.places(key)
+        payload = msgspec.json.encode({"owner": self._owner})
+        now = b"%.3f" % time.time()
+        take = _ACQUIRE(places[:2], after, self._owner, written_key(key), now, payload, places.seed)
+        # In the directory before and after: whoever deletes the session's last life meanwhile
+        # cannot take the new one out of it.
+        index = Call(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
+        tenant = Call(b"ZADD", self._names.tenants, 0, key.tenant)
+        word, *said = (await self._link.write([tenant, index, take, index]))[2]
+        if word == b"held":
+            message = (
+                f"{key} is at epoch {said[0]}, not {after}: look again who holds it, then ask "
+                "for a handover or wait"
+            )
+            raise LeaseHeldError(message, key=key, epoch=said[0])
+        if word == b"damaged":
+            why = f"entry {said[1].decode()} does not fit it, with the session at record {said[0]}"
+            raise damaged(key, "the log", why)
+        epoch, head = said
+        return Grant(key, epoch, head, created=head == 1)
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        """Say that the epoch's holder writes no more; see the port."""
+        await self._link.write([_RELEASE((self._names.places(key).session,), epoch)])
+
+    # heartbeat and news
+
+    async def heartbeat(self) -> Asked:
+        """Renew the heartbeat, and return what is new; see the port."""
+        names = self._names.owner(self._owner)
+        (asks,) = await self._link.send([_BEAT(names[:2], _KEPT, *self._heard)])
+        self._heard = asks
+        found: dict[bytes, list[SessionKey]] = {_HANDOVER: [], _MAIL: []}
+        for ask in asks[::2]:
+            try:
+                found[ask[:1]].append(_keys.decode(ask[1:]))
+            except (KeyError, msgspec.DecodeError, PerdureError):
+                log.warning(
+                    "something asked of this owner cannot be read", extra={"size": len(ask)}
+                )
+        return Asked(tuple(found[_HANDOVER]), tuple(found[_MAIL]))
+
+    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+        """Ask the holder for the session."""
+        await self._ask(holder.owner, _HANDOVER + written_key(key))
+
+    async def tell_of_mail(self, key: SessionKey, owner: str) -> None:
+        """Tell the holder that something waits for it."""
+        await self._ask(owner, _MAIL + written_key(key))
+
+    async def _ask(self, owner: str, ask: bytes) -> None:
+        _, asks, channel = self._names.owner(owner)
+        await self._link.write([_ASK((asks,), _KEPT, channel, ask)])
+
+    async def news(self, at_most: float) -> None:
+        """Return when somebody has left word, or after a time; see the port."""
+        if not self._listening:
+            self._listening = True
+            with contextlib.suppress(HostClosedError):  # the loop is ending: nobody is to be woken
+                self._link.require_open().spawn(self._listen)
+        with anyio.move_on_after(at_most):
+            await self._bell.wait()
+        self._bell = anyio.Event()
+
+    async def _listen(self) -> None:
+        """Hear of asks as they come. While there is no connection, heartbeats find them."""
+        channel = self._names.owner(self._owner)[2]
+        failures = 0
+        while True:
+            try:
+                async for _ in self._link.pushed(channel):
+                    failures = 0
+                    self._bell.set()
+            except StoreUnavailableError:
+                failures += 1
+            pause = backoff(failures, base=_PAUSE, cap=_LONGEST, chance=random.random())
+            await anyio.sleep(pause)
+
+
+_SAID = (b"beat", b"host", b"pid", b"process", b"closed")
+_ACQUIRE = script("acquire")
+_RELEASE = script("release")
+_BEAT = script("beat")
+_ASK = script("ask")

@@ -1,0 +1,244 @@
+"""The log on the server: appended by script, read in ranges of the stream.
+
+A stream of batches was chosen over a list (which cannot be searched by seq) and a sorted set
+(which takes several times the memory and keeps equal members once): an append costs the same
+however long the log is, a range of seqs is a range of ids in both directions, and the oldest
+entries go without touching the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, final
+
+from perdure.codec import frames
+from perdure.errors import LeaseLostError, PerdureError
+from perdure.model.keys import SessionKey
+from perdure.model.records import Record
+from perdure.store import Batch, LogChunk, Outcome, Status
+from perdure.stores.redis.cold import Cold
+from perdure.stores.redis.entries import (
+    Look,
+    damaged,
+    gap,
+    look_of,
+    records_of,
+    refusal,
+    same,
+    span_of,
+)
+from perdure.stores.redis.link import Link
+from perdure.stores.redis.names import Names
+from perdure.stores.redis.scripts import Call, script
+from perdure.stores.redis.trouble import meaning_of, outcome_of
+
+__all__ = ["MAX_RECORD_BYTES", "Log", "lost"]
+
+MAX_RECORD_BYTES = 16 * 1024 * 1024
+
+_PART = 256 * 1024
+"""Bytes that one answer of a long read is to have."""
+_FIRST, _MOST = 16, 1024
+"""Entries in the first answer, and in any."""
+_TRIMMED = 256
+"""Entries that one step of a trim removes, so that the server is free again soon."""
+
+
+def lost(key: SessionKey, epoch: int, newest: int, *, deleted: bool) -> LeaseLostError:
+    """Return the error for a holder that is none any more."""
+    message = (
+        f"epoch {epoch} of {key} may not write: the newest is {newest}"
+        f"{', and it was deleted' if deleted else ''}; open the session again"
+    )
+    return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
+
+
+@final
+class Log:
+    """The logs of all sessions."""
+
+    def __init__(self, link: Link, names: Names, cold: Cold) -> None:
+        self._link = link
+        self._names = names
+        self._cold = cold
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """Append each batch with a script of its own, all in one write; see the port."""
+        if not batches:
+            return []
+        outcomes: dict[int, Outcome] = {}
+        calls: list[Call] = []
+        sent: list[tuple[int, Batch, int]] = []
+        now = b"%.3f" % time.time()
+        for place, batch in enumerate(batches):
+            try:
+                call, size = self._call(batch, now)
+            except PerdureError as error:
+                outcomes[place] = Outcome(Status.PERMANENT, error)
+                continue
+            calls.append(call)
+            sent.append((place, batch, size))
+        try:
+            replies = await self._link.ask(calls, write=True) if calls else []
+        except PerdureError as error:
+            failed = outcome_of(error)
+            return [outcomes.get(place, failed) for place in range(len(batches))]
+        for (place, batch, size), reply in zip(sent, replies, strict=True):
+            done = reply == 0
+            outcomes[place] = (
+                Outcome(Status.OK, written=size) if done else await self._judged(batch, reply)
+            )
+        return [outcomes[place] for place in range(len(batches))]
+
+    def _call(self, batch: Batch, now: bytes) -> tuple[Call, int]:
+        refused = refusal(batch, MAX_RECORD_BYTES)
+        if refused is not None:
+            raise refused
+        places = self._names.places(batch.key)
+        first, count = batch.first, len(batch.records)
+        data, _ = frames.encode(batch.records, first=first, epoch=batch.epoch, crc=places.seed)
+        call = _APPEND(places[:2], batch.epoch, first, first + count - 1, data, now)
+        return call, len(data)
+
+    async def _judged(self, batch: Batch, reply: Any) -> Outcome:
+        """Return the outcome of a batch that was not simply appended."""
+        if isinstance(reply, BaseException):
+            return outcome_of(meaning_of(self._link.location, reply))
+        word, number, *rest = reply
+        if word == b"lost":
+            error = lost(batch.key, batch.epoch, number, deleted=bool(rest[0]))
+            return Outcome(Status.CONFLICT, error)
+        try:
+            look = await self.look(batch.key)  # damage is told as such
+            if word == b"gap":
+                return Outcome(Status.PERMANENT, gap(batch, number))
+            return await self._overlapped(batch, look)
+        except PerdureError as error:
+            return outcome_of(error)
+
+    async def _overlapped(self, batch: Batch, look: Look) -> Outcome:
+        """Compare with what the log holds, and append what it does not hold yet."""
+        before = batch.first + len(batch.records)
+        held: list[Record] = []
+        async for chunk in self.read(batch.key, after=batch.first - 1, before=before):
+            held += chunk.records
+        if (not held and batch.records) or not same(batch, held):
+            return Outcome(Status.PERMANENT, gap(batch, look.head))
+        rest = batch.records[len(held) :]
+        if not rest:
+            return Outcome(Status.OK)
+        (outcome,) = await self.append_many(
+            [Batch(batch.key, batch.epoch, batch.first + len(held), rest)]
+        )
+        return outcome
+
+    async def look(self, key: SessionKey) -> Look:
+        """Return what a session is.
+
+        Raises:
+            CorruptRecordError: The session and its log do not fit each other.
+
+        """
+        (reply,) = await self._link.send([_LOOK(self._names.places(key)[:2])])
+        return look_of(key, reply)
+
+    async def read(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read records as far as the log goes now; see the port."""
+        look = await self.look(key)
+        after = max(after, look.base)
+        stop = look.head + 1 if before is None else min(before, look.head + 1)
+        left = look.head if limit is None else limit
+        count = _FIRST
+        while left > 0 and stop - after > 1:
+            entries = await self._part(key, look, after, stop, count, reverse=reverse)
+            records = self._decoded(key, entries, reverse=reverse)
+            # What comes next is known: a hole is damage, unless the session was deleted or
+            # trimmed under the reader.
+            wanted = stop - 1 if reverse else after + 1
+            records = [record for record in records if after < record.seq < stop]
+            if not records or records[0].seq != wanted:
+                now = await self.look(key)
+                if not now.deleted and now.base == look.base and now.head >= look.head:
+                    raise damaged(key, "the log", f"record {wanted} is missing")
+                return
+            yield LogChunk(tuple(records[:left]))
+            left -= len(records)
+            if reverse:
+                stop = records[-1].seq
+            else:
+                after = records[-1].seq
+            size = sum(len(entry[1][1]) for entry in entries)
+            count = max(1, min(count * _PART // max(size, 1), count * 4, _MOST))
+
+    async def _part(
+        self, key: SessionKey, look: Look, after: int, stop: int, count: int, *, reverse: bool
+    ) -> list[Any]:
+        """Return the next entries, from the server or from the store of its old history."""
+        wanted = stop - 1 if reverse else after + 1
+        if wanted > look.moved:
+            return await self._entries(key, after, stop, count, reverse=reverse)
+        entries = await self._cold.entries(key, wanted)
+        return entries[::-1] if reverse else entries
+
+    async def _entries(
+        self, key: SessionKey, after: int, stop: int, count: int, *, reverse: bool
+    ) -> list[Any]:
+        log = self._names.places(key).log
+        if not reverse:
+            # The first that ends behind *after*; the last may begin before *stop*.
+            call = Call(b"XRANGE", log, after + 1, b"+", b"COUNT", count)
+            (entries,) = await self._link.send([call])
+            return [entry for entry in entries if span_of(entry[0])[0] < stop]
+        # The one that holds the record before *stop* may end behind it.
+        find = Call(b"XRANGE", log, stop - 1, b"+", b"COUNT", 1)
+        (found,) = await self._link.send([find])
+        if not found:
+            return []
+        call = Call(b"XREVRANGE", log, found[0][0], after + 1, b"COUNT", count)
+        (entries,) = await self._link.send([call])
+        return list(entries)
+
+    def _decoded(self, key: SessionKey, entries: list[Any], *, reverse: bool) -> list[Record]:
+        """Return the records of neighboring entries; each begins where the other ends."""
+        seed = self._names.places(key).seed
+        records: list[Record] = []
+        for entry in entries:
+            part = records_of(key, seed, entry)
+            if reverse:
+                part.reverse()
+            if records and part[0].seq != records[-1].seq + (-1 if reverse else 1):
+                where = f"entry {entry[0].decode()} of the log"
+                raise damaged(key, where, "its neighbor is missing")
+            records += part
+        return records
+
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """Remove whole entries from before a record, and return their bytes; see the port."""
+        reply = await self._cold.drop(key, epoch, below)
+        if reply[0] == b"lost":
+            raise lost(key, epoch, reply[1], deleted=bool(reply[2]))
+        freed = await self._cold.remove(key, [name.decode() for name in reply[1:]])
+        if (await self.look(key)).moved >= below:
+            return freed
+        while True:
+            call = _TRIM(self._names.places(key)[:2], epoch, below, _TRIMMED)
+            (reply,) = await self._link.write([call])
+            if reply[0] == b"lost":
+                raise lost(key, epoch, reply[1], deleted=bool(reply[2]))
+            freed += int(reply[1])
+            if reply[0] < _TRIMMED:
+                return freed
+
+
+_APPEND = script("append")
+_LOOK = script("look")
+_TRIM = script("trim")

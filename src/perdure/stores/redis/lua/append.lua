@@ -1,0 +1,26 @@
+-- Append one batch as one entry of the log, under the newest epoch, behind the head.
+-- KEYS: session, log
+-- ARGV: epoch, seq of the first record, of the last, lines, now
+-- Returns 0 when it is there, {'lost', epoch, deleted}, {'overlap', head} or {'gap', head}.
+local s = redis.call('HMGET', KEYS[1], 'e', 'h', 'd')
+if s[1] ~= ARGV[1] or s[3] then
+  return {'lost', tonumber(s[1] or 0), s[3] and 1 or 0}
+end
+local head, first = tonumber(s[2] or 0), tonumber(ARGV[2])
+local id = ARGV[3] .. '-' .. ARGV[2]
+if first == head + 1 then
+  -- A log that is gone is not begun anew in its middle.
+  if not redis.call('XADD', KEYS[2], 'NOMKSTREAM', id, ARGV[1], ARGV[4]) then
+    return {'gap', head}
+  end
+  redis.call('HSET', KEYS[1], 'h', ARGV[3], 'u', ARGV[5])
+  return 0
+end
+if first > head then return {'gap', head} end
+local held = redis.call('XRANGE', KEYS[2], id, id)[1]
+if held and held[2][1] == ARGV[1] and held[2][2] == ARGV[4] then
+  -- Sent again. A write all the same, so that WAITAOF on this connection waits for the first one.
+  redis.call('HSET', KEYS[1], 'u', ARGV[5])
+  return 0
+end
+return {'overlap', head}

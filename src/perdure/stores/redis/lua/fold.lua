@@ -1,0 +1,21 @@
+-- Write documents, drop those that are no longer listed, and replace the manifest: one step.
+-- KEYS: session, documents
+-- ARGV: epoch, manifest, what a listing shows, now, how many documents follow,
+--       name and bytes of each, then the names of all that are listed
+-- Returns 0, or {'lost', epoch, deleted}.
+local s = redis.call('HMGET', KEYS[1], 'e', 'd')
+if s[1] ~= ARGV[1] or s[2] then
+  return {'lost', tonumber(s[1] or 0), s[2] and 1 or 0}
+end
+local place = 6
+for _ = 1, tonumber(ARGV[5]) do
+  redis.call('HSET', KEYS[2], ARGV[place], ARGV[place + 1])
+  place = place + 2
+end
+local listed = {}
+for at = place, #ARGV do listed[ARGV[at]] = true end
+for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
+  if not listed[name] then redis.call('HDEL', KEYS[2], name) end
+end
+redis.call('HSET', KEYS[1], 'm', ARGV[2], 'a', ARGV[3], 'u', ARGV[4])
+return 0

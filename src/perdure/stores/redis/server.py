@@ -1,0 +1,124 @@
+"""What the server is set up to do: whether it keeps what it says, and how surely."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import anyio
+
+from perdure.errors import ConfigError, StoreUnavailableError
+from perdure.stores.redis.link import Link
+from perdure.stores.redis.scripts import Call
+
+__all__ = ["UNKNOWN", "durability_of", "examine", "scrub"]
+
+log: logging.Logger = logging.getLogger("perdure")
+
+UNKNOWN: Final = "unknown"
+_KEEPS = "noeviction"
+_ASKED = ("maxmemory-policy", "appendonly", "appendfsync", "save")
+_POLL = 0.05
+
+
+async def examine(link: Link) -> str:
+    """Return what OK means on this server, and have each write wait for the disk where it can.
+
+    Raises:
+        ConfigError: The server may throw data away when its memory is full.
+
+    """
+    said = await _settings(link)
+    policy = said.get("maxmemory-policy") or (await _info(link, "memory")).get("maxmemory_policy")
+    if policy not in {None, _KEEPS}:
+        message = (
+            f"the server at {link.location} may throw sessions away when its memory is full "
+            f"(maxmemory-policy {policy}): set maxmemory-policy noeviction in its configuration, "
+            "or with CONFIG SET"
+        )
+        raise ConfigError(message, option="maxmemory-policy", value=policy)
+    if policy is None:
+        log.warning("whether the server evicts keys is unknown", extra={"store": link.location})
+    wait = False
+    if link.settings.wait and said.get("appendonly") == "yes":
+        wait = said.get("appendfsync") == "everysec" and await _has_waitaof(link)
+    link.waits = wait
+    return durability_of(said.get("appendonly"), said.get("appendfsync"), said.get("save"), wait)
+
+
+def durability_of(
+    appendonly: str | None,
+    appendfsync: str | None,
+    save: str | None,
+    waits: bool,  # noqa: FBT001  # as it was found
+) -> str:
+    """Say what OK means, from the server's settings; None for what it does not tell.
+
+    >>> durability_of("yes", "everysec", "", False)
+    'fsync every second'
+    """
+    if appendonly is None:
+        return UNKNOWN
+    if appendonly != "yes":
+        return "memory, with snapshots" if save else "memory"
+    if appendfsync == "always" or waits:
+        return "fsync"
+    if appendfsync == "everysec":
+        return "fsync every second"
+    return UNKNOWN if appendfsync is None else "written, synced by the system"
+
+
+async def _settings(link: Link) -> dict[str, str]:
+    """Return the settings that the server tells; nothing where CONFIG is forbidden."""
+    replies = await link.ask([Call(b"CONFIG GET", name) for name in _ASKED])
+    said: dict[str, str] = {}
+    for reply in replies:
+        if isinstance(reply, dict):
+            said.update({name.decode(): value.decode() for name, value in reply.items()})
+    return said
+
+
+async def _info(link: Link, section: str) -> dict[str, str]:
+    """Return a section of INFO; nothing where it is forbidden."""
+    (reply,) = await link.ask([Call(b"INFO", section)])
+    if isinstance(reply, BaseException):
+        return {}
+    pairs = (line.partition(":") for line in bytes(reply).decode().splitlines())
+    return {name: value for name, colon, value in pairs if colon}
+
+
+async def _has_waitaof(link: Link) -> bool:
+    (reply,) = await link.ask([Call(b"WAITAOF", 0, 0, 0)])
+    return not isinstance(reply, BaseException)
+
+
+async def scrub(link: Link) -> None:
+    """Have the server write its files anew, without what was removed, and wait for it.
+
+    Raises:
+        StoreUnavailableError: The server would not, or could not.
+
+    """
+    aof = (await _info(link, "persistence")).get("aof_enabled") == "1"
+    if aof:
+        begin, busy, last = Call(b"BGREWRITEAOF"), "aof_rewrite_", "aof_last_bgrewrite_status"
+    else:
+        begin, busy, last = Call(b"BGSAVE", b"SCHEDULE"), "rdb_bgsave_", "rdb_last_bgsave_status"
+    (reply,) = await link.ask([begin])
+    if isinstance(reply, BaseException) and "progress" not in str(reply):
+        message = (
+            f"the server at {link.location} would not write its files anew ({reply}): run "
+            f"{begin.name.decode()} there, so that what was removed leaves its disk"
+        )
+        raise StoreUnavailableError(message, location=link.location, sent=False)
+    while True:
+        told = await _info(link, "persistence")
+        if not any(told.get(busy + what) == "1" for what in ("in_progress", "scheduled")):
+            break
+        await anyio.sleep(_POLL)
+    if told.get(last) == "err":
+        message = (
+            f"the server at {link.location} failed to write its files anew: see its log and its "
+            "disk; what was removed may still be found there"
+        )
+        raise StoreUnavailableError(message, location=link.location, sent=False)

@@ -1,0 +1,305 @@
+"""The Redis store: the port of `perdure.store` on a Redis or Valkey server.
+
+Use it from the event loop that opened it. Each call is one write to the server and one answer
+(a few take two), and each change is one script there: whole, fenced by the epoch, and in the
+server's log of changes as one step. Cancelling a call may leave its effect, never half of it.
+
+What OK means is what the server is set up to do; ``capabilities.durability`` says it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from typing import final
+
+import anyio
+import msgspec
+
+from perdure._lib.ids import random_id
+from perdure.errors import ConfigError, StoreError
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import Manifest
+from perdure.store import (
+    Asked,
+    Batch,
+    Capabilities,
+    Documents,
+    Grant,
+    Holder,
+    LogChunk,
+    Outcome,
+    Posted,
+    SessionInfo,
+    Store,
+    Swept,
+)
+from perdure.stores.redis import server
+from perdure.stores.redis.blobs import Blobs
+from perdure.stores.redis.cold import Cold
+from perdure.stores.redis.directory import Directory, Fits
+from perdure.stores.redis.documents import Views
+from perdure.stores.redis.inbox import Inbox
+from perdure.stores.redis.leases import Leases
+from perdure.stores.redis.link import Link
+from perdure.stores.redis.log import MAX_RECORD_BYTES, Log
+from perdure.stores.redis.names import Names
+from perdure.stores.redis.settings import settings_from
+
+__all__ = ["RedisStore"]
+
+_FAREWELL = 1.0
+"""Seconds that a store which closes may take to say so to the server."""
+
+_SLOW = {"batch_max": 1024, "parallelism": 8}
+"""Where each save waits up to a second for the server's next sync, more of them wait together."""
+_CAPABILITIES = Capabilities(
+    durability=server.UNKNOWN,
+    batch_max=64,
+    parallelism=4,
+    max_record_bytes=MAX_RECORD_BYTES,
+    shared=True,
+    memory_bound=True,
+)
+
+
+@final
+class RedisStore:
+    """Keep sessions on a Redis or Valkey server.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``valkey://`` with host, port and database, or
+            ``unix://`` with a socket's path. Options: ``prefix`` of all keys, ``timeout`` and
+            ``connect_timeout`` in seconds, ``wait=no`` to let a save return before a server
+            that syncs once a second has done so, ``ssl_ca_certs``, ``ssl_certfile`` and
+            ``ssl_keyfile``.
+        owner: This store's id as a holder of leases; by default one that nobody can guess.
+        history: Another store, for what is old: a fold moves records there that every document
+            has seen, a megabyte at a time. It is opened and closed together with this one.
+
+    Raises:
+        ConfigError: The URL does not fit.
+
+    """
+
+    def __init__(self, url: str, *, owner: str | None = None, history: Store | None = None) -> None:
+        settings = settings_from(url)
+        if settings.history and history is None:
+            message = (
+                "history=… in a URL is for connect() and store_for(): give a RedisStore the store "
+                "itself, RedisStore(url, history=store)"
+            )
+            raise ConfigError(message, option="history")
+        self._owner = owner or random_id()
+        self._capabilities = _CAPABILITIES
+        self._opened = False
+        self._link = link = Link(settings)
+        names = Names(settings.prefix)
+        self._history = history
+        self._cold = Cold(link, names, history)
+        self._log = Log(link, names, self._cold)
+        self._leases = Leases(link, names, self._owner)
+        self._inbox = Inbox(link, names, self._leases)
+        self._views = Views(link, names)
+        self._blobs = Blobs(link, names)
+        self._directory = Directory(link, names, self._blobs, self._cold)
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self.location!r})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store is; its durability is known once it is open."""
+        return self._capabilities
+
+    @property
+    def owner(self) -> str:
+        """The id of this store object as a holder of leases."""
+        return self._owner
+
+    @property
+    def location(self) -> str:
+        """The server, without user and password."""
+        return self._link.location
+
+    async def open(self) -> None:
+        """Reach the server, see how it is set up, and become known as an owner.
+
+        Raises:
+            ConfigError: The server may throw data away when its memory is full.
+            MissingExtraError: The driver is not installed.
+            StoreUnavailableError: The server does not answer, or refuses us.
+
+        """
+        if self._opened:
+            return
+        await self._link.open()
+        try:
+            durability = await server.examine(self._link)
+            await self._leases.enter()
+            if self._history is not None:
+                await self._history.open()
+        except BaseException:
+            await self._link.aclose()
+            raise
+        batching = _SLOW if self._link.waits else {}
+        self._capabilities = msgspec.structs.replace(
+            _CAPABILITIES,
+            durability=durability,
+            memory_bound=self._history is None,
+            **batching,
+        )
+        self._opened = True
+
+    async def aclose(self) -> None:
+        """Close every connection; leases that were not released look like a dead owner's."""
+        if not self._opened:
+            return
+        self._opened = False
+        with anyio.CancelScope(shield=True):
+            # If the server cannot be told, the heartbeat stands still, and that tells it too.
+            with contextlib.suppress(StoreError), anyio.move_on_after(_FAREWELL):
+                await self._leases.leave()
+            await self._link.aclose()
+            if self._history is not None:
+                await self._history.aclose()
+
+    # the log
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """Append each batch, all of them in one write; see the port."""
+        return await self._log.append_many(batches)
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read records, some hundred kilobytes at a time; see the port."""
+        chunks = self._log.read(key, after=after, before=before, limit=limit, reverse=reverse)
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
+    async def head(self, key: SessionKey) -> int:
+        """Return the seq of the log's last record, 0 for an unknown session."""
+        return (await self._log.look(key)).head
+
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """Remove whole batches from before a record; see the port."""
+        return await self._log.trim(key, epoch, below)
+
+    # documents
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        """Read documents, verified against their manifest; see the port."""
+        return await self._views.read(key, names)
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        """Replace documents and manifest in one step; see the port."""
+        await self._views.write(key, documents, manifest)
+        await self._cold.move(key, manifest)
+
+    # blobs
+
+    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
+        """Make blobs durable; see the port."""
+        await self._blobs.put(tenant, blobs)
+
+    async def get_blob(self, tenant: str, name: str) -> bytes | None:
+        """Return a blob, verified; None when there is none."""
+        return await self._blobs.get(tenant, name)
+
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+        """Move away what nobody reaches, and remove what was moved long ago; see the port."""
+        return await self._blobs.sweep(tenant, reachable, older_than)
+
+    async def blob_names(self, tenant: str) -> list[str]:
+        """List the tenant's blobs, by name."""
+        return await self._blobs.names(tenant)
+
+    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
+        """Remove blobs at once, and return how many bytes were freed."""
+        return await self._blobs.remove(tenant, names)
+
+    # leases
+
+    async def holder(self, key: SessionKey) -> Holder | None:
+        """Say who has the session; None when nobody ever had."""
+        return await self._leases.holder(key)
+
+    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+        """Take the session with epoch ``after + 1``; see the port."""
+        return await self._leases.acquire(key, after)
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        """Say that the epoch's holder writes no more; see the port."""
+        await self._leases.release(key, epoch)
+
+    async def heartbeat(self) -> Asked:
+        """Renew this owner's heartbeat, and return what others want; see the port."""
+        return await self._leases.heartbeat()
+
+    async def news(self, at_most: float) -> None:
+        """Return when somebody has left word, or after a time; see the port."""
+        await self._leases.news(at_most)
+
+    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+        """Ask the holder for the session."""
+        await self._leases.request_handover(key, holder)
+
+    # inbox
+
+    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+        """Leave items for a session; see the port."""
+        return await self._inbox.post(key, items)
+
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+        """Return what waits for a session; see the port."""
+        return await self._inbox.take(key, epoch, limit)
+
+    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        """Remove items whose records are in the log; see the port."""
+        await self._inbox.settle(key, epoch, op_ids)
+
+    # directory
+
+    async def sessions(
+        self,
+        *,
+        tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
+        prefix: str = "",
+        after: SessionKey | None = None,
+        limit: int = 100,
+    ) -> list[SessionInfo]:
+        """List sessions by key; see the port."""
+        return await self._directory.sessions(tenant, prefix, after, limit, Fits(owner, tag))
+
+    async def tenants(self) -> list[str]:
+        """List the tenants that have a session or a blob, by name."""
+        return await self._directory.tenants()
+
+    async def rebuild_directory(self) -> int:
+        """Make the listing anew from the sessions themselves; return how many there are.
+
+        Walks over all keys of the database: only for a listing that lacks sessions.
+        """
+        return await self._directory.rebuild()
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        """Remove what the session owns, as its holder; see the port."""
+        await self._directory.delete(key, epoch)
+
+    async def scrub(self) -> None:
+        """Have the server write its files anew, without what was removed."""
+        await server.scrub(self._link)

@@ -1,0 +1,88 @@
+"""Blobs, and the sweep of what nobody reaches. Blocking; in transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from perdure.codec.blob_names import fits
+from perdure.errors import CorruptRecordError, NotStorableError
+from perdure.store import Swept
+from perdure.stores.sqlite.sql import Q
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = ["get", "names", "put", "remove", "sweep"]
+
+
+def put(con: sqlite3.Connection, tenant: str, blobs: Mapping[str, bytes], now: float) -> None:
+    """Keep blobs; bytes that are there grow young again.
+
+    Raises:
+        NotStorableError: A name is not the SHA-256 of its bytes.
+
+    """
+    for name, data in blobs.items():
+        if not fits(name, data):
+            message = (
+                f"blob {name!r} of {len(data)} bytes is not named by its SHA-256: name it by "
+                "the hash of exactly these bytes"
+            )
+            raise NotStorableError(message, blob=name, size=len(data))
+    con.executemany(Q["put_blob"], [(tenant, name, now, data) for name, data in blobs.items()])
+
+
+def get(con: sqlite3.Connection, tenant: str, name: str) -> bytes | None:
+    """Return a blob, None if there is none.
+
+    Raises:
+        CorruptRecordError: Its bytes are not those of its name.
+
+    """
+    found = con.execute(Q["blob"], {"tenant": tenant, "name": name}).fetchone()
+    if found is None:
+        return None
+    (data,) = found
+    if not isinstance(data, bytes) or not fits(name, data):
+        message = f"blob {name} does not match its name: put the right bytes again"
+        raise CorruptRecordError(message, blob=name)
+    return data
+
+
+def names(con: sqlite3.Connection, tenant: str) -> list[str]:
+    """List a tenant's blobs."""
+    return [name for (name,) in con.execute(Q["blob_names"], {"tenant": tenant})]
+
+
+def remove(con: sqlite3.Connection, tenant: str, gone: Collection[str]) -> int:
+    """Remove blobs, and return how many bytes they had."""
+    freed = 0
+    for name in set(gone):
+        (size,) = con.execute(Q["blob_size"], {"tenant": tenant, "name": name}).fetchone() or (0,)
+        freed += size
+        con.execute(Q["delete_blob"], (tenant, name))
+    return freed
+
+
+def sweep(
+    con: sqlite3.Connection, tenant: str, keep: frozenset[str], older_than: float, now: float
+) -> Swept:
+    """Remove what was moved away long enough ago, then move away what nobody reaches."""
+    moved: list[tuple[float | None, str, str]] = []
+    gone: list[tuple[str, str]] = []
+    quarantined = freed = 0
+    for name, renewed_at, moved_at, size in con.execute(Q["blobs"], {"tenant": tenant}).fetchall():
+        if name in keep:
+            if moved_at is not None:
+                moved.append((None, tenant, name))
+        elif moved_at is None:
+            if now - renewed_at >= older_than:
+                moved.append((now, tenant, name))
+                quarantined += 1
+        elif now - moved_at >= older_than:
+            gone.append((tenant, name))
+            freed += size
+    con.executemany(Q["move_blob"], moved)
+    con.executemany(Q["delete_blob"], gone)
+    return Swept(quarantined, len(gone), freed)

@@ -1,0 +1,107 @@
+"""Documents and the manifest that names them, replaced in one transaction. Blocking."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from perdure.codec.frames import open_sealed, seal
+from perdure.codec.json import decode
+from perdure.errors import ConfigError, FormatError, UnsupportedVersionError
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import FORMAT, Manifest
+from perdure.store import Document, Documents
+from perdure.stores.sqlite.rows import DELETED, find, held
+from perdure.stores.sqlite.sql import Q
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = ["comparable", "manifest_in", "read", "write"]
+
+log: logging.Logger = logging.getLogger("perdure")
+
+
+def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None) -> Documents:
+    """Read documents, each checked against the manifest's hash.
+
+    Raises:
+        UnsupportedVersionError: The manifest has a newer format.
+
+    """
+    row = find(con, key)
+    if row is None or row.state == DELETED:
+        return Documents()
+    stored = con.execute(Q["manifest"], {"id": row.id}).fetchone()
+    if stored is None:
+        return Documents()
+    manifest = manifest_in(stored[0])
+    if manifest is None or manifest.key != key:
+        log.warning("a manifest is damaged; it is rebuilt", extra={"session": str(key)})
+        return Documents()
+    if manifest.format > FORMAT:
+        message = (
+            f"the manifest of {key} has format {manifest.format}, this release reads up to "
+            f"{FORMAT}: use a newer release of perdure"
+        )
+        raise UnsupportedVersionError(message, key=str(key), format=manifest.format)
+    found: dict[str, Document] = {}
+    damaged: list[str] = []
+    for name, folded in manifest.documents.items():
+        if names is not None and name not in names:
+            continue
+        (data,) = con.execute(Q["document"], {"id": row.id, "name": name}).fetchone() or (None,)
+        if isinstance(data, bytes) and hashlib.sha256(data).hexdigest() == folded.sha256:
+            found[name] = Document(data, folded.as_of_seq)
+        else:
+            damaged.append(name)
+    return Documents(manifest, found, tuple(damaged))
+
+
+def manifest_in(data: object) -> Manifest | None:
+    """Return the manifest of its stored bytes, None if they are damaged."""
+    body = open_sealed(data) if isinstance(data, bytes) else None
+    if body is None:
+        return None
+    try:
+        return decode(body, Manifest)
+    except (FormatError, ConfigError):
+        return None
+
+
+def write(
+    con: sqlite3.Connection, key: SessionKey, new: Mapping[str, bytes], manifest: Manifest
+) -> None:
+    """Replace documents and the manifest.
+
+    Raises:
+        LeaseLostError: The manifest's epoch is not the newest.
+
+    """
+    row = held(con, key, manifest.epoch)
+    listed = manifest.documents
+    con.executemany(
+        Q["put_document"], [(row.id, name, data) for name, data in new.items() if name in listed]
+    )
+    there = [name for (name,) in con.execute(Q["document_names"], {"id": row.id})]
+    con.executemany(Q["delete_document"], [(row.id, name) for name in there if name not in listed])
+    values = {
+        "id": row.id,
+        "data": seal(msgspec.json.encode(manifest)),
+        "owner": manifest.about.owner,
+        "tags": msgspec.json.encode([*map(comparable, manifest.about.tags)]).decode(),
+    }
+    con.execute(Q["put_manifest"], values)
+
+
+def comparable(tag: str) -> str:
+    """Return a tag as it is compared: SQLite's JSON ends a text at a NUL.
+
+    >>> comparable("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
+    True
+    """
+    return tag.replace("\0", "\N{REPLACEMENT CHARACTER}")

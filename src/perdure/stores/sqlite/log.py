@@ -1,0 +1,281 @@
+"""The log's rows: written with the session's new head in one step, read with every seal checked.
+
+A commit of many sessions is two statements: one moves each head from what its holder last
+knew to what it will be, and counts only where epoch, head and seal are still those; the
+other inserts the rows. Where one head does not move, everything is taken back and each
+session is looked at by itself.
+
+Blocking; used in the writer's thread, inside its transaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from perdure.codec import frames
+from perdure.codec.frames import Position
+from perdure.errors import NotStorableError, PerdureError, TooLargeError
+from perdure.model.keys import SessionKey
+from perdure.model.records import EPOCH, Entry, Record
+from perdure.store import Batch, Outcome, Status
+from perdure.stores.sqlite.rows import DELETED, Row, damaged, find, lost, save, total
+from perdure.stores.sqlite.sql import Q
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = [
+    "MAX_RECORD_BYTES",
+    "Rows",
+    "Tail",
+    "advance",
+    "append_one",
+    "opened",
+    "planned",
+    "require_fit",
+]
+
+MAX_RECORD_BYTES = 16 * 1024 * 1024
+_EPOCH_MARK = b',"k":"%b"' % EPOCH.encode()
+
+
+class Tail:
+    """Where the log of a session ends, as its holder in this process last knew."""
+
+    __slots__ = ("base", "crc", "epoch", "head", "id", "sum")
+
+    def __init__(self, row: Row) -> None:
+        self.id: int = row.id
+        self.epoch: int = row.epoch
+        self.base: int = row.base()
+        self.head: int = row.head
+        self.crc: int = row.crc
+        self.sum: int = total(self.base, self.head, self.crc)
+
+    def moved(self, plan: Planned) -> None:
+        """Note what was committed."""
+        self.head, self.crc, self.sum = plan.head, plan.crc, plan.sum
+
+
+class Planned(NamedTuple):
+    """One session's part of a commit."""
+
+    tail: Tail
+    first: int
+    head: int
+    crc: int
+    sum: int
+    data: bytes
+
+
+def require_fit(batch: Batch) -> None:
+    """Raise what makes a batch one that no log will ever accept."""
+    records = batch.records
+    if records and not records[-1].end:
+        message = f"a batch of {batch.key} ends within a group: send whole groups"
+        raise NotStorableError(message, key=str(batch.key), first=batch.first)
+    largest = max([len(entry.payload) for entry in records], default=0)
+    if largest > MAX_RECORD_BYTES:
+        message = (
+            f"a record of {batch.key} has {largest} bytes, the limit is {MAX_RECORD_BYTES}: keep "
+            "large values as blobs"
+        )
+        raise TooLargeError(message, key=str(batch.key), size=largest)
+    if EPOCH in [entry.kind for entry in records]:
+        message = f"records of the kind {EPOCH!r} are the store's own: choose another"
+        raise NotStorableError(message, key=str(batch.key))
+
+
+def planned(tail: Tail, batch: Batch) -> Planned | None:
+    """Return how a batch goes on where a tail ends, None if it does not begin there.
+
+    Raises:
+        NotStorableError: No log will ever accept it.
+
+    """
+    records = batch.records
+    first = tail.head + 1
+    if batch.first != first or batch.epoch != tail.epoch or not records:
+        return None
+    data, crc = frames.encode(records, first=first, epoch=tail.epoch, crc=tail.crc)
+    # Only what may break a rule is looked at record by record.
+    if len(data) > MAX_RECORD_BYTES or not records[-1].end or _EPOCH_MARK in data:
+        require_fit(batch)
+    head = tail.head + len(records)
+    return Planned(tail, first, head, crc, total(tail.base, head, crc), data)
+
+
+def advance(con: sqlite3.Connection, plans: Sequence[Planned], now: float) -> bool:
+    """Append all of them; False if somebody's log is not what its holder knew."""
+    moves = [
+        (new.head, new.crc, new.sum, now, old.id, old.epoch, old.head, old.sum)
+        for new in plans
+        for old in (new.tail,)
+    ]
+    if con.executemany(Q["advance"], moves).rowcount != len(plans):
+        return False
+    rows = [
+        (old.id, new.first, new.head, old.epoch, old.crc, new.data)
+        for new in plans
+        for old in (new.tail,)
+    ]
+    con.executemany(Q["append"], rows)
+    return True
+
+
+def append_one(con: sqlite3.Connection, batch: Batch, now: float) -> tuple[Outcome, Tail | None]:
+    """Look at a session anew, and append what of a batch its log does not hold yet."""
+    row = find(con, batch.key)
+    if row is None or row.epoch != batch.epoch or row.state == DELETED or not row.epoch:
+        return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch, row)), None
+    tail = Tail(row)
+    try:
+        require_fit(batch)
+        held = _held_already(con, row, batch)
+        rest = batch.records[held:]
+        if not rest:
+            return Outcome(Status.OK), tail
+        plan = planned(tail, Batch(batch.key, batch.epoch, row.head + 1, rest))
+    except PerdureError as error:
+        return Outcome(Status.PERMANENT, error), tail
+    assert plan is not None
+    if not advance(con, [plan], now):
+        raise damaged(batch.key, "its head cannot be moved")
+    tail.moved(plan)
+    return Outcome(Status.OK, None, len(plan.data)), tail
+
+
+def _held_already(con: sqlite3.Connection, row: Row, batch: Batch) -> int:
+    """Return how many of a batch's records the log holds; they must be the same."""
+    held = row.head + 1 - batch.first
+    if batch.first <= 0 or held < 0:
+        message = (
+            f"a batch of {batch.key} begins at {batch.first} with the log's head at {row.head}: "
+            "send whole groups from the head on"
+        )
+        raise NotStorableError(message, key=str(batch.key), first=batch.first, head=row.head)
+    if not held:
+        return 0
+    known = batch.records[:held]
+    # Idempotence is only for a sender that repeats itself: the same bytes, the same epoch.
+    if batch.first > row.start:
+        found = Rows(con, row, batch.first).forward()
+        there = [Entry(one.kind, one.payload, one.end) for one in found if one.seq >= batch.first]
+        if there[: len(known)] == list(known):
+            return len(known)
+    message = (
+        f"the log of {batch.key} holds other records from {batch.first} on: read the head again "
+        "and append behind it"
+    )
+    raise NotStorableError(message, key=str(batch.key), first=batch.first, head=row.head)
+
+
+def opened(con: sqlite3.Connection, row: Row, payload: bytes, now: float) -> Row:
+    """Append the epoch's record to a log, and return the session's new row, saved."""
+    entry = Entry(EPOCH, payload)
+    seq = row.head + 1
+    seed = row.crc if row.head else row.seed
+    data, crc = frames.encode((entry,), first=seq, epoch=row.epoch, crc=seed)
+    new = msgspec.structs.replace(row, start=seq, head=seq, crc=crc)
+    con.execute(Q["append"], (row.id, seq, seq, row.epoch, seed, data))
+    save(con, new, now)
+    return new
+
+
+Seal = tuple[int, int]
+"""A seq, and the checksum that the record at it is chained to."""
+
+
+class Rows:
+    """The rows of one session's log, each checked against the one before.
+
+    Args:
+        con: Within a transaction.
+        row: The session.
+        at: The record to begin with.
+        expected: What an earlier part ended with.
+
+    """
+
+    def __init__(
+        self, con: sqlite3.Connection, row: Row, at: int, expected: Seal | None = None
+    ) -> None:
+        self._con = con
+        self._row = row
+        self._at = at
+        self.expected: Seal | None = expected
+        """Where the next part goes on."""
+
+    def forward(self, most: int = 1 << 62) -> list[Record]:
+        """Return the records from the row on that holds the one, to about ``most`` bytes."""
+        found: list[Record] = []
+        for records, seed, crc, size in self._each("rows_from"):
+            first = records[0].seq
+            if self.expected is None:
+                self._require_start(first, seed)
+            elif (first, seed) != self.expected:
+                raise damaged(self._row.key, f"its log does not go on at {self.expected[0]}")
+            self.expected = (records[-1].seq + 1, crc)
+            found += records
+            most -= size
+            if most <= 0:
+                return found
+        row, end = self._row, self.expected
+        if row.head >= row.low and end != (row.head + 1, row.crc):
+            raise damaged(row.key, f"its log ends before record {row.head}")
+        return found
+
+    def backward(self, most: int) -> list[Record]:
+        """Return the records from the one back, newest first, to about ``most`` bytes."""
+        found: list[Record] = []
+        row = self._row
+        for records, seed, crc, size in self._each("rows_back"):
+            last = records[-1].seq
+            if self.expected is None:
+                wrong = last < self._at or (last == row.head and crc != row.crc)
+            else:
+                wrong = (last + 1, crc) != self.expected
+            if wrong:
+                raise damaged(row.key, f"its log lacks records behind {last}")
+            self.expected = (records[0].seq, seed)
+            found += reversed(records)
+            most -= size
+            if most <= 0:
+                return found
+        first, seed = self.expected or (0, 0)
+        if first != row.low or (first == 1 and seed != row.seed):
+            raise damaged(row.key, f"its log lacks record {row.low}")
+        return found
+
+    def _each(self, query: str) -> Iterator[tuple[list[Record], int, int, int]]:
+        cursor = self._con.execute(Q[query], {"id": self._row.id, "at": self._at})
+        with contextlib.closing(cursor):
+            for found in cursor:
+                yield _opened_row(self._row.key, found)
+
+    def _require_start(self, first: int, seed: int) -> None:
+        row = self._row
+        begun = row.low <= first <= max(self._at, row.low)
+        if not begun or (first == 1 and seed != row.seed):
+            raise damaged(row.key, f"its log lacks record {max(self._at, row.low)}")
+
+
+def _opened_row(key: SessionKey, found: tuple[object, ...]) -> tuple[list[Record], int, int, int]:
+    """Return a row's records, the seal that it is chained to, its own, and its size."""
+    first, last, epoch, seed, data = found
+    numbers = (first, last, epoch, seed)
+    if not all(isinstance(one, int) for one in numbers) or not isinstance(data, bytes):
+        raise damaged(key, "a row of its log has values of other types")
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    assert isinstance(epoch, int)
+    assert isinstance(seed, int)
+    read = frames.lines(data, epoch=epoch, start=Position(0, first - 1, seed))
+    whole = read.sound and read.end.offset == len(data) and bool(read.records)
+    if not whole or read.end.seq != last or not read.records[-1].end:
+        raise damaged(key, f"the records {first} to {last} do not match their checksums")
+    return read.records, seed, read.end.crc, len(data)

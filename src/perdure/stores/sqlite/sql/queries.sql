@@ -1,0 +1,156 @@
+-- Every statement that the store sends, by name. Values are bound, never written in.
+
+-- name: session
+SELECT id, tenant, agent, session, epoch, born, owner, state, start, low, head, crc, sum
+FROM session WHERE id = :id
+
+-- name: log_exists
+SELECT 1 FROM log WHERE session = :id LIMIT 1
+
+-- name: insert_session
+INSERT INTO session (id, tenant, agent, session, epoch, born, owner, state, start, low, head, crc,
+                     sum, created_at, updated_at)
+VALUES (:id, :tenant, :agent, :session, :epoch, :born, :owner, :state, :start, :low, :head, :crc,
+        :sum, :now, :now)
+
+-- name: update_session
+UPDATE session SET epoch = :epoch, born = :born, owner = :owner, state = :state, start = :start,
+       low = :low, head = :head, crc = :crc, sum = :sum, updated_at = :now
+WHERE id = :id
+
+-- name: created_now
+UPDATE session SET created_at = :now WHERE id = :id
+
+-- name: advance
+UPDATE session SET head = ?, crc = ?, sum = ?, updated_at = ?
+WHERE id = ? AND epoch = ? AND head = ? AND sum = ?
+
+-- name: append
+INSERT INTO log (session, first, last, epoch, seed, data) VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: rows_from
+SELECT first, last, epoch, seed, data FROM log
+WHERE session = :id AND first >= ifnull(
+    (SELECT max(first) FROM log WHERE session = :id AND first <= :at), 0)
+ORDER BY first
+
+-- name: rows_back
+SELECT first, last, epoch, seed, data FROM log
+WHERE session = :id AND first <= :at
+ORDER BY first DESC
+
+-- name: rows_below
+SELECT count(*), max(last), sum(length(data)) FROM log WHERE session = :id AND last < :below
+
+-- name: trim
+DELETE FROM log WHERE session = :id AND last < :below
+
+-- name: delete_log
+DELETE FROM log WHERE session = :id
+
+-- name: manifest
+SELECT data FROM manifest WHERE session = :id
+
+-- name: put_manifest
+INSERT OR REPLACE INTO manifest (session, data, owner, tags) VALUES (:id, :data, :owner, :tags)
+
+-- name: delete_manifest
+DELETE FROM manifest WHERE session = :id
+
+-- name: document_names
+SELECT name FROM document WHERE session = :id
+
+-- name: document
+SELECT data FROM document WHERE session = :id AND name = :name
+
+-- name: put_document
+INSERT INTO document (session, name, data) VALUES (?, ?, ?)
+ON CONFLICT (session, name) DO UPDATE SET data = excluded.data
+
+-- name: delete_document
+DELETE FROM document WHERE session = ? AND name = ?
+
+-- name: delete_documents
+DELETE FROM document WHERE session = :id
+
+-- name: put_blob
+INSERT INTO blob (tenant, name, renewed_at, data) VALUES (?, ?, ?, ?)
+ON CONFLICT (tenant, name) DO UPDATE SET
+    renewed_at = max(renewed_at, excluded.renewed_at), moved_at = NULL, data = excluded.data
+
+-- name: blob
+SELECT data FROM blob WHERE tenant = :tenant AND name = :name
+
+-- name: blobs
+SELECT name, renewed_at, moved_at, length(data) FROM blob WHERE tenant = :tenant
+
+-- name: move_blob
+UPDATE blob SET moved_at = ? WHERE tenant = ? AND name = ?
+
+-- name: delete_blob
+DELETE FROM blob WHERE tenant = ? AND name = ?
+
+-- name: blob_names
+SELECT name FROM blob WHERE tenant = :tenant ORDER BY name
+
+-- name: blob_size
+SELECT length(data) FROM blob WHERE tenant = :tenant AND name = :name
+
+-- name: post
+INSERT OR IGNORE INTO inbox (session, op_id, kind, payload, posted_at, sum)
+VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: inbox
+SELECT op_id, kind, payload, posted_at, sum FROM inbox
+WHERE session = :id ORDER BY id LIMIT :limit
+
+-- name: settle
+DELETE FROM inbox WHERE session = ? AND op_id = ?
+
+-- name: delete_inbox
+DELETE FROM inbox WHERE session = :id
+
+-- name: put_owner
+INSERT INTO owner (id, beat, host, pid) VALUES (:owner, 0, :host, :pid)
+ON CONFLICT (id) DO UPDATE SET host = excluded.host, pid = excluded.pid
+
+-- name: owner
+SELECT beat, host, pid FROM owner WHERE id = :owner
+
+-- name: owners
+SELECT id FROM owner
+
+-- name: beat
+UPDATE owner SET beat = beat + 1 WHERE id = :owner
+
+-- name: delete_owner
+DELETE FROM owner WHERE id = :owner
+
+-- name: send_letter
+INSERT OR REPLACE INTO letter (owner, session, mail) VALUES (:owner, :id, :mail)
+
+-- name: letters
+SELECT letter.id, letter.mail, session.tenant, session.agent, session.session
+FROM letter JOIN session ON session.id = letter.session
+WHERE letter.owner = :owner AND letter.id > :told ORDER BY letter.id
+
+-- name: delete_letters
+DELETE FROM letter WHERE owner = :owner AND id <= :told
+
+-- name: delete_all_letters
+DELETE FROM letter WHERE owner = :owner
+
+-- name: sessions
+SELECT s.agent, s.session, s.epoch, s.head, s.created_at, s.updated_at, m.data
+FROM session AS s LEFT JOIN manifest AS m ON m.session = s.id
+WHERE s.tenant = :tenant AND s.epoch > 0 AND s.state < 2
+  AND (s.agent > :after_agent OR (s.agent = :after_agent AND s.session > :after_session))
+  AND s.agent >= :prefix AND substr(s.agent, 1, length(:prefix)) = :prefix
+  AND (:owner IS NULL OR m.owner = :owner)
+  AND (:tag IS NULL OR EXISTS (SELECT 1 FROM json_each(m.tags) WHERE value = :tag))
+ORDER BY s.agent, s.session LIMIT :limit
+
+-- name: tenants
+SELECT tenant FROM session AS s WHERE (epoch > 0 AND state < 2)
+   OR EXISTS (SELECT 1 FROM inbox WHERE inbox.session = s.id)
+UNION SELECT tenant FROM blob ORDER BY 1

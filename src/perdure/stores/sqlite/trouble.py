@@ -1,0 +1,108 @@
+"""SQLite's errors in perdure's words: what, where, and how to mend it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from perdure.errors import (
+    CorruptRecordError,
+    NotStorableError,
+    PerdureError,
+    StoreUnavailableError,
+    TooLargeError,
+)
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = [
+    "InDoubtError",
+    "driver_error",
+    "is_damage",
+    "is_passing",
+    "trouble",
+    "troubles",
+]
+
+# SQLite's primary result codes.
+_BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _FULL = 5, 6, 8, 10, 11, 13
+_CANTOPEN, _TOOBIG, _NOTADB = 14, 18, 26
+
+_CURES = {
+    _BUSY: "another process writes to it: it is tried again; if that one hangs or "
+    "was stopped, let it go on or end it",
+    _LOCKED: "another connection writes to it: it is tried again",
+    _FULL: "free some room on the disk; saving goes on by itself",
+    _IOERR: "the disk reports an error: look at it before anything else",
+    _READONLY: "make the file, its folder and its -wal and -shm files writable for this user",
+    _CANTOPEN: "make the folder belong to this user (chown, chmod u+rwx), raise the "
+    "limit of open files (ulimit -n), or choose another place",
+}
+
+
+class InDoubtError(Exception):
+    """A commit failed in a way that does not tell whether it lasts; the cause is SQLite's error."""
+
+
+def driver_error() -> type[sqlite3.Error]:
+    """Return what all errors of the driver are; it is imported only when it is used."""
+    import sqlite3
+
+    return sqlite3.Error
+
+
+def code_of(error: BaseException) -> int | None:
+    """Return SQLite's primary result code, None for an error that is not SQLite's own."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code & 0xFF if isinstance(code, int) else None
+
+
+def is_passing(error: BaseException) -> bool:
+    """Say whether nothing was written, and trying again may help."""
+    return code_of(error) in {_BUSY, _LOCKED, _FULL}
+
+
+def is_damage(error: BaseException) -> bool:
+    """Say whether SQLite found the file, or a text in it, to be damaged."""
+    if code_of(error) in {_CORRUPT, _NOTADB}:
+        return True
+    # The driver's own error, without a code, for text that is no UTF-8.
+    return code_of(error) is None and "Could not decode" in str(error)
+
+
+def trouble(error: sqlite3.Error, doing: str, where: str) -> PerdureError:
+    """Return what to raise for *error*, met while *doing* something to the database *where*."""
+    import sqlite3
+
+    code = code_of(error)
+    if is_damage(error):
+        message = (
+            f"cannot {doing} {where}: {error}: the database is damaged, and was left as it is; "
+            "restore it from a copy, or save what can be read with sqlite3's .recover"
+        )
+        return CorruptRecordError(message, path=where)
+    if code == _TOOBIG:
+        return TooLargeError(f"cannot {doing} {where}: {error}: store it in parts", path=where)
+    if isinstance(error, sqlite3.InterfaceError | sqlite3.DataError):
+        return NotStorableError(f"cannot {doing} {where}: {error}", path=where)
+    cure = _CURES.get(code or 0, "look at the cause")
+    name = getattr(error, "sqlite_errorname", None)
+    message = f"cannot {doing} {where}: {error}: {cure}"
+    return StoreUnavailableError(message, path=where, code=name)
+
+
+@contextlib.contextmanager
+def troubles(doing: str, where: str) -> Iterator[None]:
+    """Raise SQLite's errors as perdure's, with themselves as the cause."""
+    import sqlite3
+
+    try:
+        yield
+    except InDoubtError as error:
+        cause = error.__cause__
+        assert isinstance(cause, sqlite3.Error)
+        raise trouble(cause, doing, where) from cause
+    except sqlite3.Error as error:
+        raise trouble(error, doing, where) from error

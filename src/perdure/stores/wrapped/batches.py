@@ -1,0 +1,83 @@
+"""Much at once: batches, records, documents, sealed and opened, in a thread where it is large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+from anyio.lowlevel import RunVar
+
+from perdure.model.keys import SessionKey
+from perdure.model.records import EPOCH, Entry, Record
+from perdure.store import Batch, Posted
+from perdure.stores.wrapped.sealing import Place, Seal
+
+__all__ = ["LARGE", "in_thread", "opened_records", "posted", "sealed_all", "sealed_batch"]
+
+T = TypeVar("T")
+
+LARGE = 512 * 1024
+"""Bytes from which on sealing is done in a thread."""
+
+
+def sealed_batch(seal: Seal, batch: Batch) -> Batch:
+    """Return a batch with sealed payloads, each bound to its place in the log."""
+    seal_payload = seal.seal_payload
+    entries = tuple(
+        Entry(
+            kind,
+            seal_payload(("record", seq, batch.epoch, kind, end), payload),
+            end,
+        )
+        for seq, (kind, payload, end) in enumerate(batch.records, batch.first)
+    )
+    return Batch(batch.key, batch.epoch, batch.first, entries)
+
+
+def opened_records(seal: Seal, records: Sequence[Record]) -> tuple[Record, ...]:
+    """Return records with their payloads opened."""
+    return tuple(
+        one
+        if one.kind == EPOCH
+        else Record(
+            one.seq,
+            one.epoch,
+            one.kind,
+            seal.open_payload(("record", one.seq, one.epoch, one.kind, one.end), one.payload),
+            one.end,
+        )
+        for one in records
+    )
+
+
+def posted(key: SessionKey, item: Posted) -> Place:
+    """Return the place of an item in an inbox."""
+    return ("inbox", key.agent, key.session, item.op_id, item.kind)
+
+
+async def sealed_all(
+    seal: Seal, data: Mapping[str, bytes], what: str = "document"
+) -> dict[str, bytes]:
+    """Return documents, or blobs, sealed to their names."""
+
+    def work() -> dict[str, bytes]:
+        return {name: seal.seal((what, name), one) for name, one in data.items()}
+
+    if sum(map(len, data.values())) >= LARGE:
+        return await in_thread(work)
+    return work()
+
+
+_limiter: RunVar[anyio.CapacityLimiter] = RunVar("perdure_sealing")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Do what takes long beside the event loop; a few at a time, however many wait."""
+    try:
+        limiter = _limiter.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(2)
+        _limiter.set(limiter)
+    return await anyio.to_thread.run_sync(work, limiter=limiter)

@@ -1,0 +1,150 @@
+"""Data keys in the inner store: each wrapped, among the documents of what it seals.
+
+A session's key is a document of the session's own, made by its first holder and removed with
+it: deleting the session destroys the key. A tenant's key is a document of a session that only
+holds it. A key's document is never written over: wrapped anew, it gets a new name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import secrets
+from contextlib import aclosing
+
+import anyio
+import msgspec
+
+from perdure._lib.ids import random_id
+from perdure.errors import ConfigError, CorruptRecordError, LeaseHeldError, LeaseLostError
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import FoldedDocument, Manifest
+from perdure.model.records import EPOCH
+from perdure.store import Grant, Store
+from perdure.stores.wrapped.keys import KEY_BYTES, MasterKeys
+
+__all__ = ["KEYRING", "Found", "find", "is_key", "keyring_of", "require_new", "tenant_key", "write"]
+
+KEYRING = "perdure:keyring"
+"""The agent id of the sessions that hold tenants' keys."""
+_FOLDER = "keys/"
+_TRIES = 100
+_PAUSE = 0.02
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A session's key."""
+
+    key: bytes
+    is_current: bool
+    """Whether the newest master key wraps it."""
+    manifest: Manifest
+
+
+def keyring_of(tenant: str) -> SessionKey:
+    """Return the session that holds a tenant's key."""
+    return SessionKey(KEYRING, "tenant", tenant)
+
+
+def is_key(name: str) -> bool:
+    """Say whether a document holds a key."""
+    return name.startswith(_FOLDER)
+
+
+def bound(key: SessionKey) -> bytes:
+    """Return what a wrapped key is bound to."""
+    return msgspec.json.encode(("perdure key", 1, key.tenant, key.agent, key.session))
+
+
+async def find(store: Store, key: SessionKey, masters: MasterKeys) -> Found | None:
+    """Return a session's key, None if it has none.
+
+    Raises:
+        ConfigError: No master key that was given opens it.
+        CorruptRecordError: It is damaged.
+
+    """
+    manifest = (await store.read_documents(key, ())).manifest
+    names = [name for name in manifest.documents if is_key(name)] if manifest else []
+    if manifest is None or not names:
+        return None
+    read = await store.read_documents(key, names)
+    for document in read.found.values():
+        opened, is_current = masters.unwrap(document.data, bound(key), f"session {key}")
+        return Found(opened, is_current, manifest)
+    if read.manifest is None or not set(names).intersection(read.manifest.documents):
+        return await find(store, key, masters)  # wrapped anew, or deleted, in between
+    message = f"the wrapped key of session {key} is lost: restore its documents from a copy"
+    raise CorruptRecordError(message, key=str(key))
+
+
+async def write(
+    store: Store, grant: Grant, data_key: bytes, masters: MasterKeys, before: Manifest | None
+) -> None:
+    """Make a session's key durable, in place of one that was wrapped otherwise.
+
+    Raises:
+        LeaseLostError: The epoch is not the newest.
+
+    """
+    data = masters.wrap(data_key, bound(grant.key))
+    folded = FoldedDocument(grant.head, hashlib.sha256(data).hexdigest(), len(data))
+    name = f"{_FOLDER}{random_id()}.json"
+    if before is None:
+        manifest = Manifest(key=grant.key, epoch=grant.epoch, as_of_seq=grant.head)
+    else:
+        manifest = msgspec.structs.replace(before, epoch=grant.epoch)
+        folded = msgspec.structs.replace(folded, as_of_seq=manifest.as_of_seq)
+    kept = {name: one for name, one in manifest.documents.items() if not is_key(name)}
+    listed = msgspec.structs.replace(manifest, documents={**kept, name: folded})
+    await store.write_documents(grant.key, {name: data}, listed)
+
+
+async def require_new(store: Store, key: SessionKey) -> None:
+    """See that a session without a key holds nothing yet.
+
+    Raises:
+        ConfigError: It was written without encryption, or its key is lost.
+
+    """
+    chunks = store.read_log(key)
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            if all(record.kind == EPOCH for record in chunk.records):
+                continue
+            message = (
+                f"session {key} has records and no key: it was written without encryption, so "
+                "open it without, and copy it (perdure export, perdure import) into an encrypted "
+                "store; if it was encrypted, restore its documents from a copy"
+            )
+            raise ConfigError(message, key=str(key))
+
+
+async def tenant_key(store: Store, tenant: str, masters: MasterKeys) -> bytes:
+    """Return a tenant's key, made if there is none; of several who make it, one does."""
+    key = keyring_of(tenant)
+    for attempt in range(_TRIES):
+        found = await find(store, key, masters)
+        if found is not None:
+            return found.key
+        holder = await store.holder(key)
+        fresh = holder is not None and not holder.released and attempt % 10 != 9
+        if fresh and holder is not None and holder.alive is not False:
+            await anyio.sleep(_PAUSE * random.uniform(0.5, 1.5))  # somebody is about to write it
+            continue
+        try:
+            grant = await store.acquire(key, after=holder.epoch if holder else 0)
+            await _make(store, grant, masters)
+        except (LeaseHeldError, LeaseLostError):
+            continue
+    message = f"the key of tenant {tenant!r} could not be made, since others kept at it: try again"
+    raise LeaseHeldError(message, tenant=tenant)
+
+
+async def _make(store: Store, grant: Grant, masters: MasterKeys) -> None:
+    try:
+        if await find(store, grant.key, masters) is None:
+            await write(store, grant, secrets.token_bytes(KEY_BYTES), masters, None)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await store.release(grant.key, grant.epoch)

@@ -1,0 +1,192 @@
+"""Keys: the master's, which its owner keeps, and data keys, which it wraps.
+
+A data key seals one session, or what a tenant's sessions share. The store holds it only wrapped
+by the master key; without that it is worth nothing, and destroying the wrapped key destroys
+what it sealed. Rotating the master key wraps the data keys anew and touches nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self, final
+
+import msgspec
+
+from perdure.codec.json import decode
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    FormatError,
+    MissingExtraError,
+    UnsupportedVersionError,
+)
+
+__all__ = ["KEY_BYTES", "KEY_FILE_VARIABLE", "KEY_VARIABLE", "MasterKeys", "ciphers"]
+
+KEY_VARIABLE = "PERDURE_KEY"
+KEY_FILE_VARIABLE = "PERDURE_KEY_FILE"
+KEY_BYTES = 32
+FORMAT = 1
+_NONCE = 12
+_STANDARD = str.maketrans("-_", "+/")
+
+
+def ciphers() -> Any:
+    """Return the module of authenticated ciphers.
+
+    Raises:
+        MissingExtraError: cryptography is not installed.
+
+    """
+    try:
+        from cryptography.hazmat.primitives.ciphers import aead
+    except ImportError as error:
+        message = "encryption needs cryptography: pip install 'perdure[encryption]'"
+        raise MissingExtraError(message, extra="encryption") from error
+    return aead
+
+
+class Wrapped(msgspec.Struct, frozen=True):
+    """A data key as the store has it."""
+
+    format: int
+    master: str
+    """The id of the master key that opens it."""
+    key: str
+    """Nonce and sealed key, in base64."""
+
+
+@final
+class MasterKeys:
+    """The master key, and older ones that may still be needed to read.
+
+    Args:
+        current: 32 bytes, or their base64 or hex; it wraps what is written from here on.
+        older: Keys that were current before.
+
+    Raises:
+        ConfigError: A key is not 32 bytes.
+
+    Example:
+        >>> keys = MasterKeys(MasterKeys.new())
+    """
+
+    def __init__(self, current: bytes | str, *older: bytes | str) -> None:
+        keys = [_key(key) for key in (current, *older)]
+        self._keys: dict[str, bytes] = {_id(key): key for key in reversed(keys)}
+        self.current: str = _id(keys[0])
+        """The id of the key that wraps; says nothing about the key."""
+
+    def __repr__(self) -> str:
+        return f"MasterKeys(<{self.current} and {len(self._keys) - 1} older>)"
+
+    @staticmethod
+    def new() -> str:
+        """Return a new key, in base64: keep it where the store is not."""
+        return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
+        """Return the keys of ``PERDURE_KEY``, or of the file that ``PERDURE_KEY_FILE`` names.
+
+        Several keys stand apart by commas or white space, the current one first.
+
+        Raises:
+            ConfigError: Neither is set, or what they hold is no key.
+
+        """
+        values = os.environ if environment is None else environment
+        text = values.get(KEY_VARIABLE, "")
+        if not text and (path := values.get(KEY_FILE_VARIABLE)):
+            try:
+                text = Path(path).expanduser().read_text("ascii")
+            except (OSError, ValueError) as error:
+                message = (
+                    f"the key file {path} cannot be read: set {KEY_FILE_VARIABLE} to a file with "
+                    "the key in base64"
+                )
+                raise ConfigError(message, option=KEY_FILE_VARIABLE) from error
+        keys = text.replace(",", " ").split()
+        if not keys:
+            message = (
+                f"an encrypted store needs its key: set {KEY_VARIABLE}, or {KEY_FILE_VARIABLE} to "
+                "a file, to 32 bytes in base64 (openssl rand -base64 32)"
+            )
+            raise ConfigError(message, option=KEY_VARIABLE)
+        return cls(*keys)
+
+    def wrap(self, key: bytes, place: bytes) -> bytes:
+        """Return a data key as the store may have it, bound to its place."""
+        nonce = secrets.token_bytes(_NONCE)
+        sealed = ciphers().AESGCM(self._keys[self.current]).encrypt(nonce, key, place)
+        text = base64.b64encode(nonce + sealed).decode()
+        return msgspec.json.encode(Wrapped(FORMAT, self.current, text))
+
+    def unwrap(self, data: bytes, place: bytes, what: str) -> tuple[bytes, bool]:
+        """Return a data key, and whether the current master key wraps it.
+
+        Raises:
+            ConfigError: None of the keys opens it.
+            CorruptRecordError: It is damaged.
+            UnsupportedVersionError: A newer release wrapped it.
+
+        """
+        try:
+            wrapped = decode(data, Wrapped)
+            sealed = base64.b64decode(wrapped.key, validate=True)
+        except (FormatError, binascii.Error, ValueError) as error:
+            raise _damaged(what) from error
+        if wrapped.format > FORMAT:
+            message = f"the key of {what} has format {wrapped.format}: use a newer perdure"
+            raise UnsupportedVersionError(message, format=wrapped.format)
+        master = self._keys.get(wrapped.master)
+        if master is None:
+            message = (
+                f"{what} is encrypted with the master key {wrapped.master}, which is not among "
+                f"those that were given ({', '.join(self._keys)}): give that key, or add it as an "
+                f"older one ({KEY_VARIABLE}=NEW,OLD)"
+            )
+            raise ConfigError(message, option=KEY_VARIABLE, master=wrapped.master)
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            key = ciphers().AESGCM(master).decrypt(sealed[:_NONCE], sealed[_NONCE:], place)
+        except (InvalidTag, ValueError) as error:
+            raise _damaged(what) from error
+        return key, wrapped.master == self.current
+
+
+def _damaged(what: str) -> CorruptRecordError:
+    message = f"the wrapped key of {what} is damaged or belongs elsewhere: restore it from a copy"
+    return CorruptRecordError(message, what=what)
+
+
+def _key(given: bytes | str) -> bytes:
+    key = given if isinstance(given, bytes) else _decoded(given.strip())
+    if len(key) != KEY_BYTES:
+        message = (
+            f"a master key has {KEY_BYTES} bytes, this one {len(key)}: make one with openssl rand "
+            "-base64 32"
+        )
+        raise ConfigError(message, option="keys", size=len(key))
+    return key
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        if len(text) == 2 * KEY_BYTES:
+            return bytes.fromhex(text)
+        return base64.b64decode(text.translate(_STANDARD).encode("ascii"), validate=True)
+    except ValueError:
+        message = "a master key is neither base64 nor hex: make one with openssl rand -base64 32"
+        raise ConfigError(message, option="keys") from None
+
+
+def _id(key: bytes) -> str:
+    return hashlib.blake2b(b"perdure master", key=key, digest_size=6).hexdigest()

@@ -1,0 +1,381 @@
+"""A store around a store: the port, with everything that people wrote sealed on its way in.
+
+What the inner store must know stays as it is: keys, seqs, epochs, kinds, ends of groups, times,
+counters and the names of documents. All else (payloads, documents, blobs, what is in an
+inbox, titles, owners, tags) reaches it sealed. Leases and fencing are the inner store's.
+
+Sealing much is done in a thread; cancelling a call then is as with the inner store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+import msgspec
+
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    LeaseLostError,
+    NotStorableError,
+    PerdureError,
+    StoreUnavailableError,
+    TooLargeError,
+)
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import Manifest
+from perdure.model.records import EPOCH, Entry, Record
+from perdure.store import (
+    Batch,
+    Capabilities,
+    Document,
+    Documents,
+    Grant,
+    LogChunk,
+    Outcome,
+    Posted,
+    SessionInfo,
+    Status,
+    Store,
+    Swept,
+)
+from perdure.stores.wrapped.batches import (
+    LARGE,
+    in_thread,
+    opened_records,
+    posted,
+    sealed_all,
+    sealed_batch,
+)
+from perdure.stores.wrapped.manifests import (
+    inner_of,
+    is_ours,
+    listed,
+    outer_of,
+    unfit,
+)
+from perdure.stores.wrapped.passing import Passing
+from perdure.stores.wrapped.sealing import Seal, Seals
+
+__all__ = ["Layer"]
+
+
+class _ToSeal(NamedTuple):
+    seal: Seal
+    size: int
+
+
+class Layer(Passing):
+    """The port, sealed. What both wrappers share; not for use by itself."""
+
+    def __init__(self, store: Store, seals: Seals) -> None:
+        super().__init__(store)
+        self._seals = seals
+        self._most = seals.fits(store.capabilities.max_record_bytes)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The inner store's, with records a little smaller."""
+        return msgspec.structs.replace(self._store.capabilities, max_record_bytes=self._most)
+
+    @property
+    def location(self) -> str:
+        """Where the inner store keeps things, and what is done to them."""
+        return f"{self._store.location} ({self._seals.kind})"
+
+    async def _session(self, key: SessionKey, data: bytes = b"") -> Seal:
+        seal = await self._seals.of_session(self._store, key, data)
+        if seal is None:
+            message = (
+                f"the key of {key} is not there, and what it sealed is: restore its documents "
+                "from a copy"
+            )
+            raise CorruptRecordError(message, key=str(key))
+        return seal
+
+    async def _tenant(self, tenant: str) -> Seal:
+        seal = await self._seals.of_tenant(self._store, tenant, make=True)
+        assert seal is not None  # it was made
+        return seal
+
+    # the log
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """Seal each batch, and append; see the port."""
+        found = [await self._sealer(batch) for batch in batches]
+        size = sum(one.size for one in found if isinstance(one, _ToSeal))
+
+        def seal_all() -> list[Batch | Outcome]:
+            return [
+                sealed_batch(one.seal, batch) if isinstance(one, _ToSeal) else one
+                for one, batch in zip(found, batches, strict=True)
+            ]
+
+        sealed = await in_thread(seal_all) if size >= LARGE else seal_all()
+        rest = [one for one in sealed if isinstance(one, Batch)]
+        done = iter(await self._store.append_many(rest) if rest else ())
+        return [one if isinstance(one, Outcome) else next(done) for one in sealed]
+
+    async def _sealer(self, batch: Batch) -> _ToSeal | Outcome:
+        try:
+            seal = await self._seals.of_session(self._store, batch.key)
+            if seal is None:
+                message = f"epoch {batch.epoch} of {batch.key} may not write: nobody has it"
+                lost = LeaseLostError(message, key=str(batch.key), epoch=batch.epoch, newest=0)
+                return Outcome(Status.CONFLICT, lost)
+            return _ToSeal(seal, self._require_fit(batch))
+        except StoreUnavailableError as error:
+            return Outcome(Status.TRANSIENT, error)
+        except PerdureError as error:
+            return Outcome(Status.PERMANENT, error)
+
+    def _require_fit(self, batch: Batch) -> int:
+        sizes = [len(entry.payload) for entry in batch.records]
+        most = self._most
+        if max(sizes, default=0) > most:
+            message = (
+                f"a record of {batch.key} has {max(sizes)} bytes, the limit is {most}: keep large "
+                "values as blobs"
+            )
+            raise TooLargeError(message, key=str(batch.key), size=max(sizes))
+        if EPOCH in [entry.kind for entry in batch.records]:
+            message = f"records of the kind {EPOCH!r} are the store's own: choose another"
+            raise NotStorableError(message, key=str(batch.key))
+        return sum(sizes)
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read records, and open them; see the port."""
+        chunks = self._store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield LogChunk(await self.opened(key, chunk.records), chunk.settled)
+
+    async def opened(self, key: SessionKey, records: Sequence[Record]) -> tuple[Record, ...]:
+        """Return records as they were before they were sealed.
+
+        Raises:
+            ConfigError: No key that was given opens them.
+            CorruptRecordError: One is damaged, or belongs elsewhere.
+
+        """
+        first = next((one for one in records if one.kind != EPOCH), None)
+        if first is None:
+            return tuple(records)
+        seal = await self._session(key, first.payload)
+        if sum(len(one.payload) for one in records) >= LARGE:
+            return await in_thread(lambda: opened_records(seal, records))
+        return opened_records(seal, records)
+
+    def seal_spill(
+        self, key: SessionKey, epoch: int, base: int, entries: Sequence[Entry]
+    ) -> tuple[Entry, ...] | None:
+        """Seal what is kept beside the store at shutdown, at once; None without the key at hand."""
+        seal = self._seals.at_hand(key)
+        if seal is None:
+            return None
+        return sealed_batch(seal, Batch(key, epoch, base + 1, tuple(entries))).records
+
+    # documents
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        """Read documents, and open them; see the port."""
+        inner = await self._store.read_documents(key, names)
+        manifest = inner.manifest
+        if manifest is None or not is_ours(manifest.about.title):
+            return self._foreign(inner)
+        tenant = await self._seals.of_tenant(self._store, key.tenant, make=False)
+        own = self._seals.own_documents(manifest)
+        outer = outer_of(manifest, tenant)
+        found: dict[str, Document] = {}
+        damaged = [name for name in inner.damaged if name not in own]
+        wanted = {name: one for name, one in inner.found.items() if name not in own}
+        if wanted:
+            seal = await self._session(key, next(iter(wanted.values())).data)
+            for name, one in wanted.items():
+                try:
+                    data = seal.open(("document", name), one.data)
+                except CorruptRecordError:
+                    damaged.append(name)
+                else:
+                    found[name] = Document(data, one.as_of_seq)
+        return Documents(outer, found, tuple(damaged))
+
+    def _foreign(self, inner: Documents) -> Documents:
+        """Answer for a manifest that no engine has folded through this wrapper yet."""
+        manifest = inner.manifest
+        if manifest is None or self._seals.own_documents(manifest):
+            return Documents()
+        return inner if self._seals.takes_plain else Documents()
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        """Seal documents and what their manifest tells, and write them; see the port."""
+        seal = await self._seals.of_session(self._store, key)
+        if seal is None:
+            message = f"epoch {manifest.epoch} of {key} may not write: nobody has it"
+            raise LeaseLostError(message, key=str(key), epoch=manifest.epoch, newest=0)
+        tenant = await self._tenant(key.tenant)
+        before = (await self._store.read_documents(key, ())).manifest
+        plain = {name: documents[name] for name in documents if name in manifest.documents}
+        sealed = await sealed_all(seal, plain)
+        own = self._seals.own_documents(before) if before else {}
+        inner = inner_of(manifest, sealed, before, own, tenant)
+        for name in unfit(manifest, plain):  # the engine's own promise is broken: say it later
+            lost = msgspec.structs.replace(inner.documents[name], sha256="0" * 64)
+            inner.documents[name] = lost
+        await self._store.write_documents(key, sealed, inner)
+
+    # blobs
+
+    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
+        """Seal blobs under names of their own, and keep them; see the port."""
+        for name, data in blobs.items():
+            if hashlib.sha256(data).hexdigest() != name:
+                message = (
+                    f"blob {name!r} of {len(data)} bytes is not named by its SHA-256: name it by "
+                    "the hash of exactly these bytes"
+                )
+                raise NotStorableError(message, blob=name, size=len(data))
+        if not blobs:
+            return
+        seal = await self._tenant(tenant)
+        sealed = await sealed_all(seal, blobs, what="blob")
+        await self._store.put_blobs(tenant, {seal.name(name): sealed[name] for name in sealed})
+
+    async def get_blob(self, tenant: str, name: str) -> bytes | None:
+        """Return a blob, opened and verified; None when there is none."""
+        seal = await self._seals.of_tenant(self._store, tenant, make=False)
+        if seal is None:
+            return None
+        data = await self._store.get_blob(tenant, seal.name(name))
+        if data is None:
+            return await self._store.get_blob(tenant, name) if self._seals.takes_plain else None
+        opened = seal.open(("blob", name), data)
+        if hashlib.sha256(opened).hexdigest() != name:
+            message = f"blob {name} does not match its name: put the right bytes again"
+            raise CorruptRecordError(message, blob=name, size=len(opened))
+        return opened
+
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+        """See the port; the bytes are those that people put, where blobs are not packed."""
+        inner = await self._inner_names(tenant, reachable)
+        swept = await self._store.sweep(tenant, inner, older_than)
+        freed = max(swept.bytes - swept.removed * self._seals.overhead(), 0)
+        return msgspec.structs.replace(swept, bytes=freed)
+
+    async def blob_names(self, tenant: str) -> list[str]:
+        """List the tenant's blobs; see the port."""
+        seal = await self._seals.of_tenant(self._store, tenant, make=False)
+        names: set[str] = set()
+        for inner in await self._store.blob_names(tenant):
+            if inner.startswith("x"):
+                name = seal.named(inner) if seal is not None else None
+                if name is not None:
+                    names.add(name)
+            elif self._seals.takes_plain:
+                names.add(inner)
+        return sorted(names)
+
+    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
+        """Remove blobs at once; see the port."""
+        inner = await self._inner_names(tenant, names)
+        there = set(inner).intersection(await self._store.blob_names(tenant))
+        freed = await self._store.remove_blobs(tenant, inner)
+        return max(freed - len(there) * self._seals.overhead(), 0)
+
+    async def _inner_names(self, tenant: str, names: Collection[str]) -> list[str]:
+        seal = await self._seals.of_tenant(self._store, tenant, make=False)
+        plain = list(names) if self._seals.takes_plain else []
+        return plain if seal is None else [*map(seal.name, names), *plain]
+
+    # leases
+
+    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+        """Take the session, and see that it can be read and written; see the port."""
+        if key.agent == self._seals.hidden:
+            message = f"the agent id {key.agent!r} is this store's own: choose another"
+            raise ConfigError(message, option="agent id", value=key.agent)
+        if after:
+            await self._seals.check(self._store, key)
+        grant = await self._store.acquire(key, after=after)
+        await self._seals.begin(self._store, grant)
+        return grant
+
+    # inbox
+
+    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+        """Seal items, and leave them for a session; see the port."""
+        if not items:
+            return await self._store.post(key, ())
+        seal = await self._tenant(key.tenant)
+        sealed = [
+            msgspec.structs.replace(
+                item, payload=seal.seal_payload(posted(key, item), item.payload)
+            )
+            for item in items
+        ]
+        return await self._store.post(key, sealed)
+
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+        """Return what waits for a session, opened; see the port."""
+        items = await self._store.take(key, epoch, limit=limit)
+        if not items:
+            return []
+        seal = await self._tenant(key.tenant)
+        return [
+            msgspec.structs.replace(
+                item, payload=seal.open_payload(posted(key, item), item.payload)
+            )
+            for item in items
+        ]
+
+    # directory
+
+    async def sessions(
+        self,
+        *,
+        tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
+        prefix: str = "",
+        after: SessionKey | None = None,
+        limit: int = 100,
+    ) -> list[SessionInfo]:
+        """List sessions by key; see the port."""
+        seal = await self._seals.of_tenant(self._store, tenant, make=False)
+        if seal is None and (owner is not None or tag is not None):
+            return []
+        found: list[SessionInfo] = []
+        while len(found) < limit:
+            page = await self._store.sessions(
+                tenant=tenant,
+                owner=owner if owner is None or seal is None else seal.token(owner),
+                tag=tag if tag is None or seal is None else seal.token(tag),
+                prefix=prefix,
+                after=after,
+                limit=limit - len(found),
+            )
+            found += [listed(one, seal) for one in page if one.key.agent != self._seals.hidden]
+            if not page:
+                break
+            after = page[-1].key
+        return found
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        """Remove what the session owns, its key included; see the port."""
+        await self._store.delete(key, epoch)
+        self._seals.forget(key)

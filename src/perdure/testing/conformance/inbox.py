@@ -1,0 +1,251 @@
+"""The inbox: anybody posts, once for each op id; only the holder takes; nothing is half there."""
+# ruff: noqa: D102
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from perdure.errors import LeaseLostError
+from perdure.model.keys import SessionKey
+from perdure.model.records import MESSAGE
+from perdure.store import Posted, Status, Store
+from perdure.testing.conformance._kit import KEY, OpenStore, Suite, append, group, take
+
+OTHER = SessionKey("CON", "a/b", "Tenant ..")
+MANY = 25
+AT_MOST = 30.0
+"""Seconds that a call is given which is to come back early."""
+
+
+def posted(*op_ids: str) -> list[Posted]:
+    """Make items to post."""
+    return [
+        Posted(op_id, MESSAGE, b'{"text":"%s"}' % op_id.encode(), float(place))
+        for place, op_id in enumerate(op_ids)
+    ]
+
+
+async def waiting(store: Store, epoch: int, key: SessionKey = KEY) -> list[str]:
+    """Take what waits, and return its op ids."""
+    return [item.op_id for item in await store.take(key, epoch)]
+
+
+class InboxConformance(Suite):
+    """What is posted is kept in order until its holder has settled it."""
+
+    async def test_what_is_posted_comes_to_the_holder_as_it_was(
+        self, open_store: OpenStore
+    ) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        items = [
+            Posted("op-1", MESSAGE, '{"text":"Grüße \\u0000 \\" 😀"}'.encode(), 1.5),
+            Posted("x/../y\n", "app:rating", b'{"stars":5,"deep":[[[]],{}]}', 2.0),
+        ]
+        assert await other.post(KEY, items) == 2
+        grant = await take(store)
+        assert await store.take(KEY, grant.epoch) == items
+
+    async def test_items_come_in_the_order_of_their_posts(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        grant = await take(store)
+        for place in range(MANY):
+            poster = other if place % 2 else store
+            assert await poster.post(KEY, posted(f"{place}a", f"{place}b")) == 2
+        wanted = [f"{place}{part}" for place in range(MANY) for part in "ab"]
+        assert await waiting(store, grant.epoch) == wanted
+        seven = await store.take(KEY, grant.epoch, limit=7)
+        assert [item.op_id for item in seven] == wanted[:7]
+
+    async def test_taking_leaves_it_there(self, store: Store) -> None:
+        grant = await take(store)
+        await store.post(KEY, posted("a"))
+        assert await waiting(store, grant.epoch) == ["a"]
+        assert await waiting(store, grant.epoch) == ["a"]
+
+    async def test_an_op_id_that_waits_is_not_posted_again(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        grant = await take(store)
+        first = posted("a", "b")
+        assert await store.post(KEY, first) == 2
+        again = [Posted("b", MESSAGE, b'{"text":"other"}', 9.0), *posted("c", "a", "c")]
+        assert await other.post(KEY, again) == 1
+        assert await other.post(KEY, again) == 0
+        assert await other.post(KEY, []) == 0
+        found = await store.take(KEY, grant.epoch)
+        assert [item.op_id for item in found] == ["a", "b", "c"]
+        assert found[:2] == first
+        assert await store.post(OTHER, posted("a")) == 1  # another session's ids are others
+
+    async def test_of_many_who_post_one_id_one_does(self, open_store: OpenStore) -> None:
+        stores = [await open_store(f"poster {place}") for place in range(4)]
+        new: list[int] = []
+
+        async def post(store: Store) -> None:
+            new.append(await store.post(KEY, posted("same")))
+
+        async with anyio.create_task_group() as tasks:
+            for place in range(8):
+                tasks.start_soon(post, stores[place % 4])
+        assert sorted(new) == [0] * 7 + [1]
+        grant = await take(stores[0])
+        assert await waiting(stores[0], grant.epoch) == ["same"]
+
+    async def test_posts_that_meet_are_all_kept(self, open_store: OpenStore) -> None:
+        stores = [await open_store(f"poster {place}") for place in range(4)]
+        grant = await take(stores[0])
+
+        async def post(place: int) -> None:
+            for number in range(5):
+                assert await stores[place].post(KEY, posted(f"{place}-{number}")) == 1
+
+        async with anyio.create_task_group() as tasks:
+            for place in range(4):
+                tasks.start_soon(post, place)
+        found = await waiting(stores[0], grant.epoch)
+        assert len(found) == 20
+        for place in range(4):  # each one's own order
+            mine = [op_id for op_id in found if op_id.startswith(f"{place}-")]
+            assert mine == [f"{place}-{number}" for number in range(5)]
+
+    async def test_what_is_settled_is_gone_and_the_rest_stays(self, store: Store) -> None:
+        grant = await take(store)
+        await store.post(KEY, posted("a", "b", "c"))
+        await store.post(KEY, posted("d"))
+        await store.settle(KEY, grant.epoch, ["b", "never was"])
+        assert await waiting(store, grant.epoch) == ["a", "c", "d"]
+        await store.settle(KEY, grant.epoch, ["a", "c", "d"])
+        assert await waiting(store, grant.epoch) == []
+        await store.settle(KEY, grant.epoch, ["a"])
+        assert await store.post(KEY, posted("a")) == 1  # the holder knows that it was taken
+        assert await waiting(store, grant.epoch) == ["a"]
+
+    async def test_a_large_post_is_taken_in_parts(self, store: Store) -> None:
+        names = [f"op {place}" for place in range(MANY)]
+        assert await store.post(KEY, posted(*names)) == MANY
+        assert await store.post(KEY, posted(*names)) == 0
+        grant = await take(store)
+        found: list[str] = []
+        while part := await store.take(KEY, grant.epoch, limit=10):
+            assert len(part) <= 10
+            found += [item.op_id for item in part]
+            await store.settle(KEY, grant.epoch, [item.op_id for item in part])
+        assert found == names
+
+    async def test_only_the_newest_holder_takes_and_settles(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        old = await take(store)
+        await store.post(KEY, posted("a"))
+        new = await take(other)
+        with pytest.raises(LeaseLostError):
+            await store.take(KEY, old.epoch)
+        with pytest.raises(LeaseLostError):
+            await store.settle(KEY, old.epoch, ["a"])
+        assert await waiting(other, new.epoch) == ["a"]
+
+    async def test_posts_outlast_whoever_posted_and_whoever_held(
+        self, open_store: OpenStore
+    ) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        grant = await take(store)
+        await other.post(KEY, posted("a"))
+        await store.release(KEY, grant.epoch)
+        await other.post(KEY, posted("b"))
+        await store.aclose()
+        await other.aclose()
+        third = await open_store("third")
+        after = await take(third)
+        assert await waiting(third, after.epoch) == ["a", "b"]
+
+    async def test_a_session_that_is_only_posted_to_does_not_exist(self, store: Store) -> None:
+        await store.post(KEY, posted("a"))
+        await store.post(OTHER, posted("a"))
+        assert await store.holder(KEY) is None
+        assert await store.head(KEY) == 0
+        assert await store.sessions() == []
+        grant = await store.acquire(KEY, after=0)
+        assert (grant.epoch, grant.head, grant.created) == (1, 1, True)
+        assert (await append(store, grant, 2, *group("first"))).status is Status.OK
+        assert await waiting(store, grant.epoch) == ["a"]
+
+    async def test_an_inbox_ends_with_its_session(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        grant = await take(store)
+        await store.post(KEY, posted("a"))
+        await store.post(OTHER, posted("kept"))
+        await store.delete(KEY, grant.epoch)
+        await other.post(KEY, posted("b"))  # for the next life
+        again = await take(other)
+        assert await waiting(other, again.epoch) == ["b"]
+        kept = await take(other, OTHER)
+        assert await waiting(other, kept.epoch, OTHER) == ["kept"]
+
+    # who hears of it
+
+    async def test_the_holder_hears_of_a_post(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        for key in (KEY, OTHER):
+            await take(store, key)
+            await other.post(key, posted("a"))
+        asked = await store.heartbeat()
+        assert sorted(asked.mail) == sorted([KEY, OTHER])
+        assert asked.handovers == ()
+        assert (await other.heartbeat()).mail == ()
+        assert (await store.heartbeat()).mail == ()
+
+    async def test_a_post_under_way_at_a_takeover_is_heard_of_or_taken(
+        self, open_store: OpenStore
+    ) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        heard = found = False
+        await take(store)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other.post, KEY, posted("a"))
+            grant = await take(store)
+            found = await waiting(store, grant.epoch) == ["a"]
+        heard = KEY in (await store.heartbeat()).mail
+        assert heard or found
+
+    async def test_news_come_early_or_not_at_all(self, open_store: OpenStore) -> None:
+        """A store that is told wakes up; every other one sleeps as long as it may."""
+        store, other = await open_store("one"), await open_store("other")
+        await take(store)
+        await store.news(0.01)
+        assert (await store.heartbeat()).mail == ()
+        await other.post(KEY, posted("a"))
+        with anyio.fail_after(AT_MOST):
+            await store.news(0.5)
+        assert KEY in (await store.heartbeat()).mail
+
+    async def test_news_wake_whoever_waits(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        await take(store)
+        heard: list[SessionKey] = []
+
+        async def listen() -> None:
+            while not heard:
+                await store.news(0.2)
+                heard.extend((await store.heartbeat()).handovers)
+
+        with anyio.fail_after(AT_MOST):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(listen)
+                await anyio.lowlevel.checkpoint()
+                holder = await other.holder(KEY)
+                assert holder is not None
+                await other.request_handover(KEY, holder)
+        assert heard == [KEY]
+
+    async def test_a_cancelled_post_is_whole_or_not_there(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        grant = await take(store)
+        for place in range(6):
+            names = [f"{place}-{part}" for part in "abc"]
+            with anyio.move_on_after(0.001 * place):
+                await other.post(KEY, posted(*names))
+            await other.post(KEY, posted(f"{place} then"))  # behind it, if it goes on
+            found = await waiting(store, grant.epoch)
+            there = [name for name in names if name in found]
+            assert there in ([], names)
+            await store.settle(KEY, grant.epoch, found)

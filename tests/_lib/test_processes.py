@@ -1,0 +1,54 @@
+"""Who has ended is known for certain, or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from perdure._lib.processes import has_ended, this_process
+
+CHILD = (
+    "from perdure._lib.processes import this_process; print(this_process(), flush=True); input()"
+)
+
+
+def test_this_process_has_not_ended() -> None:
+    name = this_process()
+    assert name == this_process()
+    assert not has_ended(name)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/ns/pid"), reason="the system does not tell")
+def test_a_process_that_was_killed_has_ended() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdin=pipe, stdout=pipe) as child:
+        assert child.stdout is not None
+        name = child.stdout.readline().decode().rstrip("\n")
+        assert name.split(" ")[2] == str(child.pid)
+        assert not has_ended(name)
+        child.kill()
+    assert has_ended(name)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/ns/pid"), reason="the system does not tell")
+def test_an_id_that_is_used_again_is_another_process() -> None:
+    boot, space, pid, _ = this_process().split(" ")
+    assert has_ended(f"{boot} {space} {pid} 1")
+
+
+@pytest.mark.parametrize("name", ["", "x", "a b c d", "a b 1 2 3"])
+def test_of_what_is_not_known_nothing_is_claimed(name: str) -> None:
+    assert not has_ended(name)
+
+
+def test_of_another_machine_or_container_nothing_is_claimed() -> None:
+    parts = this_process().split(" ")
+    if len(parts) != 4:
+        pytest.skip("the system does not tell")
+    boot, space, _, began = parts
+    assert not has_ended(f"other {space} 999999999 {began}")
+    assert not has_ended(f"{boot} pid:[1] 999999999 {began}")
+    assert has_ended(f"{boot} {space} 999999999 {began}")

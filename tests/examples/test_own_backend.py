@@ -1,0 +1,33 @@
+"""The backend of docs/own-backend.md is a store: the suite says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure.testing.conformance import StoreConformance
+
+ROOT = Path(__file__).parents[2]
+
+pytest.importorskip("fcntl")
+
+from examples.own_backend import OneFileStore  # noqa: E402
+
+
+class TestOneFileStore(StoreConformance):
+    """All of the suite."""
+
+    def make_store(self, place: Path, owner: str) -> OneFileStore:
+        return OneFileStore(place / "kept" / "everything.json", owner=owner)
+
+
+def test_it_keeps_a_greeting(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "examples.own_backend"]
+    for count in (1, 2):
+        done = subprocess.run(
+            [*command, str(tmp_path / "kept" / "x.json")], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.stdout == f"x.json holds {count} messages now.\n", done.stderr

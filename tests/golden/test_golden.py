@@ -1,0 +1,104 @@
+"""What an earlier release has written is read by this one, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import perdure
+from perdure import Message, Shutdown
+from perdure.cli.audit import audit
+from perdure.model import records
+from perdure.model.keys import SessionKey
+from perdure.stores.file import FileStore
+from tests.golden.reader import GOLDEN, HERE, copy_of, seen
+from tests.golden.write import SESSIONS, write
+
+VERSIONS = sorted(path for path in HERE.iterdir() if re.fullmatch(r"v\d+", path.name))
+
+
+@pytest.mark.parametrize("golden", VERSIONS, ids=lambda path: path.name)
+async def test_a_golden_store_says_what_it_said_when_it_was_written(
+    golden: Path, tmp_path: Path
+) -> None:
+    expected = json.loads((golden / "expected.json").read_text())
+    found = await seen(copy_of(golden, tmp_path), list(SESSIONS))
+    assert json.loads(json.dumps(found)) == expected
+
+
+@pytest.mark.parametrize("golden", VERSIONS, ids=lambda path: path.name)
+async def test_reading_a_golden_store_changes_no_byte_of_it(golden: Path, tmp_path: Path) -> None:
+    root = copy_of(golden, tmp_path)
+    before = contents(root)
+    await seen(root, list(SESSIONS))
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize("golden", VERSIONS, ids=lambda path: path.name)
+async def test_every_session_of_a_golden_store_goes_on(golden: Path, tmp_path: Path) -> None:
+    root = copy_of(golden, tmp_path)
+    expected = json.loads((golden / "expected.json").read_text())
+    keys = [key for key in SESSIONS if expected[str(key)]["there"]]
+    async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
+        for key in keys:
+            place = {"session": key.session, "tenant": key.tenant}
+            async with sessions.open(key.agent, **place) as session, session.turn():
+                session.append(Message.user("I am back"))
+    store = FileStore(root)
+    await store.open()
+    for key in keys:
+        before = expected[str(key)]["records"]
+        log = [one async for chunk in store.read_log(key) for one in chunk.records]
+        after = [[one.seq, one.epoch, one.kind, one.end] for one in log]
+        assert after[: len(before)] == [one[:4] for one in before]
+        assert (await audit(store, key)).problems == []
+    holder = await store.holder(SessionKey("deleted"))
+    assert holder is not None
+    assert holder.deleted
+    await store.aclose()
+
+
+def test_every_kind_of_record_stands_in_a_golden_store() -> None:
+    """A release that adds a kind adds a session that holds it: `python -m tests.golden.write`."""
+    known = {
+        value for name, value in vars(records).items() if name.isupper() and isinstance(value, str)
+    }
+    stored = set()
+    for golden in VERSIONS:
+        for session in json.loads((golden / "expected.json").read_text()).values():
+            stored |= {record[2] for record in session["records"]}
+    assert known - stored == set()
+    assert stored - known == {"app:rating"}  # a kind of the application's own
+
+
+def test_every_kind_of_document_stands_in_a_golden_store() -> None:
+    stored = set()
+    for session in json.loads((GOLDEN / "expected.json").read_text()).values():
+        stored |= {name.split("/")[0] for name in session.get("documents", ())}
+    assert stored >= {
+        "session.json", "memory.json", "episodic.jsonl", "semantic.jsonl",
+        "working_context_snapshot.json", "state", "typed", "plugins",
+    }  # fmt: skip
+
+
+async def test_what_is_there_is_never_written_anew(tmp_path: Path) -> None:
+    copy_of(GOLDEN, tmp_path)
+    (tmp_path / "expected.json").write_bytes((GOLDEN / "expected.json").read_bytes())
+    before = contents(tmp_path)
+    assert await write(tmp_path) == []
+    assert contents(tmp_path) == before
+
+
+async def test_the_generator_writes_the_same_again(tmp_path: Path) -> None:
+    """Times, ids and names are its own, so that a new session does not change by itself."""
+    for part in ("one", "other"):
+        assert await write(tmp_path / part) == [str(key) for key in SESSIONS]
+    assert contents(tmp_path / "one") == contents(tmp_path / "other")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

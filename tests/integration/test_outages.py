@@ -1,0 +1,145 @@
+"""A store is taken away under load, for real: its disk is full, its files may not grow, or it moved."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import perdure
+from perdure import Message, Shutdown
+from perdure.stores.file import FileStore
+from perdure.testing.switched import SwitchedStore
+from tests.integration.outage import HARD, SESSIONS, SOFT
+from tests.source_tree import ROOT
+
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+
+
+def may_mount() -> bool:
+    """Say whether this user may have mounts of its own."""
+    if not sys.platform.startswith("linux") or shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+needs_mounts = pytest.mark.skipif(not may_mount(), reason="this user may not mount anything")
+
+
+def taken_away(folder: Path, kind: str, backend: str) -> dict[str, Any]:
+    disk = folder / "disk"
+    disk.mkdir()
+    command = [sys.executable, "-m", "tests.integration.outage", str(disk), kind, backend]
+    if kind != "limited":
+        command = ["unshare", "-rm", *command]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@BACKENDS
+@pytest.mark.parametrize("kind", [pytest.param("full", marks=needs_mounts), "limited"])
+def test_turns_go_on_while_the_disk_is_gone_and_all_is_there_when_it_is_back(
+    kind: str, backend: str, tmp_path: Path
+) -> None:
+    seen = taken_away(tmp_path, kind, backend)
+    assert seen["before"] == "ok"
+    assert seen["failing"] == "degraded"
+    assert seen["at_hard"] == "failing"
+    assert SOFT < HARD <= seen["unsaved_bytes"] < 1.2 * HARD
+    assert seen["oldest"]
+    assert "Nothing accepted is dropped" in seen["refused"]
+    assert seen["turn"] == "waited, and was refused"
+    assert (seen["after"], seen["clean"]) == ("ok", True)
+    assert seen["kept"] == {"same": SESSIONS, "replayed": 0}
+    assert seen["spill_left"] == []
+
+
+@needs_mounts
+@BACKENDS
+def test_what_a_disk_that_never_came_back_had_to_take_is_spilled_and_replayed(
+    backend: str, tmp_path: Path
+) -> None:
+    seen = taken_away(tmp_path, "full-spill", backend)
+    assert len(seen["spilled"]) == SESSIONS
+    assert seen["clean"]
+    assert seen["kept"] == {"same": SESSIONS, "replayed": SESSIONS}
+    assert seen["spill_left"] == []
+
+
+async def test_a_spill_that_somebody_else_was_faster_than_is_kept_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger="perdure")
+    root, spill = tmp_path / "store", tmp_path / "spill"
+    shutdown = Shutdown(deadline=0.2, turn_grace=0, hard_grace=0.2, signals=False, spill=str(spill))
+    store = SwitchedStore(FileStore(root))
+    sessions = await perdure.connect(store, shutdown=shutdown)
+    session = await sessions.open("ada")
+    session.append(Message.user("durable"))
+    await session.save()
+    store.down()
+    session.append(Message.user("spilled"))
+    report = await sessions.aclose()
+    assert [one.key.agent for one in report.spilled] == ["ada"]
+    async with perdure.connect(root, shutdown=Shutdown(signals=False)) as other:
+        async with other.open("ada") as session, session.turn():
+            session.append(Message.user("somebody else's"))
+    (file,) = spill.iterdir()
+    for _ in range(2):
+        async with perdure.connect(root, shutdown=shutdown) as sessions:
+            async with sessions.open("ada") as session:
+                said = [message.text for message in session.context()]
+                assert said == ["durable", "somebody else's"]
+                (kept,) = [s for s in session.restore_report.steps if s.what == "spill kept"]
+                assert file.name in kept.detail
+        assert list(spill.iterdir()) == [file]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no folder in use is renamed there")
+async def test_a_store_that_is_moved_away_and_back_amid_turns_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    """Its folder is held open, so it is found wherever it lies; what is new at its place is not it."""
+    root, away = tmp_path / "store", tmp_path / "away"
+    turns = 12
+
+    async def talk(id: str) -> None:
+        async with sessions.open(id) as session:
+            for number in range(turns):
+                async with session.turn():
+                    session.append(Message.user(f"{id} {number}"))
+                if number == turns // 2:
+                    halfway.set()
+
+    async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
+        halfway = anyio.Event()
+        async with anyio.create_task_group() as group:
+            for number in range(4):
+                group.start_soon(talk, f"a{number}")
+            await halfway.wait()
+            root.rename(away)
+            root.mkdir()
+            halfway = anyio.Event()
+            for number in range(4):
+                group.start_soon(talk, f"b{number}")
+            await halfway.wait()
+            assert list(root.iterdir()) == []
+            root.rmdir()
+            away.rename(root)
+        assert sessions.health().status == "ok"
+    async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
+        for id in [f"{kind}{number}" for kind in "ab" for number in range(4)]:
+            view = await sessions.load(id)
+            assert view is not None
+            assert [message.text for message in view.context()] == [
+                f"{id} {n}" for n in range(turns)
+            ]

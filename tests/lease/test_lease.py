@@ -1,0 +1,172 @@
+"""Taking a lease from somebody who holds it: asking, waiting, and who comes first."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from perdure.errors import LeaseHeldError
+from perdure.lease import lease as module
+from perdure.lease.lease import obtain
+from perdure.lease.terms import Lease, OnHeld
+from perdure.model.keys import SessionKey
+from perdure.store import Grant
+from perdure.stores.memory import MemoryBacking, MemoryStore
+
+pytestmark = pytest.mark.anyio
+
+KEY = SessionKey("agent")
+
+
+@pytest.fixture
+def backing() -> MemoryBacking:
+    return MemoryBacking()
+
+
+async def store_of(backing: MemoryBacking, owner: str) -> MemoryStore:
+    store = MemoryStore(backing=backing, owner=owner)
+    await store.open()
+    return store
+
+
+async def get(
+    store: MemoryStore, on_held: OnHeld = "handover", *, wait: float = 20.0, given: int = 0
+) -> Grant:
+    return await obtain(
+        store,
+        KEY,
+        me=store.owner,
+        lease=Lease(heartbeat=0.05, ttl=0.2),
+        on_held=on_held,
+        wait=wait,
+        clock=anyio.current_time,
+        given=given,
+    )
+
+
+async def test_a_holder_that_is_asked_hands_over(backing: MemoryBacking) -> None:
+    one, two = await store_of(backing, "one"), await store_of(backing, "two")
+    grant = await get(one)
+    taken: list[Grant] = []
+
+    async def ask() -> None:
+        taken.append(await get(two))
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            while not (asked := await one.heartbeat()).handovers:
+                await one.news(5)
+            assert asked.handovers == (KEY,)
+            assert not taken
+            await one.release(KEY, grant.epoch)
+    assert taken[0].epoch == grant.epoch + 1
+
+
+async def test_a_letter_that_was_lost_is_written_again(
+    backing: MemoryBacking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AGAIN", 0.05)
+    one, two = await store_of(backing, "one"), await store_of(backing, "two")
+    grant = await get(one)
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(get, two)
+            for _ in range(2):  # the first is heard, and forgotten
+                while not (await one.heartbeat()).handovers:
+                    await one.news(5)
+            await one.release(KEY, grant.epoch)
+
+
+async def test_raise_gives_up_at_once_and_asks_nobody(backing: MemoryBacking) -> None:
+    one, two = await store_of(backing, "one"), await store_of(backing, "two")
+    await get(one)
+    with pytest.raises(LeaseHeldError, match=r"owner one .*on_held=\"handover\""):
+        await get(two, "raise")
+    assert (await one.heartbeat()).handovers == ()
+
+
+async def test_steal_waits_for_the_expiry_and_asks_nobody(backing: MemoryBacking) -> None:
+    one, two = await store_of(backing, "one"), await store_of(backing, "two")
+    grant = await get(one)
+    taken = await get(two, "steal")
+    assert taken.epoch == grant.epoch + 1
+    assert (await one.heartbeat()).handovers == ()
+
+
+@pytest.mark.parametrize("on_held", ["handover", "steal"])
+async def test_a_holder_that_beats_and_keeps_it_is_not_robbed(
+    backing: MemoryBacking, on_held: OnHeld
+) -> None:
+    one, two = await store_of(backing, "one"), await store_of(backing, "two")
+    await get(one)
+    async with anyio.create_task_group() as tasks:
+
+        async def beat() -> None:
+            while True:
+                await one.heartbeat()
+                await anyio.sleep(0.02)
+
+        tasks.start_soon(beat)
+        with pytest.raises(LeaseHeldError, match=r"load\(\)"):
+            await get(two, on_held, wait=0.5)
+        tasks.cancel_scope.cancel()
+
+
+async def test_who_was_asked_lets_the_one_who_asked_go_first(
+    backing: MemoryBacking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COURTESY", 20.0)
+    one, two = await store_of(backing, "one"), await store_of(backing, "two")
+    grant = await get(one)
+    await one.release(KEY, grant.epoch)
+    back: list[Grant] = []
+
+    async def want_back() -> None:
+        back.append(await get(one, given=grant.epoch))
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(want_back)
+            await anyio.sleep(0.1)  # time enough to snatch it
+            assert not back
+            theirs = await get(two)
+            await two.release(KEY, theirs.epoch)
+    assert (theirs.epoch, back[0].epoch) == (grant.epoch + 1, grant.epoch + 2)
+
+
+async def test_courtesy_ends_when_nobody_comes(
+    backing: MemoryBacking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COURTESY", 0.05)
+    one = await store_of(backing, "one")
+    grant = await get(one)
+    await one.release(KEY, grant.epoch)
+    assert (await get(one, given=grant.epoch)).epoch == grant.epoch + 1
+
+
+async def test_of_many_who_wait_each_has_its_turn(backing: MemoryBacking) -> None:
+    """Nobody starves: each of the workers gets the session each of its times."""
+    done: list[str] = []
+    names = [f"worker {place}" for place in range(4)]
+    at_work = set(names)
+
+    async def work(name: str) -> None:
+        store = await store_of(backing, name)
+        given = 0
+        for _ in range(10):
+            grant = await get(store, given=given)
+            done.append(name)
+            while not (await store.heartbeat()).handovers and len(at_work) > 1:
+                await store.news(0.05)
+            await store.release(KEY, grant.epoch)
+            given = grant.epoch
+        at_work.discard(name)
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            for name in names:
+                tasks.start_soon(work, name)
+    assert sorted(done) == sorted(names * 10)
+    switches = sum(a != b for a, b in zip(done, done[1:], strict=False))
+    assert switches >= 30  # it goes round; nobody keeps it while others wait

@@ -1,0 +1,58 @@
+"""The file store by the means of other platforms: its own tests, run again in a process of theirs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.source_tree import ROOT
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it takes means away"),
+    pytest.mark.timeout(240),
+]
+
+WINDOWS = [
+    "tests/conformance/test_file.py",
+    "tests/stores/file/test_leases.py",
+    "tests/stores/file/test_documents.py",
+    "tests/stores/file/test_blobs.py",
+]
+BARE = ["tests/conformance/test_file.py", "tests/stores/file/test_leases.py"]
+NEED_LOCKS = (
+    "test_a_killed_process_is_known_to_be_dead_at_once",
+    "test_a_forked_child_does_not_keep_its_parent_alive",
+    "test_an_owner_s_id_is_its_own",
+    "test_the_files_of_dead_owners_are_swept_and_no_others",
+)
+"""What only a lock can tell; without one a dead owner is known by its heartbeat."""
+FORKS = ("test_a_forked_child_does_not_keep_its_parent_alive",)
+
+
+def run_with(plugin: str, paths: list[str], without: tuple[str, ...]) -> int:
+    """Run tests with a plugin, on one event loop; return how many passed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider"]
+    unless = " and ".join(f"not {one}" for one in ("trio", *without))
+    done = subprocess.run(
+        [*command, "-k", unless, *paths],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None, done.stdout
+    return int(passed[1])
+
+
+def test_the_file_store_works_by_the_means_of_windows() -> None:
+    assert run_with("tests.platforms.windows", WINDOWS, FORKS) > 100
+
+
+def test_the_file_store_works_without_any_locks() -> None:
+    assert run_with("tests.platforms.bare", BARE, NEED_LOCKS) > 80

@@ -1,0 +1,299 @@
+"""Deleting and forgetting: nothing is left of it, and nothing else is lost."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perdure import (
+    ConfigError,
+    LeaseHeldError,
+    Message,
+    SessionNotFoundError,
+    Shutdown,
+    connect,
+)
+from perdure.codec.encoded import Encoded
+from perdure.model.keys import SessionKey
+from perdure.session import spilling
+from perdure.session.manager import SessionManager
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from tests.session.conftest import Connect
+from tests.session.lives import converse, looks, said, told
+
+QUIET = Shutdown(signals=False)
+CANARY = "c4n4ry"
+
+
+async def view(sessions: SessionManager, id: str, **where: str) -> object:
+    found = await sessions.load(id, **where)
+    assert found is not None
+    return found
+
+
+async def ids(sessions: SessionManager) -> list[str]:
+    return [info.key.agent for info in await sessions.list()]
+
+
+# deleting the parent of forks
+
+
+async def test_forks_keep_what_they_reach_of_a_deleted_parent(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "parent", "one", "two")
+        await sessions.fork("parent", "closed")
+        await sessions.fork("parent", "at one", at="turn one")
+        await sessions.fork("parent", "held open")
+        await converse(sessions, "closed", "mine")
+        held = await sessions.open("held open")
+        before = {id: await looks(await view(sessions, id)) for id in ("closed", "at one")}
+        before["held open"] = await looks(held)
+        await converse(sessions, "parent", "theirs alone")
+        assert await sessions.delete("parent")
+        assert await ids(sessions) == ["at one", "closed", "held open"]
+        for id, look in before.items():
+            assert await looks(await view(sessions, id)) == look
+        held.append(Message.user("on"))
+        assert [text for _, text in await told(held)][-1] == "on"
+        before["held open"] = await looks(held)
+    async with again() as sessions:
+        for id, look in before.items():
+            async with sessions.open(id) as session:
+                assert await looks(session) == look
+        with pytest.raises(SessionNotFoundError):
+            await sessions.open("parent", create=False)
+
+
+async def test_a_chain_of_forks_loses_its_middle_and_its_beginning(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "a", "one")
+        await sessions.fork("a", "b")
+        await converse(sessions, "b", "two")
+        await sessions.fork("b", "c")
+        await converse(sessions, "c", "three")
+        await sessions.fork("c", "d", at="turn one")
+        c = await looks(await view(sessions, "c"))
+        d = await looks(await view(sessions, "d"))
+        for gone in ("b", "a"):
+            assert await sessions.delete(gone)
+            assert await looks(await view(sessions, "c")) == c
+            assert await looks(await view(sessions, "d")) == d
+        assert await sessions.delete("c")
+        assert await looks(await view(sessions, "d")) == d
+    async with again() as sessions:
+        await sessions.fork("d", "e")
+        async with sessions.open("e") as session:
+            assert await looks(session) == d
+
+
+async def test_a_fork_in_another_process_is_handed_over_for_it() -> None:
+    backing = MemoryBacking()
+    one = await connect(MemoryStore(backing=backing), shutdown=QUIET)
+    two = await connect(MemoryStore(backing=backing), shutdown=QUIET)
+    await converse(one, "parent", "one")
+    await one.fork("parent", "child")
+    theirs = await two.open("child")
+    theirs.append(Message.user("theirs"))
+    with pytest.raises(LeaseHeldError, match="child is held"):
+        await one.delete("parent", on_held="raise")
+    assert said(await view(one, "parent")) == ["one", "re one"]
+    assert await one.delete("parent")
+    async with two.open("child") as child:
+        assert said(child) == ["one", "re one", "theirs"]
+    await two.aclose()
+    await one.aclose()
+
+
+async def test_a_new_life_under_the_name_of_a_deleted_parent_is_not_the_forks(
+    again: Connect,
+) -> None:
+    async with again() as sessions:
+        await converse(sessions, "parent", "one")
+        await sessions.fork("parent", "child")
+        await sessions.delete("parent")
+        await converse(sessions, "parent", "another life")
+        assert said(await view(sessions, "child")) == ["one", "re one"]
+        assert await sessions.delete("parent")
+        assert said(await view(sessions, "child")) == ["one", "re one"]
+
+
+# forgetting
+
+
+def blob_of(text: str) -> tuple[str, bytes]:
+    data = text.encode()
+    return hashlib.sha256(data).hexdigest(), data
+
+
+async def refer(sessions: SessionManager, id: str, *names: str) -> None:
+    async with sessions.open(id) as session:
+        for name in names:
+            session.append(Encoded("app:blob", msgspec.json.encode({"blob": name})))
+        await session.save()
+
+
+def holding(place: Path, text: str) -> list[str]:
+    return [
+        str(path.relative_to(place))
+        for path in place.rglob("*")
+        if path.is_file() and text.encode() in path.read_bytes()
+    ]
+
+
+async def test_nothing_of_a_forgotten_session_is_left(tmp_path: Path) -> None:
+    place, spill = tmp_path / "data", tmp_path / "spill"
+    stopping = Shutdown(signals=False, spill=str(spill))
+    key = SessionKey("gone")
+    async with connect(place, shutdown=stopping) as sessions:
+        await converse(sessions, "kept", "one")
+        await converse(sessions, "gone", f"{CANARY} one", "two", owner="ada", tags=[CANARY])
+        name, data = blob_of(f"{CANARY} blob")
+        await sessions._store.put_blobs("", {name: data})
+        await refer(sessions, "gone", name)
+        await sessions.post("gone", Message.user(f"{CANARY} posted"))
+        await sessions.fork("kept", "child")
+    folder = place / "agents" / "gone"
+    (folder / "memory.json").write_text(f"damaged {CANARY}")
+    async with connect(place, shutdown=stopping) as sessions:
+        async with sessions.open("gone") as session:
+            await session.memory.keys()
+        assert (folder / "quarantine").is_dir()
+        spilling.write(
+            str(spill),
+            key,
+            epoch=9,
+            base=3,
+            entries=[Encoded("x", b'"' + CANARY.encode() + b'"').entry],
+        )
+        before = holding(tmp_path, CANARY)
+        assert len(before) >= 5
+        dry = await sessions.forget(id="gone", dry_run=True)
+        assert sorted(holding(tmp_path, CANARY)) == sorted(before)
+        report = await sessions.forget(id="gone")
+        assert holding(tmp_path, CANARY) == []
+        assert (report.sessions, report.blobs, report.spill_files) == ((key,), 1, 1)
+        assert (dry.sessions, dry.blobs, dry.spill_files, dry.dry_run) == ((key,), 1, 1, True)
+        assert report.bytes > len(data)
+        assert report.records > 10
+        assert str(place) in report.places
+        assert report.kept == ()
+        assert said(await view(sessions, "child")) == ["one", "re one"]
+        assert (await sessions.forget(id="gone")).sessions == ()
+
+
+async def test_nothing_of_a_forgotten_session_is_left_in_memory() -> None:
+    backing = MemoryBacking()
+    async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+        await converse(sessions, "gone", CANARY)
+        name, data = blob_of(CANARY)
+        await sessions._store.put_blobs("", {name: data})
+        await refer(sessions, "gone", name)
+        await sessions.forget(id="gone")
+    left = [entry for session in backing.sessions.values() for entry in session.entries]
+    assert left == []
+    assert all(session.documents == {} for session in backing.sessions.values())
+    assert backing.blobs == {}
+
+
+async def test_what_others_reach_stays_and_is_named(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "gone", "one", f"{CANARY} two")
+        shared, own = blob_of("shared"), blob_of("own")
+        await sessions._store.put_blobs("", dict([shared, own]))
+        await sessions._store.put_blobs("other", dict([own]))
+        await refer(sessions, "gone", shared[0], own[0])
+        await refer(sessions, "kept", shared[0])
+        await sessions.fork("gone", "fork", at="turn one")
+        before = await looks(await view(sessions, "fork"))
+        report = await sessions.forget(id="gone")
+        assert await looks(await view(sessions, "fork")) == before
+        assert await sessions._store.get_blob("", own[0]) is None
+        assert await sessions._store.get_blob("", shared[0]) == shared[1]
+        assert await sessions._store.get_blob("other", own[0]) == own[1]
+        kept = {(one.what, str(one.by)) for one in report.kept}
+        assert kept == {("history", "fork"), ("blob", "kept")}
+        assert {str(one.of) for one in report.kept} == {"gone"}
+
+
+async def test_forks_that_are_forgotten_too_keep_nothing(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "a parent", "one", owner="ada")
+        await sessions.fork("a parent", "child")
+        await sessions.fork("child", "grandchild")
+        await sessions.fork("a parent", "z copied")
+        await sessions.copy("a parent", "copied")
+        report = await sessions.forget(owner="ada")
+        assert len(report.sessions) == 5
+        assert report.kept == ()
+        assert await ids(sessions) == []
+        assert await sessions._store.blob_names("") == []
+
+
+async def test_owner_and_tag_are_as_of_now(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "folded", "one", owner="ada", tags=["x"])
+        lagging = await sessions.open("lagging", owner="ada")
+        await lagging.save()
+        async with sessions.open("was hers", owner="ada") as session:
+            await session.aclose()
+        given = await sessions.open("was hers")
+        given.describe(owner="bob")
+        await given.save()
+        await converse(sessions, "other", "two", owner="bob")
+        found = await sessions.forget(owner="ada", dry_run=True)
+        assert [str(key) for key in found.sessions] == ["folded", "lagging"]
+        assert [str(k) for k in (await sessions.forget(tag="x")).sessions] == ["folded"]
+        assert [str(k) for k in (await sessions.forget(owner="ada")).sessions] == ["lagging"]
+        assert await ids(sessions) == ["other", "was hers"]
+
+
+async def test_conversations_and_tenants_are_apart(again: Connect) -> None:
+    async with again() as sessions:
+        for session in ("one", "two"):
+            await converse(sessions, "a", session, session=session)
+        await converse(sessions, "a", "theirs", tenant="t")
+        await converse(sessions, "ab", "prefix")
+        assert len((await sessions.forget(id="a", session="one")).sessions) == 1
+        assert said(await view(sessions, "a", session="two")) == ["two", "re two"]
+        assert len((await sessions.forget(id="a")).sessions) == 1
+        assert said(await view(sessions, "a", tenant="t")) == ["theirs", "re theirs"]
+        assert await ids(sessions) == ["ab"]
+        with pytest.raises(ConfigError, match="give an id, an owner or a tag"):
+            await sessions.forget()
+
+
+async def test_what_another_process_holds_on_to_is_not_half_forgotten() -> None:
+    backing = MemoryBacking()
+    one = await connect(MemoryStore(backing=backing), shutdown=QUIET)
+    two = await connect(MemoryStore(backing=backing), shutdown=QUIET)
+    await converse(one, "a", "one", owner="ada")
+    await converse(one, "b", "two", owner="ada")
+    await two.open("b")
+    with pytest.raises(LeaseHeldError):
+        await one.forget(owner="ada", on_held="raise")
+    assert said(await view(one, "a")) == ["one", "re one"]
+    assert len((await one.forget(owner="ada")).sessions) == 2
+    await two.aclose()
+    await one.aclose()
+
+
+# what is said about a session
+
+
+async def test_title_owner_and_tags_can_be_changed_and_listed(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "a", "one", owner="ada", tags=["x"])
+        await converse(sessions, "b", "two", owner="bob", tags=["x", "y"])
+        async with sessions.open("a") as session:
+            session.describe(title="renamed", owner="bob", tags=["z"])
+            await session.aclose()
+        infos = {info.key.agent: info for info in await sessions.list()}
+        assert (infos["a"].title, infos["a"].owner, infos["a"].tags) == ("renamed", "bob", ("z",))
+        listed = [info.key.agent for info in await sessions.list(owner="bob")]
+        assert listed == ["a", "b"]
+        assert [info.key.agent for info in await sessions.list(tag="x")] == ["b"]
+        assert [info.key.agent for info in await sessions.list(owner="bob", tag="z")] == ["a"]
+        assert await sessions.list(owner="ada") == []

@@ -1,0 +1,248 @@
+"""Pruning: history goes, and the session stays what it is."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from perdure import Message, Shutdown, connect, export_state, import_state
+from perdure.errors import ConfigError
+from perdure.model.keys import SessionKey
+from perdure.session.manager import SessionManager
+from perdure.session.options import Limits
+from perdure.session.retention import Retention
+from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from tests.session.conftest import Connect
+from tests.session.lives import converse, looks, said, told
+
+QUIET = Shutdown(signals=False)
+
+
+async def ids(sessions: SessionManager) -> list[str]:
+    return [info.key.agent for info in await sessions.list()]
+
+
+async def test_old_turns_go_and_nothing_else_does(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "a", "one", "two")
+        await converse(sessions, "a", "three", "four")
+        before = await looks(await sessions.load("a"))
+        dry = await sessions.prune(Retention(keep_turns=1), dry_run=True)
+        assert await looks(await sessions.load("a")) == before
+        report = await sessions.prune(Retention(keep_turns=1))
+        [pruned] = report.pruned
+        assert (str(pruned.key), pruned.turns) == ("a", 3)
+        assert [one.cut for one in dry.pruned] == [pruned.cut]
+        after = await looks(await sessions.load("a"))
+        kept = [(seq, text) for seq, text in before["told"] if seq > pruned.cut]
+        assert after == {**before, "told": kept}
+        assert [text for _, text in kept] == ["four", "re four"]
+        assert (await sessions.prune(Retention(keep_turns=1))).pruned == ()
+    async with again() as sessions, sessions.open("a") as session:
+        assert await looks(session) == after
+        async with session.turn(id="turn one") as turn:
+            assert turn.replayed
+        async with session.turn(id="turn five"):
+            session.append(Message.user("five"))
+        assert said(session)[-2:] == ["re four", "five"]
+    async with again() as sessions:
+        assert (await sessions.prune(Retention(keep_turns=0), id="a")).pruned
+        found = await sessions.load("a")
+        assert await told(found) == []
+        assert said(found)[-1] == "five"
+        assert await found.memory.get("about one") == {"said": "one"}  # type: ignore[union-attr]
+
+
+async def test_a_session_that_was_never_folded_is_pruned_whole(again: Connect) -> None:
+    async with again() as sessions:
+        session = await sessions.open("a", owner="ada")
+        for text in ("one", "two"):
+            async with session.turn():
+                session.append(Message.user(text))
+                session.memory.set(text, 1)
+        await sessions.copy("a", "copy")
+        await sessions.fork("a", "fork")
+        before = await looks(await sessions.load("a"))
+        for id in ("a", "copy", "fork"):
+            [pruned] = (await sessions.prune(Retention(keep_turns=1), id=id)).pruned
+            view = await sessions.load(id)
+            told = [one for one in before["told"] if one[0] > pruned.cut]
+            assert await looks(view) == {**before, "told": told}
+            assert view is not None
+            assert view.info.metadata.owner == "ada"
+    async with again() as sessions:
+        for id in ("a", "copy", "fork"):
+            async with sessions.open(id) as session:
+                assert {**await looks(session), "told": 0} == {**before, "told": 0}
+
+
+async def test_an_open_session_is_pruned_under_its_users(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "a", "one", "two")
+        async with sessions.open("a") as session:
+            session.append(Message.user("unsaved"))
+            before = await looks(session)
+            report = await sessions.prune(Retention(keep_turns=0))
+            assert len(report.pruned) == 1
+            after = await looks(session)
+            assert after == {**before, "told": before["told"][-1:]}
+            session.append(Message.user("on"))
+            await session.save()
+        assert said(await sessions.load("a"))[-2:] == ["unsaved", "on"]
+    async with again() as sessions, sessions.open("a") as session:
+        assert said(session)[:2] == ["one", "re one"]
+
+
+async def test_forks_keep_what_was_pruned(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "a", "one", "two")
+        await sessions.fork("a", "early", at="turn one")
+        await sessions.fork("a", "late")
+        before = {id: await looks(await sessions.load(id)) for id in ("early", "late")}
+        await converse(sessions, "a", "three")
+        await sessions.prune(Retention(keep_turns=1), id="a")
+        for id, look in before.items():
+            assert await looks(await sessions.load(id)) == look
+        with pytest.raises(ConfigError, match="what was pruned is gone"):
+            await sessions.fork("a", "too early", at=3)
+        await sessions.fork("a", "after")
+        assert said(await sessions.load("after")) == said(await sessions.load("a"))
+        await sessions.copy("a", "copy")
+        assert await looks(await sessions.load("copy")) == await looks(await sessions.load("a"))
+        await sessions.prune(Retention(keep_turns=0), id="late")
+        assert await told(await sessions.load("late")) == []
+        assert said(await sessions.load("late")) == before["late"]["said"]
+        await sessions.delete("a")
+        after = {id: await looks(await sessions.load(id)) for id in ("early", "after", "copy")}
+        assert after["early"] == before["early"]
+    async with again() as sessions:
+        for id, look in after.items():
+            async with sessions.open(id) as session:
+                assert await looks(session) == look
+
+
+@pytest.mark.parametrize("lost", ["documents", "documents and manifest"])
+async def test_documents_are_made_anew_from_what_a_pruning_kept(tmp_path: Path, lost: str) -> None:
+    place = tmp_path / "data"
+    async with connect(place, shutdown=QUIET) as sessions:
+        for text in ("one", "two", "three", "four"):
+            await converse(sessions, "a", text)
+        await sessions.prune(Retention(keep_turns=1))
+        await converse(sessions, "a", "five")
+        before = await looks(await sessions.load("a"))
+    folder = Path(FileStore(place).folder_of(SessionKey("a")))
+    assert list((folder / "log").glob("*.start"))
+    for name in ("session.json", "memory.json", "working_context_snapshot.json", "state/last.json"):
+        (folder / name).write_text("damaged")
+    if lost == "documents and manifest":
+        for file in folder.glob("manifest-*"):
+            file.unlink()
+    async with connect(place, shutdown=QUIET) as sessions:
+        assert await looks(await sessions.load("a")) == before
+        async with sessions.open("a") as session:
+            assert await looks(session) == before
+            before["told"].append((session.append(Message.user("on")), "on"))
+            before["said"].append("on")
+            before["messages"] += 1
+    async with connect(place, shutdown=QUIET) as sessions, sessions.open("a") as session:
+        assert await looks(session) == before
+        assert session.restore_report.damaged == ()
+
+
+async def test_an_export_of_a_pruned_session_brings_it_back(again: Connect) -> None:
+    async with again() as sessions:
+        session = await sessions.open("a", owner="ada", tags=["x"])
+        session.memory.set("large", "x" * 5000)
+        session.state.set("typed", {"when": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)})
+        await session.aclose()
+        await converse(sessions, "a", "one", "two", "three")
+        await sessions.prune(Retention(keep_turns=1))
+        before = await looks(await sessions.load("a"))
+        state = await export_state(sessions, "a")
+        assert state is not None
+        await import_state(sessions, state, id="b")
+        plain = await export_state(sessions, "a", log=False)
+        assert plain is not None
+        assert plain.memory is not None
+        assert "large" in {entry.key for entry in plain.memory.entries}
+    async with again() as sessions, sessions.open("b") as imported:
+        after = await looks(imported)
+        for name in ("said", "memory", "state", "title", "turns"):
+            assert after[name] == before[name], name
+        assert imported.info.metadata.owner == "ada"
+        async with imported.turn(id="turn one") as turn:
+            assert turn.replayed
+
+
+async def test_the_file_store_gets_smaller(tmp_path: Path) -> None:
+    place = tmp_path / "data"
+
+    def logged() -> int:
+        return sum(file.stat().st_size for file in place.rglob("log/*.jsonl"))
+
+    async with connect(place, shutdown=QUIET) as sessions:
+        for _ in range(20):
+            async with sessions.open("a") as session:
+                async with session.turn():
+                    session.append(Message.user("x" * 20_000))
+                await session.aclose()
+        before = logged()
+        report = await sessions.prune(Retention(keep_turns=5))
+        assert logged() < before / 2
+        assert report.pruned[0].bytes > before / 2
+        assert len(await told(await sessions.load("a"))) == 5
+
+
+async def test_retracting_behind_a_pruning(again: Connect) -> None:
+    limits = Limits(context_bytes=700)  # two messages
+    texts = ["1" * 200, "2" * 200, "3" * 200, "4" * 200]
+    async with again(limits=limits) as sessions:
+        await converse(sessions, "a", *texts)
+        whole = await told(await sessions.load("a"))
+        [pruned] = (await sessions.prune(Retention(keep_turns=2))).pruned
+        async with sessions.open("a") as session:
+            with pytest.raises(ConfigError, match="pruned up to record"):
+                await session.retract(after=whole[0][0])
+            end_of_three = next(seq for seq, text in whole if text == f"re {texts[2]}")
+            assert pruned.cut < end_of_three
+            await session.retract(after=end_of_three)
+            assert said(session) == [texts[2], f"re {texts[2]}"]
+            end_of_two = next(seq for seq, text in whole if text == f"re {texts[1]}")
+            await session.retract(after=max(pruned.cut, end_of_two))
+            assert said(session) == [texts[1], f"re {texts[1]}"]
+
+
+async def test_sessions_expire_by_their_last_use() -> None:
+    now = [0.0]
+    backing = MemoryBacking(clock=lambda: now[0])
+    async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+        await converse(sessions, "old", "one")
+        await converse(sessions, "old but open", "two")
+        await sessions.open("old but open")
+        now[0] = 4e9  # long after the real time, by which the age is measured
+        await converse(sessions, "young", "three")
+        dry = await sessions.prune(Retention(expire_days=90), dry_run=True)
+        assert [str(key) for key in dry.expired] == ["old"]
+        assert len(await ids(sessions)) == 3
+        report = await sessions.prune(Retention(expire_days=90))
+        assert report.expired == dry.expired
+        assert await ids(sessions) == ["old but open", "young"]
+
+
+async def test_what_another_process_holds_is_left_alone_and_named() -> None:
+    backing = MemoryBacking()
+    one = await connect(MemoryStore(backing=backing), shutdown=QUIET)
+    two = await connect(MemoryStore(backing=backing), shutdown=QUIET)
+    await converse(one, "a", "one", "two")
+    await converse(one, "b", "one", "two")
+    theirs = await two.open("a")
+    report = await one.prune(Retention(keep_turns=1))
+    assert [str(key) for key in report.held] == ["a"]
+    assert [str(one.key) for one in report.pruned] == ["b"]
+    theirs.append(Message.user("on"))
+    await theirs.save()
+    await two.aclose()
+    await one.aclose()

@@ -1,0 +1,136 @@
+"""Renames: one of the names always opens, with everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure import (
+    ConfigError,
+    Message,
+    SessionClosedError,
+    SessionError,
+    SessionNotFoundError,
+    Shutdown,
+    connect,
+)
+from perdure.model.keys import SessionKey
+from perdure.session.forking import Forker
+from perdure.session.manager import SessionManager
+from perdure.session.tending import Tending
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from tests.session.conftest import Connect
+from tests.session.lives import converse, looks, said
+
+QUIET = Shutdown(signals=False)
+
+
+async def ids(sessions: SessionManager) -> list[str]:
+    return [info.key.agent for info in await sessions.list()]
+
+
+async def test_a_renamed_session_is_the_same_under_its_new_name(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "old", "one", "two", owner="ada", tags=["x"])
+        async with sessions.open("old") as session:
+            before = await looks(session)
+            done = await sessions.rename("old", "new")
+            assert (str(done.key), str(done.parent)) == ("new", "old")
+            with pytest.raises(SessionClosedError):
+                session.append(Message.user("late"))
+        assert await ids(sessions) == ["new"]
+    async with again() as sessions:
+        assert not await sessions.exists("old")
+        async with sessions.open("new") as session:
+            assert await looks(session) == before
+            assert session.info.metadata.owner == "ada"
+
+
+async def test_what_is_taken_or_missing_is_said(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "old", "one")
+        await converse(sessions, "taken", "two")
+        with pytest.raises(SessionError, match="taken exists"):
+            await sessions.rename("old", "taken")
+        with pytest.raises(SessionNotFoundError, match="no session nobody"):
+            await sessions.rename("nobody", "new")
+        with pytest.raises(ConfigError, match="the session itself"):
+            await sessions.rename("old", "old")
+        held = await sessions.open("held")
+        with pytest.raises(SessionError, match="held exists"):
+            await sessions.rename("old", "held")
+        held.append(Message.user("on"))
+        assert await ids(sessions) == ["held", "old", "taken"]
+
+
+async def test_forks_and_posts_go_on_behind_a_rename(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "old", "one")
+        await sessions.fork("old", "fork")
+        await sessions.post("old", Message.user("posted"), key="p")
+        await sessions.rename("old", "new")
+        await sessions.fork("new", "later")
+        async with sessions.open("new") as session:
+            assert said(session) == ["one", "re one", "posted"]
+        async with sessions.open("fork") as session:
+            assert said(session) == ["one", "re one"]
+        async with sessions.open("later") as session:
+            assert said(session)[:2] == ["one", "re one"]
+
+
+async def half_way(sessions: SessionManager, old: str, new: str) -> None:
+    """Do what a rename has done when it is killed behind its copy."""
+    tending = Tending(sessions._check().runtime, sessions._check().keeper)
+    forker = Forker(tending)
+    head = await sessions._store.head(SessionKey(old))
+    await forker.copy(SessionKey(old), SessionKey(new), moved=SessionKey(old))
+    assert await sessions._store.head(SessionKey(new)) > head
+
+
+async def test_a_rename_is_finished_by_doing_it_again(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "old", "one")
+        before = await looks(await sessions.load("old"))
+        await half_way(sessions, "old", "new")
+        for name in ("old", "new"):
+            assert await looks(await sessions.load(name)) == before
+    async with again() as sessions:
+        await sessions.rename("old", "new")
+        assert await ids(sessions) == ["new"]
+        assert await looks(await sessions.load("new")) == before
+        await sessions.rename("old", "new")
+        assert await ids(sessions) == ["new"]
+
+
+async def test_who_goes_on_under_the_old_name_is_not_lost(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "old", "one")
+        await half_way(sessions, "old", "new")
+        await converse(sessions, "old", "two")
+        await sessions.rename("old", "new")
+        assert said(await sessions.load("new")) == ["one", "re one", "two", "re two"]
+        assert await ids(sessions) == ["new"]
+
+
+async def test_who_goes_on_under_both_names_has_to_choose(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "old", "one")
+        await half_way(sessions, "old", "new")
+        await converse(sessions, "old", "two")
+        await converse(sessions, "new", "three")
+        with pytest.raises(SessionError, match="under both names"):
+            await sessions.rename("old", "new")
+        assert said(await sessions.load("old")) == ["one", "re one", "two", "re two"]
+        assert said(await sessions.load("new")) == ["one", "re one", "three", "re three"]
+
+
+async def test_a_rename_takes_the_session_from_another_process() -> None:
+    backing = MemoryBacking()
+    one = await connect(MemoryStore(backing=backing), shutdown=QUIET)
+    two = await connect(MemoryStore(backing=backing), shutdown=QUIET)
+    theirs = await two.open("old")
+    theirs.append(Message.user("theirs"))
+    await one.rename("old", "new")
+    assert said(await one.load("new")) == ["theirs"]
+    assert theirs.closed_by is not None
+    await two.aclose()
+    await one.aclose()

@@ -1,0 +1,146 @@
+"""The file store's inbox on the disk: what lies where, and what damage does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from perdure.model.keys import SessionKey
+from perdure.stores.file import FileStore, mailbox
+from perdure.testing.conformance._kit import KEY, take
+from perdure.testing.conformance.inbox import posted, waiting
+
+pytestmark = pytest.mark.anyio
+
+
+def box_of(root: Path, life: int = 1) -> Path:
+    return root / "agents" / "agent" / f"inbox-{life}"
+
+
+async def test_a_post_is_one_readable_file(store: FileStore, root: Path) -> None:
+    await store.post(KEY, posted("a", "b"))
+    (file,) = box_of(root).iterdir()
+    assert file.name.startswith("000000000001-")
+    assert b'"op_id":"a","kind":"message","payload":{"text":"a"}' in file.read_bytes()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+async def test_an_inbox_that_is_empty_takes_no_room(store: FileStore, root: Path) -> None:
+    grant = await take(store)
+    await store.post(KEY, posted(*map(str, range(20))))
+    await store.settle(KEY, grant.epoch, [str(n) for n in range(19)])
+    assert len(list(box_of(root).iterdir())) == 1
+    await store.settle(KEY, grant.epoch, ["19"])
+    assert list(box_of(root).iterdir()) == []
+
+
+async def test_a_damaged_post_goes_into_quarantine_and_hinders_none(
+    store: FileStore, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grant = await take(store)
+    await store.post(KEY, posted("a"))
+    await store.post(KEY, posted("b"))
+    first = min(box_of(root).iterdir())
+    data = first.read_bytes()
+    first.write_bytes(data.replace(b'"text":"a"', b'"text":"x"'))
+    assert await waiting(store, grant.epoch) == ["b"]
+    assert "a post is damaged" in caplog.text
+    kept = root / "agents" / "agent" / "quarantine" / f"inbox-1.{first.name}"
+    assert b'"text":"x"' in kept.read_bytes()
+    assert await waiting(store, grant.epoch) == ["b"]
+
+
+async def test_what_is_no_post_is_left_alone(store: FileStore, root: Path) -> None:
+    grant = await take(store)
+    await store.post(KEY, posted("a"))
+    (box_of(root) / "note.txt").write_text("mine")
+    (box_of(root) / ".x.tmp").write_text("half")
+    assert await waiting(store, grant.epoch) == ["a"]
+    assert (box_of(root) / "note.txt").read_text() == "mine"
+
+
+async def test_a_new_life_has_a_new_inbox(store: FileStore, root: Path) -> None:
+    grant = await take(store)
+    await store.post(KEY, posted("a"))
+    await store.delete(KEY, grant.epoch)
+    assert not box_of(root).exists()
+    box_of(root).mkdir()  # a post that overslept the deletion
+    (box_of(root) / "000000000001-many.json").write_bytes(b"")
+    await store.post(KEY, posted("b"))
+    again = await take(store)
+    assert await waiting(store, again.epoch) == ["b"]
+    assert box_of(root, again.epoch).exists()
+    assert not box_of(root).exists()
+
+
+async def test_a_document_of_that_name_is_no_inbox(store: FileStore, root: Path) -> None:
+    from perdure.stores.file.layout import document_path
+
+    assert document_path("inbox-1/x.json")[0] != "inbox-1"
+
+
+# where nobody tells
+
+
+@pytest.fixture
+def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "watch_folder", lambda _: None)
+
+
+@pytest.mark.usefixtures("untold")
+async def test_news_are_looked_for_where_nobody_tells(root: Path) -> None:
+    one, other = FileStore(root, owner="one"), FileStore(root, owner="other")
+    await one.open()
+    await other.open()
+    await take(one)
+    heard: list[SessionKey] = []
+
+    async def listen() -> None:
+        while not heard:
+            await one.news(20)
+            heard.extend((await one.heartbeat()).mail)
+
+    with anyio.fail_after(10):  # less than one listens
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listen)
+            await anyio.wait_all_tasks_blocked()
+            await other.post(KEY, posted("a"))
+    assert heard == [KEY]
+    await one.news(0.05)
+    await one.aclose()
+    await other.aclose()
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_news_come_before_their_time(
+    root: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    if not told:
+        monkeypatch.setattr(mailbox, "watch_folder", lambda _: None)
+    one, other = FileStore(root, owner="one"), FileStore(root, owner="other")
+    await one.open()
+    await other.open()
+    await take(one)
+    holder = await other.holder(KEY)
+    assert holder is not None
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one.news, 1000)
+            tasks.start_soon(one.news, 1000)  # two who wait are both told
+            await anyio.sleep(0.05)
+            await other.request_handover(KEY, holder)
+    assert (await one.heartbeat()).handovers == (KEY,)
+    await one.aclose()
+    await other.aclose()
+
+
+async def test_closing_wakes_whoever_waits_for_news(root: Path) -> None:
+    store = FileStore(root)
+    await store.open()
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.news, 1000)
+            await anyio.sleep(0.05)
+            await store.aclose()

@@ -1,0 +1,179 @@
+"""Opening: servers that are not there or refuse, and many replicas that start at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import anyio
+import pytest
+
+from perdure.errors import (
+    ConfigError,
+    MissingExtraError,
+    StoreUnavailableError,
+    UnsupportedVersionError,
+)
+from perdure.store import Status
+from perdure.stores.postgres import PostgresStore
+from perdure.stores.postgres.statements import LATEST
+from perdure.testing.conformance._kit import KEY, append, append_ok, group, read, take
+from tests.servers import free_port
+from tests.servers.postgres import PASSWORD, Postgres
+from tests.stores.postgres.conftest import OpenStore
+
+HOSTILE = 'My "own" %s; DROP $$ schema'
+
+
+def shown(error: BaseException) -> str:
+    """Return everything that a traceback would show of an error."""
+    texts = []
+    seen: BaseException | None = error
+    while seen is not None:
+        texts += [str(seen), repr(seen), repr(getattr(seen, "facts", ""))]
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return "\n".join(texts)
+
+
+async def refused(url: str, **options: object) -> str:
+    store = PostgresStore(url, **options)  # type: ignore[arg-type]
+    with pytest.raises((StoreUnavailableError, ConfigError)) as found:
+        await store.open()
+    text = shown(found.value)
+    assert PASSWORD not in text
+    assert "wrong-Secret" not in text
+    return str(found.value)
+
+
+async def test_a_server_that_is_not_there_is_named(server: Postgres) -> None:
+    url = f"postgresql://me:{PASSWORD}@127.0.0.1:{free_port()}/agents"
+    said = await refused(url)
+    assert "postgresql://me@127.0.0.1" in said
+    assert "see that the server runs" in said
+
+
+async def test_a_wrong_password_is_told_and_not_shown(server: Postgres) -> None:
+    said = await refused(server.url.replace(PASSWORD, "wrong-Secret"))
+    assert "user, password" in said
+
+
+async def test_a_database_that_is_missing_is_told(server: Postgres) -> None:
+    said = await refused(f"{server.url.rsplit('/', 1)[0]}/missing")
+    assert "create the database" in said
+
+
+async def test_what_libpq_does_not_know_is_told_without_the_password(server: Postgres) -> None:
+    said = await refused(f"{server.url}?nonsense={PASSWORD}")
+    assert "does not fit" in said
+    said = await refused(f"postgresql://me:{PASSWORD}@127.0.0.1:port/x")
+    assert "127.0.0.1" in said
+
+
+async def test_a_user_without_rights_is_told_which(server: Postgres, schema: str) -> None:
+    server.run(f"CREATE ROLE {schema} LOGIN PASSWORD 'wrong-Secret'")
+    server.run("REVOKE CREATE ON DATABASE postgres FROM PUBLIC")
+    url = f"postgresql://{schema}:wrong-Secret@127.0.0.1:{server.port}/postgres"
+    assert "grant this user" in await refused(url, schema=schema)
+
+
+async def test_a_database_that_cannot_hold_every_id_is_refused(
+    server: Postgres, schema: str
+) -> None:
+    server.run(f"CREATE DATABASE {schema} ENCODING 'SQL_ASCII' TEMPLATE template0")
+    said = await refused(f"{server.url.rsplit('/', 1)[0]}/{schema}")
+    assert "UTF8" in said
+    server.run(f"DROP DATABASE {schema} WITH (FORCE)")
+
+
+async def test_many_replicas_may_start_at_once(server: Postgres, schema: str) -> None:
+    stores = [PostgresStore(server.url, schema=schema, connections=2) for _ in range(8)]
+    async with anyio.create_task_group() as tasks:
+        for store in stores:
+            tasks.start_soon(store.open)
+    assert server.run(f'SELECT version FROM "{schema}".perdure') == [(LATEST,)]
+    grant = await take(stores[0])
+    await append_ok(stores[0], grant, 2, *group("a"))
+    assert len(await read(stores[7])) == 2
+    for store in stores:
+        await store.aclose()
+
+
+async def test_tables_of_a_newer_release_are_refused_and_left(
+    server: Postgres, schema: str, open_store: OpenStore
+) -> None:
+    await append_ok(await open_store("one"), await take(await open_store("one")), 2, *group("a"))
+    server.run(f'UPDATE "{schema}".perdure SET version = 99')
+    with pytest.raises(UnsupportedVersionError, match="99"):
+        await open_store("two")
+    assert server.run(f'SELECT count(*) FROM "{schema}".commits') == [(2,)]
+
+
+async def test_a_schema_may_have_any_name(server: Postgres) -> None:
+    store = PostgresStore(server.url, schema=HOSTILE)
+    await store.open()
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    holder = await store.holder(KEY)
+    assert holder is not None
+    await store.request_handover(KEY, holder)
+    assert (await store.heartbeat()).handovers == (KEY,)
+    await store.scrub()
+    await store.aclose()
+    quoted = HOSTILE.replace('"', '""')
+    found = server.run("SELECT nspname FROM pg_namespace WHERE nspname = %s", HOSTILE)
+    assert found == [(HOSTILE,)]
+    server.run(f'DROP SCHEMA "{quoted}" CASCADE')
+
+
+async def test_schemas_do_not_see_each_other(server: Postgres, open_store: OpenStore) -> None:
+    await append_ok(await open_store("one"), await take(await open_store("one")), 2, *group("a"))
+    other = PostgresStore(server.url, schema="t_other")
+    await other.open()
+    assert await other.head(KEY) == 0
+    assert await other.tenants() == []
+    await other.aclose()
+
+
+async def test_durability_is_what_the_server_says(server: Postgres, schema: str) -> None:
+    assert "fsync=off" in await durability(server.url, schema)
+    lax = f"{server.url}?options=-c%20synchronous_commit%3Doff"
+    assert "synchronous_commit=off" in await durability(lax, schema)
+
+
+async def test_a_server_that_syncs_is_called_durable(own_server: Postgres) -> None:
+    assert await durability(own_server.url, "perdure") == "fsync"
+
+
+async def durability(url: str, schema: str) -> str:
+    store = PostgresStore(url, schema=schema)
+    await store.open()
+    try:
+        return store.capabilities.durability
+    finally:
+        await store.aclose()
+
+
+async def test_a_store_that_is_not_open_says_so(server: Postgres, schema: str) -> None:
+    store = PostgresStore(server.url, schema=schema)
+    with pytest.raises(StoreUnavailableError, match="not open"):
+        await store.head(KEY)
+    await store.open()
+    grant = await take(store)
+    await store.aclose()
+    await store.aclose()
+    outcome = await append(store, grant, 2, *group("late"))
+    assert outcome.status is Status.TRANSIENT
+
+
+async def test_a_missing_driver_is_told(
+    monkeypatch: pytest.MonkeyPatch, server: Postgres, schema: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingExtraError, match=r"perdure\[postgres\]"):
+        await PostgresStore(server.url, schema=schema).open()
+
+
+def test_the_driver_is_imported_late() -> None:
+    code = "import sys, perdure.stores.postgres as p; p.PostgresStore('postgresql://a/b'); "
+    code += "assert 'psycopg' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

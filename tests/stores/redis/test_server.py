@@ -1,0 +1,256 @@
+"""What the server is set up to do is read from it, said, and refused where it loses data."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import anyio
+import pytest
+
+from perdure import Message, Shutdown, connect
+from perdure.errors import ConfigError, StoreUnavailableError
+from perdure.model.keys import SessionKey
+from perdure.store import Batch, Posted, Status
+from perdure.stores.redis import RedisStore
+from perdure.testing.conformance._kit import (
+    KEY,
+    append,
+    append_ok,
+    entries,
+    group,
+    manifest_of,
+    name_of,
+    read,
+    take,
+)
+from tests.servers import LONG
+from tests.servers.valkey import Valkey, valkey
+from tests.stores.redis.conftest import OpenStore
+
+
+@pytest.mark.parametrize(
+    ("settings", "query", "durability"),
+    [
+        ({"appendonly": "yes", "appendfsync": "always"}, "", "fsync"),
+        ({"appendonly": "yes", "appendfsync": "everysec"}, "", "fsync"),
+        ({"appendonly": "yes", "appendfsync": "everysec"}, "?wait=no", "fsync every second"),
+        ({"appendonly": "yes", "appendfsync": "no"}, "", "written, synced by the system"),
+        ({"appendonly": "no", "save": ""}, "", "memory"),
+        ({"appendonly": "no", "save": "3600 1"}, "", "memory, with snapshots"),
+    ],
+)
+async def test_durability_is_what_the_server_does(
+    own_server: Valkey, settings: dict[str, str], query: str, durability: str
+) -> None:
+    for name, value in settings.items():
+        assert own_server.say("CONFIG", "SET", name, value) == b"+OK"
+    store = RedisStore(own_server.url + query)
+    assert store.capabilities.durability == "unknown"
+    await store.open()
+    assert store.capabilities.durability == durability
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    assert tuple(entries(await read(store))) == group("a")
+    await store.aclose()
+    async with connect(own_server.url + query, shutdown=Shutdown(signals=False)) as sessions:
+        async with sessions.open("told") as session:
+            session.append(Message.user("hello"))
+            assert (await session.save()).durability == durability
+
+
+async def test_ok_waits_for_a_server_that_syncs_once_a_second() -> None:
+    with valkey("--appendonly", "yes", "--appendfsync", "everysec") as server:
+        store = RedisStore(f"{server.url}?timeout=1")
+        await store.open()
+        grant = await take(store)
+        server.say("CONFIG", "SET", "appendfsync", "no")  # it syncs no more: no OK either
+        outcome = await append(store, grant, 2, *group("a"))
+        assert outcome.status is Status.IN_DOUBT
+        outcome = await append(store, grant, 2, *group("a"))  # sent again: it still waits
+        assert outcome.status is Status.IN_DOUBT
+        with pytest.raises(StoreUnavailableError, match="not synced"):
+            await store.release(KEY, grant.epoch)
+        server.say("CONFIG", "SET", "appendfsync", "always")
+        await append_ok(store, grant, 2, *group("a"))
+        assert tuple(entries(await read(store))) == group("a")
+        await store.aclose()
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+async def test_a_server_that_evicts_is_refused(own_server: Valkey, policy: str) -> None:
+    own_server.say("CONFIG", "SET", "maxmemory-policy", policy)
+    store = RedisStore(own_server.url)
+    with pytest.raises(ConfigError, match="maxmemory-policy noeviction"):
+        await store.open()
+    own_server.say("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-config")
+    told_by_info = RedisStore(own_server.url.replace("//", "//app:pw@"))
+    with pytest.raises(ConfigError, match=policy):
+        await told_by_info.open()
+    own_server.say("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    await store.open()
+    await store.aclose()
+
+
+async def test_where_config_is_forbidden_durability_is_unknown(
+    own_server: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_server.say("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-config", "-info")
+    store = RedisStore(own_server.url.replace("//", "//app:pw@"))
+    await store.open()
+    assert store.capabilities.durability == "unknown"
+    assert "evicts" in caplog.text
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    await store.aclose()
+
+
+async def test_a_full_memory_refuses_for_the_time_being(own_server: Valkey) -> None:
+    store = RedisStore(own_server.url)
+    await store.open()
+    grant = await take(store)
+    own_server.say("CONFIG", "SET", "maxmemory", "1")
+    outcome = await append(store, grant, 2, *group("a"))
+    assert outcome.status is Status.TRANSIENT
+    assert "memory is full" in str(outcome.error)
+    assert await store.head(KEY) == 1
+    own_server.say("CONFIG", "SET", "maxmemory", "0")
+    await append_ok(store, grant, 2, *group("a"))
+    await store.aclose()
+
+
+async def test_a_user_who_may_not_write_is_told_so(own_server: Valkey) -> None:
+    own_server.say("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-evalsha")
+    store = RedisStore(own_server.url.replace("//", "//app:pw@"))
+    await store.open()
+    with pytest.raises(StoreUnavailableError, match="may not do this"):
+        await store.acquire(KEY, after=0)
+    (outcome,) = await store.append_many([Batch(KEY, 1, 2, group("a"))])
+    assert outcome.status is Status.TRANSIENT
+    await store.aclose()
+
+
+async def test_what_was_removed_leaves_the_servers_file(own_server: Valkey) -> None:
+    store = RedisStore(own_server.url)
+    await store.open()
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a-word-to-forget"))
+    kept = await take(store, key := SessionKey("kept"))
+    await append_ok(store, kept, 2, *group("a-word-to-keep"))
+    await store.delete(KEY, grant.epoch)
+
+    def on_disk(word: bytes) -> bool:
+        files = (own_server.folder / "appendonlydir").iterdir()
+        return any(word in file.read_bytes() for file in files)
+
+    assert on_disk(b"a-word-to-forget")
+    own_server.say("CONFIG", "SET", "rdbcompression", "no")
+    await store.scrub()
+    assert not on_disk(b"a-word-to-forget")
+    assert on_disk(b"a-word-to-keep")
+    own_server.kill()
+    own_server.start()
+    assert tuple(entries(await read(store, key))) == group("a-word-to-keep")
+    await store.aclose()
+
+
+async def test_a_scrub_that_is_forbidden_says_what_to_run(own_server: Valkey) -> None:
+    own_server.say("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-bgrewriteaof")
+    store = RedisStore(own_server.url.replace("//", "//app:pw@"))
+    await store.open()
+    with pytest.raises(StoreUnavailableError, match="BGREWRITEAOF"):
+        await store.scrub()
+    await store.aclose()
+
+
+async def test_the_listing_is_made_anew_from_the_sessions(
+    open_store: OpenStore, server: Valkey, url: str
+) -> None:
+    store, neighbor = await open_store(), await open_store("n", url + ":x")
+    keys = [SessionKey(f"agent {n}", tenant=tenant) for n in range(30) for tenant in ("", "t")]
+    for key in keys:
+        await take(store, key)
+    gone = SessionKey("agent 3")
+    await store.delete(gone, 1)
+    await take(neighbor, SessionKey("somebody else's"))
+    before = [await store.sessions(tenant=tenant) for tenant in ("", "t")]
+    prefix = url.partition("prefix=")[2]
+    for name in ("{@}:sessions", "{@t}:sessions", "tenants"):
+        assert server.say("DEL", f"{prefix}:{name}") == b":1"
+    assert await store.sessions() == []
+    assert await store.rebuild_directory() == len(keys) - 1
+    assert [await store.sessions(tenant=tenant) for tenant in ("", "t")] == before
+    assert await store.tenants() == ["", "t"]
+
+
+async def test_a_store_may_be_closed_in_another_task_than_it_was_opened_in(url: str) -> None:
+    store = RedisStore(url)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(store.open)
+    assert await store.sessions() == []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(store.aclose)
+    with pytest.raises(StoreUnavailableError, match="not open"):
+        await store.sessions()
+    await store.open()
+    assert await store.sessions() == []
+    await store.aclose()
+
+
+async def test_a_long_log_is_read_in_parts_both_ways(open_store: OpenStore) -> None:
+    store = await open_store()
+    grant = await take(store)
+    head = grant.head
+    for n in range(60):
+        head = await append_ok(store, grant, head + 1, *group(*(f"{n}-{'x' * 5000}" for _ in "ab")))
+    chunks = [chunk async for chunk in store.read_log(KEY)]
+    assert len(chunks) > 2
+    forward = [record for chunk in chunks for record in chunk.records]
+    assert [record.seq for record in forward] == list(range(1, head + 1))
+    assert (await read(store, reverse=True))[::-1] == forward
+
+
+async def test_one_write_may_hold_good_and_bad_batches(open_store: OpenStore) -> None:
+    store = await open_store()
+    grant = await take(store)
+    bad = Batch(KEY, grant.epoch, 2, (*group("a"), group("b")[0]._replace(payload=b"a\nb")))
+    good = await take(store, SessionKey("good"))
+    outcomes = await store.append_many([bad, Batch(good.key, good.epoch, 2, group("b"))])
+    assert [outcome.status for outcome in outcomes] == [Status.PERMANENT, Status.OK]
+    assert await store.head(KEY) == 1
+
+
+async def test_the_rights_that_the_page_names_are_enough(own_server: Valkey) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "stores.md").read_text(encoding="utf-8")
+    section = page.partition("## Redis and Valkey")[2].partition("\n## ")[0]
+    rights = re.findall(r"`([^`]*\+@read[^`]*)`|`(\+config\|get)`|`(\+bgrewriteaof)`", section)
+    words = [word for one in rights for word in "".join(one).split()]
+    assert "+bgrewriteaof" in words
+    own_server.say("ACL", "SETUSER", "app", "on", ">pw", "~mine:*", "&mine:*", *words)
+    store = RedisStore(own_server.url.replace("//", "//app:pw@") + "?prefix=mine")
+    await store.open()
+    assert store.capabilities.durability == "fsync"
+    grant = await take(store)
+    head = await append_ok(store, grant, 2, *group("a"))
+    documents = {"session.json": b"{}"}
+    await store.write_documents(KEY, documents, manifest_of(grant, head, documents))
+    assert (await store.read_documents(KEY)).found
+    await store.put_blobs("", {name_of(b"a"): b"a"})
+    assert await store.get_blob("", name_of(b"a")) == b"a"
+    assert (await store.sweep("", (), 0)).quarantined == 1
+    assert (await store.sweep("", (), 0)).removed == 1
+    await store.news(LONG)
+    assert await store.post(KEY, [Posted("op", "message", b"1", 1.0)]) == 1
+    assert (await store.heartbeat()).mail == (KEY,)
+    await store.settle(KEY, grant.epoch, ["op"])
+    assert await store.trim(KEY, grant.epoch, 2) > 0
+    assert await store.rebuild_directory() == 1
+    assert [info.key for info in await store.sessions()] == [KEY]
+    await store.delete(KEY, grant.epoch)
+    assert await store.tenants() == []
+    await store.scrub()
+    await store.aclose()
+    neighbor = RedisStore(own_server.url.replace("//", "//app:pw@") + "?prefix=yours")
+    with pytest.raises(StoreUnavailableError, match="may not do this"):
+        await neighbor.open()
+    await neighbor.aclose()

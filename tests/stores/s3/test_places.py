@@ -1,0 +1,258 @@
+"""Who comes late finds its place taken, also after commits were merged away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure.errors import LeaseHeldError, StoreUnavailableError
+from perdure.model.records import MESSAGE, Entry
+from perdure.store import Batch, Status
+from perdure.stores.s3 import folding, layout, leases, merging, reading
+from perdure.stores.s3.writing import Writer
+from tests.stores.s3.schedules import KEY, Requests, World, texts_of
+
+FOLDER = layout.folder_of(KEY)
+
+
+@pytest.fixture(autouse=True)
+def merged_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "LEAST", 1)
+
+
+class Late(Requests):
+    """Something happens right before the next write of a name that fits."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.before: Any = None
+        self.lose = False
+
+    def create(self, name: str, data: bytes) -> str | None:
+        happens, self.before = self.before, None
+        if happens is not None and "/log/" in name:
+            happens()
+        tag = super().create(name, data)
+        if self.lose and "/log/" in name:
+            self.lose = False
+            raise StoreUnavailableError("no answer in time", unwritten=False)
+        return tag
+
+
+@pytest.fixture
+def bucket() -> Any:
+    return Late(World(0, faults=0))
+
+
+def batch(writer: Writer, first: int, *texts: str) -> Batch:
+    return Batch(
+        KEY, writer.epoch, first, tuple(Entry(MESSAGE, b'"%b"' % t.encode()) for t in texts)
+    )
+
+
+def append(writer: Writer, *texts: str) -> None:
+    """Append each text in a commit of its own."""
+    for text in texts:
+        assert writer.append(batch(writer, writer.head + 1, text)).status is Status.OK
+
+
+def objects(bucket: Any) -> list[int]:
+    return [layout.first_of(one.name) for one in bucket.listed(f"{FOLDER}/log/")]
+
+
+def test_an_append_that_slept_through_a_takeover_and_a_merge_is_refused(bucket: Any) -> None:
+    other = Requests(bucket.world)
+    old = leases.take(bucket, KEY, 0, "old")
+    append(old, "a", "b", "c")
+
+    def meanwhile() -> None:
+        new = leases.take(other, KEY, 1, "new")  # type: ignore[arg-type]
+        append(new, "d", "e", "f")
+        folding.compact(other, new)  # type: ignore[arg-type]
+        assert objects(other) == [1, 4, 5, 8]  # epoch records, what lies before one, the newest
+
+    bucket.before = meanwhile
+    outcome = old.append(batch(old, 5, "lost"))
+    assert outcome.status is Status.CONFLICT
+    assert old.append(batch(old, 5, "lost")).status is Status.CONFLICT
+    assert texts_of(bucket, None) == ["a", "b", "c", "d", "e", "f"]
+
+
+def test_a_resend_behind_a_takeover_and_a_merge_is_told_the_truth(bucket: Any) -> None:
+    """The answer was lost, the records were not: the same again is OK, and more is refused."""
+    other = Requests(bucket.world)
+    for again, status in ((("b",), Status.OK), (("b", "more"), Status.CONFLICT)):
+        bucket.world.objects.clear()
+        old = leases.take(bucket, KEY, 0, "old")
+        append(old, "a")
+        bucket.lose = True
+        assert old.append(batch(old, 3, "b")).status is Status.IN_DOUBT
+        new = leases.take(other, KEY, 1, "new")  # type: ignore[arg-type]
+        append(new, "c", "d")
+        folding.compact(other, new)  # type: ignore[arg-type]
+        assert 3 in objects(other)  # its place is kept, its records lie in a segment
+        assert old.append(batch(old, 3, *again)).status is status
+        assert texts_of(bucket, None) == ["a", "b", "c", "d"]
+
+
+def test_an_answer_that_was_lost_doubles_nothing(bucket: Any) -> None:
+    writer = leases.take(bucket, KEY, 0, "one")
+    bucket.lose = True
+    assert writer.append(batch(writer, 2, "a", "b")).status is Status.IN_DOUBT
+    assert writer.append(batch(writer, 2, "a", "b", "c")).status is Status.OK
+    assert writer.append(batch(writer, 5, "d")).status is Status.OK
+    assert texts_of(bucket, None) == ["a", "b", "c", "d"]
+
+
+def test_a_sender_that_changes_its_mind_after_a_lost_answer_is_refused(bucket: Any) -> None:
+    writer = leases.take(bucket, KEY, 0, "one")
+    bucket.lose = True
+    assert writer.append(batch(writer, 2, "a")).status is Status.IN_DOUBT
+    assert writer.append(batch(writer, 2, "other")).status is Status.PERMANENT
+    assert texts_of(bucket, None) == ["a"]
+
+
+def test_a_taker_that_slept_through_a_merge_takes_its_record_back(bucket: Any) -> None:
+    """The place that it saw free was taken, and made free again, while it slept."""
+    other = Requests(bucket.world)
+    holder = leases.take(other, KEY, 0, "holder")  # type: ignore[arg-type]
+    append(holder, "a")
+
+    def meanwhile() -> None:
+        append(holder, "b", "c", "d")
+        folding.compact(other, holder)  # type: ignore[arg-type]
+        assert objects(other) == [1, 5]
+
+    bucket.before = meanwhile
+    with pytest.raises(LeaseHeldError):
+        leases.take(bucket, KEY, 1, "sleeper")
+    assert objects(other) == [1, 5]
+    append(holder, "e")
+    assert texts_of(bucket, None) == ["a", "b", "c", "d", "e"]
+    assert leases.take(bucket, KEY, 1, "sleeper").begun == 7
+
+
+def test_a_taker_that_slept_through_a_delete_takes_its_record_back(bucket: Any) -> None:
+    from perdure.stores.s3 import directory
+
+    other = Requests(bucket.world)
+    holder = leases.take(other, KEY, 0, "holder")  # type: ignore[arg-type]
+    append(holder, "a")
+    bucket.before = lambda: directory.delete(other, holder)  # type: ignore[arg-type]
+    with pytest.raises(LeaseHeldError):
+        leases.take(bucket, KEY, 1, "sleeper")
+    assert texts_of(bucket, None) == []
+    new = leases.take(bucket, KEY, 1, "sleeper")
+    assert (new.epoch, new.begun, new.life) == (2, 1, 2)
+    append(new, "b")
+    assert texts_of(bucket, None) == ["b"]
+
+
+def test_a_taker_that_died_between_its_two_steps_blocks_nobody(bucket: Any) -> None:
+    class Dies(Requests):
+        def replace(self, name: str, data: bytes, tag: str) -> str | None:
+            raise StoreUnavailableError("gone", unwritten=True)
+
+    holder = leases.take(bucket, KEY, 0, "holder")
+    append(holder, "a")
+    with pytest.raises(StoreUnavailableError):
+        leases.take(Dies(bucket.world), KEY, 1, "dies")  # type: ignore[arg-type]
+    assert holder.append(batch(holder, 3, "late")).status is Status.CONFLICT
+    with pytest.raises(LeaseHeldError):
+        leases.take(bucket, KEY, 1, "next")
+    seen = reading.look(bucket, KEY)
+    assert seen is not None
+    assert (seen[0].epoch, seen[0].owner) == (2, "dies")
+    new = leases.take(bucket, KEY, 2, "next")
+    append(new, "b")
+    assert texts_of(bucket, None) == ["a", "b"]
+
+
+def test_a_write_that_arrives_after_its_place_was_merged_away_is_not_read(bucket: Any) -> None:
+    writer = leases.take(bucket, KEY, 0, "one")
+    append(writer, "a", "b", "c")
+    name = layout.log_name(FOLDER, 1, 3)
+    data = bucket.get(name).data
+    folding.compact(bucket, writer)
+    assert bucket.get(name) is None
+    assert bucket.create(name, data) is not None  # it was under way all the time
+    append(writer, "d")
+    folding.compact(bucket, writer)
+    assert texts_of(bucket, None) == ["a", "b", "c", "d"]
+    assert leases.take(bucket, KEY, 1, "next").begun == 6
+
+
+def test_a_fold_of_an_epoch_that_is_over_takes_nothing_away(bucket: Any) -> None:
+    old = leases.take(bucket, KEY, 0, "old")
+    append(old, "a", "b", "c")
+    leases.take(bucket, KEY, 1, "new")
+    before = dict(bucket.world.objects)
+    with pytest.raises(Exception, match="may not write"):
+        folding.compact(bucket, old)
+    assert before.items() <= bucket.world.objects.items()
+
+
+def test_merging_again_and_again_keeps_segments_few_and_large(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "MAX_SEGMENT", 20_000)
+    monkeypatch.setattr(merging, "_MARK_EVERY", 1000)
+    writer = leases.take(bucket, KEY, 0, "one")
+    wanted = []
+    for round_ in range(120):
+        texts = [f"{round_}-{n}-{'x' * 50}" for n in range(3)]
+        append(writer, *texts)
+        wanted += texts
+        folding.compact(bucket, writer)
+    seen = reading.look(bucket, KEY)
+    assert seen is not None
+    sizes = [segment.size for segment in seen[0].segments]
+    assert max(sizes) <= 20_000
+    assert len(sizes) <= 12
+    assert all(len(segment.marks) > 5 for segment in seen[0].segments if segment.size > 10_000)
+    assert texts_of(bucket, None) == wanted
+    for after in range(0, 362, 7):
+        assert len(reading.entries(bucket, KEY, after + 1, 361)) == 361 - after
+
+
+def test_a_head_that_arrives_after_its_sender_gave_it_up_is_not_taken_for_undone(
+    bucket: Any,
+) -> None:
+    from perdure.stores.s3 import directory
+
+    late: list[Any] = []
+
+    class LateHead(Requests):
+        def replace(self, name: str, data: bytes, tag: str) -> str | None:
+            if not late:
+                late.append(lambda: self.world.replace(name, data, tag))
+                raise StoreUnavailableError("no answer in time", unwritten=False)
+            return super().replace(name, data, tag)
+
+    holder = leases.take(bucket, KEY, 0, "holder")
+    append(holder, "a")
+    directory.delete(bucket, holder)
+    new = leases.take(LateHead(bucket.world), KEY, 1, "new")  # type: ignore[arg-type]
+    assert late[0]() is None  # it finds another head
+    append(new, "b")
+    assert texts_of(bucket, None) == ["b"]
+    assert leases.take(bucket, KEY, 2, "next").begun == 3
+
+
+def test_a_taker_follows_a_holder_that_goes_on_writing(bucket: Any) -> None:
+    other = Requests(bucket.world)
+    holder = leases.take(other, KEY, 0, "holder")  # type: ignore[arg-type]
+    texts = iter("abcdefgh")
+
+    def meanwhile() -> None:
+        text = next(texts, None)
+        if text is not None:
+            append(holder, text)
+            bucket.before = meanwhile
+
+    bucket.before = meanwhile
+    taken = leases.take(bucket, KEY, 1, "taker")
+    assert (taken.epoch, taken.begun) == (2, 10)
+    assert texts_of(bucket, None) == list("abcdefgh")
+    assert holder.append(batch(holder, 10, "late")).status is Status.CONFLICT

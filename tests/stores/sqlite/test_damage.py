@@ -1,0 +1,200 @@
+"""Damage to the database: found and named, never wrong data, never an empty session."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from perdure.errors import CorruptRecordError, PerdureError
+from perdure.model.keys import SessionKey
+from perdure.model.records import Record
+from perdure.store import Posted, Status, Store
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing.conformance._kit import (
+    append,
+    append_ok,
+    entries,
+    group,
+    manifest_of,
+    read,
+    take,
+)
+
+KEYS = [SessionKey(f"agent-{n}", "s", "tenant") for n in range(6)]
+
+
+async def filled(path: Path) -> dict[SessionKey, list[Record]]:
+    store = SqliteStore(path)
+    await store.open()
+    for key in KEYS:
+        grant = await take(store, key)
+        head = grant.head
+        for n in range(5):
+            head = await append_ok(store, grant, head + 1, *group(f"{key} {n}", "x" * 40 * n))
+        documents = {"session.json": f'"{key}"'.encode()}
+        await store.write_documents(key, documents, manifest_of(grant, head, documents))
+        await store.post(key, [Posted("op", "message", b'"posted"', 1.0)])
+        await store.release(key, grant.epoch)
+    logs = {key: await read(store, key) for key in KEYS}
+    await store.aclose()
+    return logs
+
+
+async def look(store: Store, key: SessionKey, sound: list[Record]) -> bool:
+    """Read everything of a session: what is not refused must be right."""
+    try:
+        holder = await store.holder(key)
+        records = await read(store, key)
+        head = await store.head(key)
+        backward = await read(store, key, reverse=True)
+        tail = await read(store, key, after=7)
+        documents = await store.read_documents(key)
+    except PerdureError:
+        return False
+    assert holder is not None
+    assert holder.epoch == 1
+    assert records == sound
+    assert backward == sound[::-1]
+    assert tail == sound[7:]
+    assert head == len(sound)
+    for name, document in documents.found.items():
+        assert (name, document.data) == ("session.json", f'"{key}"'.encode())
+    return True
+
+
+async def test_a_flipped_bit_is_never_wrong_data(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "x.db"
+    logs = await filled(path)
+    whole = path.read_bytes()
+    dice = random.Random(7)
+    noticed = refused = 0
+    for _ in range(150):
+        data = bytearray(whole)
+        at = dice.randrange(len(data))
+        data[at] ^= 1 << dice.randrange(8)
+        path.write_bytes(data)
+        for ending in ("-wal", "-shm"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+        store = SqliteStore(path)
+        try:
+            await store.open()
+        except PerdureError:
+            refused += 1
+            continue
+        seen = [await look(store, key, logs[key]) for key in KEYS]
+        noticed += not all(seen)
+        await store.aclose()
+    assert noticed + refused > 20
+
+
+def change(path: Path, statement: str) -> None:
+    con = sqlite3.connect(path)
+    assert con.execute(statement).rowcount > 0
+    con.commit()
+    con.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE log SET data = substr(data, 1, length(data) - 1) WHERE first = 4",
+        "UPDATE log SET epoch = 2 WHERE first = 4",
+        "UPDATE log SET last = last + 1 WHERE first = 4",
+        "UPDATE log SET seed = seed + 1 WHERE first = 4",
+        "UPDATE log SET data = 'text' WHERE first = 4",
+        "DELETE FROM log WHERE first = 4",
+        "DELETE FROM log WHERE first = 1",
+        "DELETE FROM log WHERE first = 10",
+        "DELETE FROM session",
+        "UPDATE session SET head = 9",
+        "UPDATE session SET epoch = epoch + 1",
+        "UPDATE session SET epoch = epoch - 1",
+        "UPDATE session SET state = 2",
+        "UPDATE session SET agent = 'x' || agent",
+        "UPDATE session SET owner = x'ff'",
+        "UPDATE session SET low = 4",
+    ],
+)
+async def test_damage_is_named_and_changes_nothing(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "kept" / "x.db"
+    await filled(path)
+    change(path, statement)
+    store = SqliteStore(path)
+    await store.open()
+    damaged = 0
+    for key in KEYS:
+        with pytest.raises(CorruptRecordError) as caught:
+            await store.head(key)
+            await read(store, key)
+        assert str(key) in str(caught.value)
+        damaged += 1
+        with pytest.raises(PerdureError):
+            await store.acquire(key, after=0)
+    assert damaged == len(KEYS)
+    await store.aclose()
+
+
+async def test_a_row_of_another_session_does_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "x.db"
+    await filled(path)
+    con = sqlite3.connect(path)
+    rows = con.execute("SELECT rowid, seed, data FROM log WHERE first = 4").fetchall()
+    moved = [(*one[1:], other[0]) for one, other in zip(rows, rows[1:] + rows[:1], strict=True)]
+    con.executemany("UPDATE log SET seed = ?, data = ? WHERE rowid = ?", moved)
+    con.commit()
+    con.close()
+    store = SqliteStore(path)
+    await store.open()
+    for key in KEYS:
+        with pytest.raises(CorruptRecordError):
+            await read(store, key)
+        with pytest.raises(CorruptRecordError):
+            await read(store, key, after=3)
+    await store.aclose()
+
+
+async def test_one_sessions_damage_is_not_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "x.db"
+    logs = await filled(path)
+    con = sqlite3.connect(path)
+    con.execute(
+        "UPDATE log SET data = x'00' WHERE session = (SELECT id FROM session "
+        "WHERE agent = 'agent-3')"
+    )
+    con.commit()
+    con.close()
+    store = SqliteStore(path)
+    await store.open()
+    for key in KEYS:
+        assert await look(store, key, logs[key]) is (key.agent != "agent-3")
+    grant = await take(store, KEYS[0])
+    outcome = await append(store, grant, grant.head + 1, *group("more"))
+    assert outcome.status is Status.OK
+    assert len(entries(await read(store, KEYS[0]))) == 11
+    await store.aclose()
+
+
+async def test_a_damaged_item_of_an_inbox_is_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "x.db"
+    await filled(path)
+    change(path, "UPDATE inbox SET payload = x'22222222'")
+    store = SqliteStore(path)
+    await store.open()
+    grant = await take(store, KEYS[0])
+    with pytest.raises(CorruptRecordError, match="inbox"):
+        await store.take(KEYS[0], grant.epoch)
+    await store.aclose()
+
+
+async def test_a_damaged_manifest_is_as_none(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "x.db"
+    logs = await filled(path)
+    change(path, "UPDATE manifest SET data = x'7b7d'")
+    store = SqliteStore(path)
+    await store.open()
+    assert (await store.read_documents(KEYS[0])).manifest is None
+    assert await read(store, KEYS[0]) == logs[KEYS[0]]
+    await store.aclose()

@@ -1,0 +1,218 @@
+"""Trouble: another writer, a full disk, a failed sync, a fork. Nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from perdure.errors import CorruptRecordError, StoreUnavailableError
+from perdure.model.keys import SessionKey
+from perdure.store import Batch, Posted, Status
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite.trouble import trouble
+from perdure.testing.conformance._kit import (
+    KEY,
+    append,
+    append_ok,
+    entries,
+    group,
+    read,
+    take,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kept" / "x.db"
+
+
+async def opened(path: Path, **options: Any) -> SqliteStore:
+    store = SqliteStore(path, **options)
+    await store.open()
+    return store
+
+
+async def test_while_another_process_writes_it_is_transient(path: Path) -> None:
+    store = await opened(path, timeout=0.01)
+    grant = await take(store)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    outcome = await append(store, grant, 2, *group("a"))
+    assert outcome.status is Status.TRANSIENT
+    assert isinstance(outcome.error, StoreUnavailableError)
+    assert isinstance(outcome.error.__cause__, sqlite3.Error)
+    assert len(await read(store)) == 1  # readers wait for nobody
+    with pytest.raises(StoreUnavailableError, match="another process"):
+        await store.heartbeat()
+    other.execute("ROLLBACK")
+    other.close()
+    await append_ok(store, grant, 2, *group("a"))
+    assert tuple(entries(await read(store))) == group("a")
+    await store.aclose()
+
+
+async def test_a_full_disk_loses_nothing(path: Path) -> None:
+    store = await opened(path)
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    con = store._here.engine.connection
+    (pages,) = con.execute("PRAGMA page_count").fetchone()
+    con.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+    outcome = await append(store, grant, 3, *group("b" * 100_000))
+    assert outcome.status is Status.TRANSIENT
+    assert "free some room" in str(outcome.error)
+    assert tuple(entries(await read(store))) == group("a")
+    con.execute("PRAGMA max_page_count = 1000000").fetchall()
+    await append_ok(store, grant, 3, *group("b" * 100_000))
+    assert tuple(entries(await read(store))) == group("a") + group("b" * 100_000)
+    await store.aclose()
+
+
+class FailingCommit:
+    """A connection whose next commit fails, before or after it took effect."""
+
+    def __init__(self, con: sqlite3.Connection, *, applied: bool) -> None:
+        self._con = con
+        self._applied = applied
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._con, name)
+
+    def execute(self, statement: str, *values: Any) -> Any:
+        if statement != "COMMIT":
+            return self._con.execute(statement, *values)
+        if self._applied:
+            self._con.execute("COMMIT")
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+        raise error
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_a_commit_that_fails_is_in_doubt_and_never_doubled(path: Path, applied: bool) -> None:
+    store = await opened(path)
+    keys = [KEY, SessionKey("other")]
+    grants = [await take(store, key) for key in keys]
+    engine = store._here.engine
+    engine._con = FailingCommit(engine.connection, applied=applied)  # type: ignore[assignment]
+    batches = [Batch(one.key, one.epoch, 2, group("a", "b")) for one in grants]
+    outcomes = await store.append_many(batches)
+    assert {one.status for one in outcomes} == {Status.IN_DOUBT}
+    for _ in range(2):
+        outcomes = await store.append_many(batches)
+        assert {one.status for one in outcomes} == {Status.OK}
+    for grant in grants:
+        await append_ok(store, grant, 4, *group("c"))
+        assert tuple(entries(await read(store, grant.key))) == group("a", "b") + group("c")
+    await store.aclose()
+
+
+async def test_the_same_session_twice_in_one_call(path: Path) -> None:
+    store = await opened(path)
+    grant = await take(store)
+    batches = [Batch(KEY, grant.epoch, 2, group("a")), Batch(KEY, grant.epoch, 3, group("b"))]
+    outcomes = await store.append_many(batches)
+    assert [one.status for one in outcomes] == [Status.OK, Status.OK]
+    assert tuple(entries(await read(store))) == group("a") + group("b")
+    await store.aclose()
+
+
+async def test_a_trim_keeps_the_rest_readable_from_both_ends(path: Path) -> None:
+    store = await opened(path)
+    grant = await take(store)
+    head = grant.head
+    for text in "abcdef":
+        head = await append_ok(store, grant, head + 1, *group(text))
+    whole = await read(store)
+    assert await store.trim(KEY, grant.epoch, 4) > 0
+    assert await store.trim(KEY, grant.epoch, 4) == 0
+    head = await append_ok(store, grant, head + 1, *group("g"))
+    whole += await read(store, after=7)
+    assert await read(store) == whole[3:]
+    assert await read(store, reverse=True) == whole[3:][::-1]
+    assert await read(store, after=2, limit=2) == whole[3:5]
+    assert await store.trim(KEY, grant.epoch, head + 1) > 0
+    assert await read(store) == []
+    assert await store.head(KEY) == head
+    await append_ok(store, grant, head + 1, *group("h"))
+    assert tuple(entries(await read(store))) == group("h")
+    again = await take(store)
+    assert (again.head, again.created) == (head + 2, False)
+    await store.aclose()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+async def test_a_forked_child_keeps_its_hands_off(path: Path) -> None:
+    store = await opened(path)
+    here = store._here
+    object.__setattr__(
+        store,
+        "_opened",
+        type(here)(
+            *[-1 if name == "pid" else getattr(here, name) for name in here.__struct_fields__]
+        ),
+    )
+    with pytest.raises(StoreUnavailableError, match="another process"):
+        await store.head(KEY)
+    (outcome,) = await store.append_many([Batch(KEY, 1, 1, group("a"))])
+    assert outcome.status is Status.TRANSIENT
+    object.__setattr__(store, "_opened", here)
+    await store.aclose()
+
+
+async def test_a_removed_session_leaves_nothing_in_any_file(path: Path) -> None:
+    store = await opened(path)
+    secret = "CANARY" * 3000
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group(secret))
+    await append_ok(store, grant, 3, *group("CANARY small"))
+    other = await take(store, SessionKey("kept"))
+    await append_ok(store, other, 2, *group("kept"))
+    assert any(b"CANARY" in one.read_bytes() for one in files(path))
+    await store.delete(KEY, grant.epoch)
+    await store.scrub()
+    assert not any(b"CANARY" in one.read_bytes() for one in files(path))
+    assert path.with_name("x.db-wal").stat().st_size == 0
+    assert tuple(entries(await read(store, SessionKey("kept")))) == group("kept")
+    await store.aclose()
+
+
+def files(path: Path) -> list[Path]:
+    return [one for one in path.parent.rglob("*") if one.is_file()]
+
+
+def test_each_error_says_what_to_do() -> None:
+    for code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL):
+        error = sqlite3.OperationalError("it is so")
+        error.sqlite_errorcode = code
+        said = trouble(error, "write", "/x.db")
+        assert isinstance(said, StoreUnavailableError)
+        assert "/x.db" in str(said)
+        assert "look at the cause" not in str(said)
+    error = sqlite3.DatabaseError("malformed")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT_INDEX
+    assert isinstance(trouble(error, "read", "/x.db"), CorruptRecordError)
+
+
+async def test_who_is_wanted_hears_of_it_before_the_next_heartbeat(path: Path) -> None:
+    store, other = await opened(path), await opened(path)
+    grant = await take(store)
+    await store.news(0.01)
+    holder = await other.holder(KEY)
+    assert holder is not None
+    await other.request_handover(KEY, holder)
+    with anyio.fail_after(20):
+        await store.news(3600)
+    assert (await store.heartbeat()).handovers == (KEY,)
+    await other.post(KEY, [Posted("op", "message", b'"hi"', 1.0)])
+    with anyio.fail_after(20):
+        await store.news(3600)
+    assert (await store.heartbeat()).mail == (KEY,)
+    assert [one.op_id for one in await store.take(KEY, grant.epoch)] == ["op"]
+    for one in (store, other):
+        await one.aclose()

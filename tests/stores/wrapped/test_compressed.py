@@ -1,0 +1,143 @@
+"""Compression: smaller, the same again, and no bomb."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from perdure import store_for
+from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError
+from perdure.model.records import MESSAGE, Entry
+from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryStore
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.wrapped import CompressedStore, EncryptedStore, MasterKeys
+from perdure.stores.wrapped.packing import Packing
+from perdure.stores.wrapped.urls import peeled
+from perdure.testing.conformance._kit import (
+    KEY,
+    append_ok,
+    entries,
+    group,
+    manifest_of,
+    name_of,
+    read,
+    take,
+)
+
+
+async def test_what_is_large_becomes_smaller() -> None:
+    inner = MemoryStore()
+    store = CompressedStore(inner)
+    await store.open()
+    grant = await take(store)
+    large = Entry(MESSAGE, b'"' + b"the same again " * 1000 + b'"')
+    await append_ok(store, grant, 2, large)
+    (_, kept) = await read(inner)
+    assert len(kept.payload) < len(large.payload) / 10
+    assert entries(await read(store)) == [large]
+    data = b"x" * 100_000
+    await store.put_blobs("", {name_of(data): data})
+    (name,) = await inner.blob_names("")
+    assert len(await inner.get_blob("", name) or b"") < 1000
+    assert await store.get_blob("", name_of(data)) == data
+
+
+async def test_nobodys_data_is_taken_for_packed() -> None:
+    store = CompressedStore(MemoryStore())
+    await store.open()
+    grant = await take(store)
+    hostile = [
+        Entry(MESSAGE, text)
+        for text in (b'"~zstd~"', b'"~zstd~AAAA"', b'"~zstd~%b"' % (b"A" * 999), b'"~zstd~')
+    ]
+    head = await append_ok(store, grant, 2, *hostile)
+    assert entries(await read(store)) == hostile
+    assert head == 5
+
+
+@pytest.mark.parametrize("size", [0, 1, 199, 200, 100_000])
+def test_bytes_come_back(size: int) -> None:
+    packing = Packing()
+    for data in (b"a" * size, bytes(range(256)) * (size // 256)):
+        packed = packing.pack(data)
+        assert packing.unpack(packed, "it") == data
+        assert len(packed) <= len(data) + 1
+        assert packing.pack(data) == packed
+
+
+def test_a_bomb_is_given_up_at_the_limit() -> None:
+    bomb = zstandard.ZstdCompressor(level=3).compress(bytes(50_000_000))
+    assert len(bomb) < 10_000
+    with pytest.raises(CorruptRecordError, match="limit of 1000000"):
+        Packing(1_000_000).unpack(b"\x01" + bomb, "it")
+    streamed = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(5_000_000))
+    with pytest.raises(CorruptRecordError, match="limit"):
+        Packing(1_000_000).unpack(b"\x01" + streamed, "it")
+
+
+def test_what_is_above_the_limit_stays_plain() -> None:
+    packing = Packing(1000)
+    data = b"a" * 1001
+    assert packing.pack(data) == b"\x00" + data
+    assert packing.unpack(packing.pack(data), "it") == data
+
+
+def test_damage_is_found() -> None:
+    packing = Packing()
+    whole = packing.pack(b"some text " * 100)
+    for broken in (b"", b"\x07abc", whole[:-3], whole[:5], b"\x01" + b"no zstandard"):
+        with pytest.raises(CorruptRecordError, match="it"):
+            packing.unpack(broken, "it")
+
+
+async def test_a_store_may_be_packed_from_now_on(tmp_path: Path) -> None:
+    plain = FileStore(tmp_path / "kept")
+    await plain.open()
+    grant = await take(plain)
+    large = "long " * 500
+    head = await append_ok(plain, grant, 2, *group(large))
+    documents = {"session.json": b'{"text": "old"}'}
+    await plain.write_documents(KEY, documents, manifest_of(grant, head, documents))
+    await plain.put_blobs("", {name_of(b"old"): b"old"})
+    await plain.aclose()
+    store = CompressedStore(FileStore(tmp_path / "kept"))
+    await store.open()
+    assert (await store.read_documents(KEY)).found["session.json"].data == b'{"text": "old"}'
+    grant = await take(store)
+    head = await append_ok(store, grant, grant.head + 1, *group(large))
+    assert tuple(entries(await read(store))) == group(large) + group(large)
+    assert await store.get_blob("", name_of(b"old")) == b"old"
+    await store.put_blobs("", {name_of(b"new"): b"new"})
+    assert await store.blob_names("") == sorted([name_of(b"old"), name_of(b"new")])
+    await store.write_documents(KEY, documents, manifest_of(grant, head, documents))
+    assert (await store.read_documents(KEY)).found["session.json"].as_of_seq == head
+    await store.aclose()
+
+
+def test_urls_say_what_is_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_KEY", MasterKeys.new())
+    assert isinstance(store_for("sqlite:///x.db?compression=zstd"), CompressedStore)
+    assert isinstance(store_for("file:~/x?compression=zstd"), CompressedStore)
+    assert isinstance(store_for("memory:?compression=zstd"), CompressedStore)
+    for url in ("encrypted+memory:", "encrypted+sqlite:///x.db?compression=zstd"):
+        assert isinstance(store_for(url), EncryptedStore)
+    assert isinstance(store_for("sqlite:///x.db"), SqliteStore)
+    inner, _ = peeled("postgresql://h/d?sslmode=require&compression=zstd&application_name=x")
+    assert inner == "postgresql://h/d?sslmode=require&application_name=x"
+    assert peeled("redis://h/0?x=compression")[0] == "redis://h/0?x=compression"
+    for url in ("memory:?compression=gzip", "encrypted+x", "encrypted+memory:?compression=no"):
+        with pytest.raises(ConfigError):
+            store_for(url)
+    monkeypatch.delenv("PERDURE_KEY")
+    with pytest.raises(ConfigError, match="PERDURE_KEY"):
+        store_for("encrypted+memory:")
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'perdure\[compression\]'"):
+        CompressedStore(MemoryStore())

@@ -1,0 +1,400 @@
+"""Encryption: nothing readable anywhere, nothing swapped, no wrong key that looks like nothing."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from perdure import Message, Shutdown, connect
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    MissingExtraError,
+    PerdureError,
+    TooLargeError,
+)
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import About
+from perdure.model.records import MESSAGE, Entry
+from perdure.store import Posted, Status, Store
+from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.wrapped import EncryptedStore, MasterKeys, keyring
+from perdure.testing.conformance._kit import (
+    KEY,
+    append,
+    append_ok,
+    entries,
+    group,
+    manifest_of,
+    name_of,
+    read,
+    take,
+)
+from perdure.testing.faulty import FaultyStore
+
+OLD, NEW = MasterKeys.new(), MasterKeys.new()
+CANARY = "CANARY-6f1b"
+
+Inner = Callable[[], Store]
+
+
+@pytest.fixture(params=["file", "sqlite"])
+def inner(request: pytest.FixtureRequest, tmp_path: Path) -> Inner:
+    if request.param == "file":
+        return lambda: FileStore(tmp_path / "kept")
+    return lambda: SqliteStore(tmp_path / "kept" / "x.db")
+
+
+async def opened(inner: Inner, *keys: str) -> EncryptedStore:
+    store = EncryptedStore(inner(), MasterKeys(*(keys or (OLD,))))
+    await store.open()
+    return store
+
+
+def nothing_readable(folder: Path) -> None:
+    files = [one for one in folder.rglob("*") if one.is_file()]
+    assert sum(one.stat().st_size for one in files) > 1000
+    for one in files:
+        data = one.read_bytes()
+        assert CANARY.encode() not in data, one
+        assert base64.b64encode(CANARY.encode() * 3)[4:20] not in data, one
+        assert name_of(CANARY.encode()).encode() not in data, one
+
+
+async def test_nothing_that_people_wrote_is_in_any_file(inner: Inner, tmp_path: Path) -> None:
+    store = EncryptedStore(inner(), OLD)
+    shutdown = Shutdown(signals=False)
+    async with connect(store, shutdown=shutdown) as sessions:
+        options = {"owner": f"{CANARY} owner", "tags": [f"{CANARY}-tag"]}
+        async with sessions.open("agent", **options) as session, session.turn():
+            session.append(Message.user(f"{CANARY} said " * 50))
+            session.describe(title=f"{CANARY} title")
+            session.state.set("notes", {"text": f"{CANARY} state"})
+        await sessions.post("agent", Message.user(f"{CANARY} posted"))
+        await store.put_blobs("", {name_of(CANARY.encode()): CANARY.encode()})
+        nothing_readable(tmp_path)  # in write-ahead logs, too
+    nothing_readable(tmp_path)
+    store = EncryptedStore(inner(), OLD)
+    async with connect(store, shutdown=shutdown) as sessions:
+        (info,) = await store.sessions(owner=f"{CANARY} owner", tag=f"{CANARY}-tag")
+        assert (info.title, info.owner) == (f"{CANARY} title", f"{CANARY} owner")
+        assert await store.sessions(owner="somebody else") == []
+        async with sessions.open("agent") as session:
+            assert CANARY in str(session.context())
+            assert await session.state.get("notes") == {"text": f"{CANARY} state"}
+
+
+async def test_a_wrong_key_is_an_error_and_never_an_empty_session(inner: Inner) -> None:
+    store = await opened(inner)
+    grant = await take(store)
+    head = await append_ok(store, grant, 2, *group("a"))
+    documents = {"session.json": b"{}"}
+    about = About(title="t", owner="o")
+    await store.write_documents(KEY, documents, manifest_of(grant, head, documents, about=about))
+    await store.put_blobs("", {name_of(b"b"): b"b"})
+    await store.aclose()
+    wrong = await opened(inner, NEW)
+    for call in (
+        lambda: read(wrong),
+        lambda: wrong.read_documents(KEY),
+        lambda: wrong.get_blob("", name_of(b"b")),
+        lambda: wrong.blob_names(""),
+        wrong.sessions,
+        lambda: wrong.acquire(KEY, after=1),
+    ):
+        with pytest.raises(ConfigError, match="master key"):
+            await call()
+    holder = await wrong.holder(KEY)
+    assert holder is not None
+    assert holder.epoch == 1  # not even taken
+    await wrong.aclose()
+
+
+async def test_without_its_key_a_session_is_an_error_too(inner: Inner) -> None:
+    store = EncryptedStore(inner(), OLD)
+    async with connect(store, shutdown=Shutdown(signals=False)) as sessions:
+        async with sessions.open("agent") as session, session.turn():
+            session.append(Message.user("hello"))
+    async with connect(inner(), shutdown=Shutdown(signals=False)) as sessions:
+        with pytest.raises(PerdureError):
+            await sessions.open("agent")
+    store = EncryptedStore(inner(), NEW)
+    async with connect(store, shutdown=Shutdown(signals=False)) as sessions:
+        for call in (sessions.open, sessions.load):
+            with pytest.raises(ConfigError, match="master key"):
+                await call("agent")
+
+
+async def test_a_session_that_was_not_encrypted_is_not_taken_for_one(inner: Inner) -> None:
+    plain = inner()
+    await plain.open()
+    grant = await take(plain)
+    await append_ok(plain, grant, 2, *group("a"))
+    await plain.release(KEY, grant.epoch)
+    await plain.aclose()
+    store = await opened(inner)
+    with pytest.raises(ConfigError, match="without encryption"):
+        await read(store)
+    with pytest.raises(ConfigError, match="without encryption"):
+        await take(store)
+    await store.aclose()
+
+
+async def test_records_fit_only_their_own_place(inner: Inner) -> None:
+    store, below = await opened(inner), inner()
+    await below.open()
+    other = SessionKey("other")
+    for key in (KEY, other):
+        grant = await take(store, key)
+        await append_ok(store, grant, 2, *group("same"), *group("same"))
+    records = await read(below)
+    assert len({one.payload for one in records}) == len(records)
+    seal = store._seals.at_hand(KEY)
+    assert seal is not None
+    sealed = records[1]
+    for wrong in (
+        (KEY, sealed.seq + 1, sealed.epoch, sealed.kind, sealed.end),
+        (KEY, sealed.seq, sealed.epoch + 1, sealed.kind, sealed.end),
+        (KEY, sealed.seq, sealed.epoch, "event", sealed.end),
+        (KEY, sealed.seq, sealed.epoch, sealed.kind, not sealed.end),
+    ):
+        key, seq, epoch, kind, end = wrong
+        moved = type(sealed)(seq, epoch, kind, sealed.payload, end)
+        with pytest.raises(CorruptRecordError, match="another place"):
+            await store.opened(key, [moved])
+    with pytest.raises(CorruptRecordError, match="another place"):
+        await store.opened(other, [sealed])
+    assert [one.seq for one in await store.opened(KEY, [sealed])] == [2]
+    for one in (store, below):
+        await one.aclose()
+
+
+async def test_a_flipped_bit_in_a_payload_is_named(inner: Inner) -> None:
+    store, below = await opened(inner), inner()
+    await below.open()
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("some text"))
+    (_, sealed) = await read(below)
+    dice = random.Random(3)
+    for _ in range(200):
+        raw = bytearray(base64.b64decode(sealed.payload[1:-1]))
+        raw[dice.randrange(len(raw))] ^= 1 << dice.randrange(8)
+        payload = b'"%b"' % base64.b64encode(raw)
+        flipped = type(sealed)(sealed.seq, sealed.epoch, sealed.kind, payload, sealed.end)
+        with pytest.raises(CorruptRecordError, match="agent"):
+            await store.opened(KEY, [flipped])
+    for payload in (b'"%%%"', b"{}", b'""', sealed.payload[:-5] + b'"'):
+        broken = type(sealed)(sealed.seq, sealed.epoch, sealed.kind, payload, sealed.end)
+        with pytest.raises(PerdureError):
+            await store.opened(KEY, [broken])
+    for one in (store, below):
+        await one.aclose()
+
+
+async def test_a_new_master_key_wraps_anew(inner: Inner) -> None:
+    store = await opened(inner, OLD)
+    for name in ("released", "held", "opened again"):
+        grant = await take(store, SessionKey(name))
+        await append_ok(store, grant, 2, *group(name))
+        if name != "held":
+            await store.release(grant.key, 1)
+    await store.put_blobs("", {name_of(b"b"): b"b"})
+    both = await opened(inner, NEW, OLD)
+    await take(both, SessionKey("opened again"))  # wraps its key anew by the way
+    await both.release(SessionKey("opened again"), 2)
+    done = await both.rewrap()
+    assert done.left == (SessionKey("held"),)
+    assert done.done == 2  # one session, and the tenant's key
+    await store.aclose()  # whoever holds it has gone
+    done = await both.rewrap()
+    assert (done.done, done.left) == (1, ())
+    assert (await both.rewrap()).done == 0
+    await both.aclose()
+    new = await opened(inner, NEW)
+    for name in ("released", "held", "opened again"):
+        assert tuple(entries(await read(new, SessionKey(name)))) == group(name)
+    assert await new.get_blob("", name_of(b"b")) == b"b"
+    await new.aclose()
+
+
+async def test_deleting_a_session_destroys_its_key(inner: Inner, tmp_path: Path) -> None:
+    store, below = await opened(inner), inner()
+    await below.open()
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("secret"))
+    (_, sealed) = await read(below)
+    await store.delete(KEY, grant.epoch)
+    assert (await below.read_documents(KEY)).manifest is None
+    again = await take(store)
+    await append_ok(store, again, 2, *group("next life"))
+    with pytest.raises(CorruptRecordError):
+        await store.opened(KEY, [sealed])
+    assert tuple(entries(await read(store))) == group("next life")
+    for one in (store, below):
+        await one.aclose()
+
+
+async def test_a_holder_that_died_before_it_had_a_key_is_followed() -> None:
+    backing = MemoryBacking()
+    faulty = FaultyStore(MemoryStore(backing=backing), fail_on="write_documents", how="crash")
+    store = EncryptedStore(faulty, OLD)
+    await store.open()
+    with pytest.raises(BaseException, match="made to fail"):
+        await take(store)
+    next_one = EncryptedStore(MemoryStore(backing=backing), OLD)
+    await next_one.open()
+    grant = await take(next_one)
+    assert (grant.epoch, grant.created) == (2, False)
+    await append_ok(next_one, grant, 3, *group("a"))
+    assert tuple(entries(await read(next_one))) == group("a")
+
+
+async def test_many_at_once_make_one_key_for_a_tenant(inner: Inner) -> None:
+    stores = [await opened(inner) for _ in range(5)]
+    names = [name_of(str(n).encode()) for n in range(5)]
+    async with anyio.create_task_group() as tasks:
+        for n, store in enumerate(stores):
+            tasks.start_soon(store.put_blobs, "t", {names[n]: str(n).encode()})
+    for store in stores:
+        assert await store.blob_names("t") == sorted(names)
+        assert await store.get_blob("t", names[4]) == b"4"
+        assert await store.sessions(tenant="t") == []  # the keys' own session is not shown
+    for store in stores:
+        await store.aclose()
+
+
+async def test_a_holder_that_dies_while_it_makes_a_tenants_key_is_followed() -> None:
+    backing = MemoryBacking()
+    faulty = FaultyStore(MemoryStore(backing=backing), fail_on="write_documents", how="transient")
+    store = EncryptedStore(faulty, OLD)
+    await store.open()
+    with pytest.raises(PerdureError):
+        await store.put_blobs("", {name_of(b"a"): b"a"})
+    await store.put_blobs("", {name_of(b"a"): b"a"})
+    assert await store.get_blob("", name_of(b"a")) == b"a"
+
+
+async def test_the_keys_own_session_is_nobodys() -> None:
+    store = EncryptedStore(MemoryStore(), OLD)
+    await store.open()
+    with pytest.raises(ConfigError, match="store's own"):
+        await store.acquire(keyring.keyring_of(""), after=0)
+
+
+async def test_a_lost_key_is_not_replaced() -> None:
+    inner = MemoryStore()
+    store = EncryptedStore(inner, OLD)
+    await store.open()
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    await inner.write_documents(KEY, {}, manifest_of(grant, 2, {}))
+    store = EncryptedStore(inner, OLD)
+    for call in (lambda: read(store), lambda: take(store)):
+        with pytest.raises(ConfigError, match="no key"):
+            await call()
+    outcome = await append(store, grant, 3, *group("b"))
+    assert outcome.status is Status.CONFLICT
+
+
+async def test_equal_content_does_not_look_equal() -> None:
+    inner = MemoryStore()
+    store = EncryptedStore(inner, OLD)
+    await store.open()
+    for tenant in ("a", "b"):
+        await store.put_blobs(tenant, {name_of(b"x" * 99): b"x" * 99})
+    (one,), (other,) = await inner.blob_names("a"), await inner.blob_names("b")
+    assert one != other
+    for tenant in ("a", "b"):
+        grant = await take(store, SessionKey("s", tenant=tenant))
+        await append_ok(store, grant, 2, *group("same"))
+    first = await read(inner, SessionKey("s", tenant="a"))
+    second = await read(inner, SessionKey("s", tenant="b"))
+    assert first[1].payload != second[1].payload
+
+
+async def test_a_record_as_large_as_is_said_fits() -> None:
+    store = EncryptedStore(MemoryStore(), OLD)
+    await store.open()
+    grant = await take(store)
+    most = store.capabilities.max_record_bytes
+    large = Entry(MESSAGE, b'"' + random.Random(1).randbytes(most // 2 - 1).hex().encode() + b'"')
+    await append_ok(store, grant, 2, large)
+    assert entries(await read(store)) == [large]
+    outcome = await append(store, grant, 3, Entry(MESSAGE, b'"' + b"x" * most + b'"'))
+    assert isinstance(outcome.error, TooLargeError)
+
+
+async def test_what_is_spilled_is_sealed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="perdure")
+    backing, spill = MemoryBacking(), tmp_path / "spill"
+    shutdown = Shutdown(deadline=0.2, turn_grace=0, hard_grace=0.2, signals=False, spill=str(spill))
+    faulty = FaultyStore(
+        MemoryStore(backing=backing), fail_on="append_many", nth=2, how="transient", times=None
+    )
+    sessions = await connect(EncryptedStore(faulty, OLD), autosave=None, shutdown=shutdown)
+    session = await sessions.open("a")
+    session.append(Message.user("saved"))
+    await session.save()
+    session.append(Message.user(f"{CANARY} spilled"))
+    report = await sessions.aclose()
+    assert [one.key.agent for one in report.spilled] == ["a"]
+    (file,) = spill.iterdir()
+    assert CANARY.encode() not in file.read_bytes()
+    store = EncryptedStore(MemoryStore(backing=backing), OLD)
+    async with connect(store, shutdown=shutdown) as again, again.open("a") as session:
+        assert [one.content for one in session.context()] == ["saved", f"{CANARY} spilled"]
+    assert list(spill.iterdir()) == []
+
+
+async def test_an_item_of_an_inbox_fits_only_there() -> None:
+    inner = MemoryStore()
+    store = EncryptedStore(inner, OLD)
+    await store.open()
+    grant, other = await take(store), await take(store, SessionKey("other"))
+    await store.post(KEY, [Posted("op", "message", b'"hi"', 1.0)])
+    (sealed,) = await inner.take(KEY, grant.epoch)
+    assert b"hi" not in sealed.payload
+    await inner.post(other.key, [sealed])
+    with pytest.raises(CorruptRecordError):
+        await store.take(other.key, other.epoch)
+
+
+def test_keys_come_from_the_environment(tmp_path: Path) -> None:
+    old, new = bytes(range(32)), bytes(range(1, 33))
+    text = base64.b64encode(old).decode()
+    assert MasterKeys(old).current == MasterKeys(text).current == MasterKeys(old.hex()).current
+    keys = MasterKeys.from_environment({"PERDURE_KEY": f"{new.hex()}, {text}"})
+    assert keys.current == MasterKeys(new).current
+    file = tmp_path / "key"
+    file.write_text(f"{text}\n{new.hex()}\n")
+    keys = MasterKeys.from_environment({"PERDURE_KEY_FILE": str(file)})
+    assert keys.current == MasterKeys(old).current
+    for said in (repr(keys), str(keys)):
+        assert text not in said
+        assert old.hex() not in said
+    for wrong in (
+        {},
+        {"PERDURE_KEY": "short"},
+        {"PERDURE_KEY": "ä" * 44},
+        {"PERDURE_KEY": "A" * 20},
+        {"PERDURE_KEY_FILE": str(tmp_path / "none")},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            MasterKeys.from_environment(wrong)
+        assert wrong.get("PERDURE_KEY", "no such key") not in str(caught.value)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cryptography", "cryptography.hazmat.primitives.ciphers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'perdure\[encryption\]'"):
+        EncryptedStore(MemoryStore(), OLD)

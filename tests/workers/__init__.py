@@ -1,0 +1,1 @@
+"""Several processes that want one session all the time."""
