@@ -68,6 +68,7 @@ class Batcher:
         self._prepare = prepare
         self._settled = settled
         self._watch = watch
+        self._batches = core.batch_max > 1
         self._linger = core.engine.batch_linger
         if self._linger is None:
             self._linger = store.capabilities.batch_linger
@@ -156,15 +157,16 @@ class Batcher:
                 self._starting = False
             while not scope.cancel_called and (saves := self._take()):
                 await self._commit(saves, scope)
-                await self._let_others_go_on()
+                if self._batches and len(self._core.schedule.ready):
+                    await self._let_others_join()
         finally:
             self._workers -= 1
             if not self._workers:
                 self._idle.set()
             self.launch(self._clock())  # there may be more, and now there is room
 
-    async def _let_others_go_on(self) -> None:
-        """Let those run who have waited for a save; what they ask for is found right after."""
+    async def _let_others_join(self) -> None:
+        """Let those run who have waited for a save: what they ask for joins the next batch."""
         self._starting = True
         try:
             await cancel_shielded_checkpoint()

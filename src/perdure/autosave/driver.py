@@ -269,6 +269,11 @@ class Autosaver:
         """
         return await self._lane.run(t, job, urgent=urgent)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the lane is full: `exclusive` would refuse what is not urgent."""
+        return self._lane.full
+
     def retry(self, t: Tracked) -> None:
         """Send a session's records again now: out of quarantine, or before its backoff ends."""
         self._core.retry(t, self._clock())

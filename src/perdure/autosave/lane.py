@@ -62,9 +62,14 @@ class Lane:
 
     async def run(self, t: Tracked, job: Callable[[], Awaitable[T]], *, urgent: bool) -> T | None:
         """Run a job; None if it was refused. Cancelling the caller leaves the job alone."""
-        if self._refused(t, urgent=urgent) or (not urgent and self._waiting >= QUEUE):
+        if self._refused(t, urgent=urgent) or (self.full and not urgent):
             return None
         return await self._host.call(self._urgent if urgent else self._in_turn, t, job)
+
+    @property
+    def full(self) -> bool:
+        """Whether a job would be refused that can wait."""
+        return self._waiting >= QUEUE
 
     def freed(self, t: Tracked) -> None:
         """Take note that a session that is held back has nothing with the store any more."""

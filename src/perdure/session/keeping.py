@@ -7,11 +7,12 @@ registered until its lease is released, so that a load cannot meet a close half-
 from __future__ import annotations
 
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
 
+from perdure._lib.host import HostClosedError
 from perdure.errors import (
     LeaseLostError,
     PerdureError,
@@ -103,13 +104,15 @@ class Keeper:
             limits=limits,
             phase=phase_of(session.key),
         )
-        if due:
+        if due and not self._runtime.saver.crowded:
             session.folding = True
             self._runtime.host.spawn(self._fold_in_lane, session)
 
     async def _fold_in_lane(self, session: Session) -> None:
         try:
-            await self._runtime.saver.exclusive(session.tracked, lambda: self.fold(session))
+            # It may wait until the manager has closed: then the next holder folds.
+            with suppress(HostClosedError):
+                await self._runtime.saver.exclusive(session.tracked, lambda: self.fold(session))
         finally:
             session.folding = False
 
