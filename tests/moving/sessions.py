@@ -26,10 +26,11 @@ async def fill(store: Any, *, many: int = 3) -> list[SessionKey]:
             await session.retract(after=session.version - 2)
         await sessions.fork("agent-2", "forked")
         await _talk(await sessions.open("forked"), turns=1)
-        await sessions.post("agent-0", Message.user("posted"), key="op-1")
     async with perdure.connect(store) as sessions:  # again, for another epoch
         async with sessions.open("agent-2") as session:
             await _talk(session, turns=2)
+        # Not above, where the session is open, and a heartbeat might append it.
+        await sessions.post("agent-0", Message.user("posted"), key="op-1")
     return [
         *(SessionKey(f"agent-{n}") for n in range(many)),
         *map(SessionKey, HOSTILE),

@@ -20,7 +20,7 @@ from perdure._lib.ids import random_id
 from perdure.codec.json import encode
 from perdure.errors import ConfigError, LeaseLostError, NotStorableError, PerdureError, SessionError
 from perdure.lease.inbox import checked_key, key_of, op_ids, to_take
-from perdure.memory.documents import Taken
+from perdure.memory.documents import TAKEN_IDS, Taken
 from perdure.model.keys import SessionKey
 from perdure.model.records import TAKEN, Entry
 from perdure.session.entries import check_sizes, entry_of
@@ -36,7 +36,7 @@ __all__ = ["Inbox", "PostReceipt"]
 log: logging.Logger = logging.getLogger("perdure")
 
 AT_ONCE = 100
-"""Items that are asked for in one call."""
+"""Items that are asked for in one call, unless a single post has more."""
 
 
 class PostReceipt(msgspec.Struct, frozen=True):
@@ -115,7 +115,7 @@ class Inbox:
         """Take what waits, in three steps; return whether to go on."""
         store, key = self._runtime.store, session.key
         try:
-            items = await store.take(key, session.epoch, limit=AT_ONCE)
+            items, more = await self._waiting(session)
             if not items:
                 return False
             done = await self._enter(session, items, opening=opening)
@@ -132,7 +132,23 @@ class Inbox:
             log.warning("taking posts failed", extra={"session": str(key)}, exc_info=error)
             self._again.add(key)
             return False
-        return bool(done) and len(items) == AT_ONCE
+        return bool(done) and more
+
+    async def _waiting(self, session: Session) -> tuple[list[Posted], bool]:
+        """Return what waits, as whole posts, and whether there may be more.
+
+        A post of more items than are known after a kill is taken in parts.
+        """
+        store, limit = self._runtime.store, AT_ONCE
+        items = await store.take(session.key, session.epoch, limit=limit)
+        while _is_cut(items, limit) and limit < TAKEN_IDS:
+            limit = min(2 * limit, TAKEN_IDS)
+            items = await store.take(session.key, session.epoch, limit=limit)
+        if len(items) < limit:
+            return items, False
+        last = key_of(items[-1].op_id)
+        whole = [item for item in items if key_of(item.op_id) != last]
+        return whole or items, True
 
     async def _enter(
         self, session: Session, items: Sequence[Posted], *, opening: bool
@@ -166,3 +182,9 @@ class Inbox:
             facts = SessionPosted(str(session.key), tuple(keys), session.version)
             self._runtime.hooks.emit("posted", facts)
         return done
+
+
+def _is_cut(items: Sequence[Posted], limit: int) -> bool:
+    """Say whether all that was asked for is of one post, which may go on."""
+    full = len(items) == limit
+    return full and key_of(items[0].op_id) == key_of(items[-1].op_id)

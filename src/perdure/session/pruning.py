@@ -9,15 +9,19 @@ the history that they reach before, to keep by themselves.
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
 from typing import final
 
 import anyio.to_thread
 import msgspec
+from msgspec import UNSET
 
 from perdure.codec.json import decode
-from perdure.errors import LeaseHeldError, StoreUnavailableError
-from perdure.memory.documents import Turned, names_of
+from perdure.errors import CorruptRecordError, LeaseHeldError, StoreUnavailableError
+from perdure.memory.documents import MEMORY, Turned, names_of
+from perdure.memory.index import Index
+from perdure.memory.values import Values
 from perdure.model.base import Base
 from perdure.model.keys import SessionKey
 from perdure.model.records import TURN, Record
@@ -169,8 +173,20 @@ class Pruner:
         manifest = manifest_of(key, 0, cut, have.manifest, changed)
         data = {name: one.data for name, one in have.found.items()}
         data |= {name: new for name, new in changed.items() if new is not None}
+        await self._keep_values(key, data)
         found = {name: Document(data[name], cut) for name in manifest.documents}
         return await keep_documents(store, key.tenant, Documents(manifest, found))
+
+    async def _keep_values(self, key: SessionKey, data: Mapping[str, bytes]) -> None:
+        """Put blobs that are lost again, as long as the log still has what they held."""
+        entries = Index.of_document(data.get(MEMORY)).entries.values()
+        large = [entry for entry in entries if entry.sha256 is not UNSET]
+        there = set(await self._store.blob_names(key.tenant)) if large else set()
+        for entry in large:
+            if entry.sha256 is not UNSET and entry.sha256 not in there:
+                with suppress(CorruptRecordError):  # the log has lost it, too
+                    value = await Values(self._store, key).read(entry)
+                    await self._store.put_blobs(key.tenant, {entry.sha256: value})
 
     async def _rebase(self, key: SessionKey, base: Base, terms: Terms) -> int:
         # Who forks it first tells it, makes the fork, then looks whether it is being pruned here:

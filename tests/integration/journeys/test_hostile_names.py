@@ -5,13 +5,15 @@ from __future__ import annotations
 import unicodedata
 from pathlib import Path
 
+import anyio
 import pytest
 
 import perdure
 from perdure import Message, SessionManager
+from perdure.cli import main
 from perdure.errors import ConfigError
 from perdure.model.keys import SessionKey
-from tests.integration.journeys.backends import ALL, store_of
+from tests.integration.journeys.backends import ALL, store_of, url_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -163,3 +165,19 @@ async def test_a_filter_that_is_no_text_is_refused(kind: str, tmp_path: Path) ->
         assert await sessions.list(prefix="x" * 100_000) == []
         assert await sessions.list(owner="x" * 100_000) == []
         assert await listed(sessions, owner="o\0", tag="t\0") == [SessionKey("a")]
+
+
+@pytest.mark.parametrize("command", [["ls"], ["check"], ["migrate"]])
+def test_a_word_of_the_command_line_that_is_no_text_is_refused(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = url_of("sqlite", tmp_path)
+
+    async def fill() -> None:
+        async with perdure.connect(url) as sessions, sessions.open("a") as session:
+            session.append(Message.user("Hello"))
+
+    anyio.run(fill)
+    where = [url, str(tmp_path / "target")] if command == ["migrate"] else ["--store", url]
+    assert main([*command, *where, "--tenant", "\udcff"]) == 2
+    assert "tenant '\\udcff' holds a lone surrogate" in capsys.readouterr().err

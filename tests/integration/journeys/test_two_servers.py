@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 import perdure
+from perdure.model.keys import SessionKey
 from perdure.store import Store
 from tests.integration.journeys.backends import BACKENDS, store_of, url_of
 from tests.integration.journeys.writer import AGENT
@@ -93,6 +94,18 @@ def said(store: Store) -> list[str]:
     return anyio.run(read)
 
 
+def holders(store: Store) -> int:
+    """Return how often the session was taken."""
+
+    async def look() -> int:
+        await store.open()
+        holder = await store.holder(SessionKey(AGENT))
+        await store.aclose()
+        return 0 if holder is None else holder.epoch
+
+    return anyio.run(look)
+
+
 @pytest.mark.parametrize("kind", [*BACKENDS, "encrypted+sqlite"])
 def test_turns_of_two_servers_are_all_there_once(
     kind: str, tmp_path: Path, stack: ExitStack
@@ -101,10 +114,14 @@ def test_turns_of_two_servers_are_all_there_once(
     both = [stack.enter_context(Writer(url, name, "handover", ROUNDS)) for name in "ab"]
     for one in both:
         one.until("ready")
-    for one in both:
-        one.tell("go")
+    for _ in range(ROUNDS):  # In each of them both want the session at once.
+        for one in both:
+            one.tell("go")
+        for one in both:
+            one.until("durable")
     for one in both:
         one.through()
+    assert holders(store_of(kind, tmp_path)) > ROUNDS
     found = said(store_of(kind, tmp_path))
     assert sorted(found) == sorted(f"{name}-{n}" for name in "ab" for n in range(ROUNDS))
     for name, one in zip("ab", both, strict=True):

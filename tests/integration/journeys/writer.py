@@ -3,7 +3,7 @@
     python -m tests.integration.journeys.writer URL NAME handover 10
     python -m tests.integration.journeys.writer URL NAME steal 1
 
-With ``handover`` it makes so many turns as soon as a line comes in, opening the session anew for
+With ``handover`` it makes so many turns, each when a line comes in, opening the session anew for
 each, and tries each one again until it has ended. With ``steal`` it takes the session from whoever
 has it, makes the turns and keeps it; what comes in then tells it to go on in the session that it
 has. Each line that it prints is one event in JSON.
@@ -36,6 +36,7 @@ async def take_turns(sessions: SessionManager, name: str, count: int) -> None:
     """Make each turn until it is durable, opening the session for each try."""
     for number in range(count):
         op = f"{name}-{number}"
+        await told()
         while True:
             try:
                 async with sessions.open(AGENT, wait=30) as session, session.turn(op) as turn:
@@ -75,7 +76,6 @@ async def main(url: str, name: str, how: str, count: str) -> None:
         if how == "steal":
             await keep(sessions, name, int(count))
             return
-        await told()
         await take_turns(sessions, name, int(count))
 
 

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 
 from perdure._lib.threads import Threads
-from perdure.errors import PerdureError, StoreUnavailableError
+from perdure.errors import LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.store import Asked, Batch, Outcome, Status
 from perdure.stores.s3 import folding, inbox, layout, probing
 from perdure.stores.s3.bucket import Bucket
@@ -122,6 +122,8 @@ async def idle(writer: Writer) -> None:
 def _compact(bucket: Bucket, writer: Writer) -> None:
     try:
         folding.compact(bucket, writer)
+    except LeaseLostError:
+        _log.debug("commits are the next holder's to merge", extra={"session": str(writer.key)})
     except PerdureError as error:
         _log.warning(
             "commits could not be merged", extra={"session": str(writer.key), "error": str(error)}
