@@ -8,12 +8,13 @@ write that brings nothing, a write with an epoch that was told to be lost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 
+from perdure._lib.host import Host
 from perdure.errors import NotStorableError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.records import Entry
@@ -174,3 +175,45 @@ class InlineStore:
                 self.breaches.append(f"{batch.key}: half a group")
             if (batch.key, batch.epoch) in self.told_lost:
                 self.breaches.append(f"{batch.key}: a write behind the fence")
+
+
+class DirectStore(InlineStore):
+    """One that takes a batch without a task of the caller's, as the file store does.
+
+    What was given up goes on; whoever sends the same again waits for the end of it.
+    """
+
+    host: Host
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "batch_max": 1})
+        self.begun = 0
+        self._under_way: dict[SessionKey, anyio.CancelScope] = {}
+
+    def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
+        if batch.key in self._under_way:
+            return False
+        self.begun += 1
+        scope = self._under_way[batch.key] = anyio.CancelScope()
+        self.host.spawn(self._carry, batch, done, scope)
+        return True
+
+    async def _carry(
+        self, batch: Batch, done: Callable[[Outcome], object], scope: anyio.CancelScope
+    ) -> None:
+        outcome = Outcome(Status.IN_DOUBT, StoreUnavailableError("it ended late"))
+        try:
+            with scope:
+                outcome = (await super().append_many([batch]))[0]
+        except OSError as error:
+            outcome = Outcome(Status.IN_DOUBT, error)
+        finally:
+            del self._under_way[batch.key]
+        done(outcome)
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        for batch in batches:
+            while batch.key in self._under_way:
+                self._under_way[batch.key].cancel()
+                await anyio.sleep(0.01)
+        return await super().append_many(batches)

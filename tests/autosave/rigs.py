@@ -14,7 +14,7 @@ from perdure.autosave.options import Autosave, Engine
 from perdure.autosave.tracked import Tracked
 from perdure.model.keys import SessionKey
 from perdure.model.records import MESSAGE, Entry
-from tests.autosave.inline_store import InlineStore
+from tests.autosave.inline_store import DirectStore, InlineStore
 
 CALM = Autosave(debounce=2.0, max_delay=10.0)
 PLAIN = Engine(jitter=0.0, eager=False)
@@ -62,6 +62,8 @@ async def rig(
     store = store or InlineStore()
     host = Host()
     await host.start()
+    if isinstance(store, DirectStore):
+        store.host = host
     events: list[Event] = []
     saver = saver_type(
         store,  # type: ignore[arg-type]  # as much of a store as the engine uses

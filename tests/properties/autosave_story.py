@@ -19,7 +19,7 @@ from perdure.autosave.options import Autosave, Engine
 from perdure.autosave.shutdown import ShutdownReport
 from perdure.autosave.tracked import Tracked
 from perdure.model.records import Entry
-from tests.autosave.inline_store import Fault, InlineStore
+from tests.autosave.inline_store import DirectStore, Fault, InlineStore
 from tests.autosave.rigs import Rig, rig
 
 DEBOUNCE, MAX_DELAY = 2.0, 10.0
@@ -117,7 +117,8 @@ def options(debounce: float) -> Autosave:
 
 async def tell(story: Story, saver_type: type[Autosaver] = Autosaver) -> Told:
     """Live a story until everything is saved and the engine has stopped."""
-    store = InlineStore(
+    make = DirectStore if story.batch_max == 1 else InlineStore
+    store = make(
         latency=story.latency,
         faults=story.faults,
         parallelism=story.parallelism,

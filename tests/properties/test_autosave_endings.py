@@ -19,7 +19,7 @@ from perdure.errors import LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.store import Outcome
 from tests import _virtual
-from tests.autosave.inline_store import Fault, InlineStore
+from tests.autosave.inline_store import DirectStore, Fault, InlineStore
 from tests.autosave.rigs import CALM, PLAIN, Rig, entry, rig
 
 EACH_LOOP = pytest.mark.parametrize("backend", _virtual.BACKENDS)
@@ -39,6 +39,8 @@ class Ending:
     """The session that another process takes over before the end."""
     poisoned: int | None
     """The session whose second record is refused for good."""
+    direct: bool = False
+    """Whether the store takes a save without a worker."""
 
 
 endings = st.builds(
@@ -56,12 +58,14 @@ endings = st.builds(
     deadline=st.sampled_from([0.0, 1.0, 30.0]),
     taken=st.sampled_from([None, 0]),
     poisoned=st.sampled_from([None, 1]),
+    direct=st.booleans(),
 )
 
 
 async def live(ending: Ending) -> int:
     """Live it, and return how many sessions refused a record afterwards."""
-    store = InlineStore(latency=ending.latency, faults=ending.faults, parallelism=2)
+    make = DirectStore if ending.direct else InlineStore
+    store = make(latency=ending.latency, faults=ending.faults, parallelism=2)
     async with rig(store, engine=Engine(jitter=0.0, save_timeout=5.0)) as r:
         sessions = [r.track(str(n)) for n in range(3)]
         if ending.poisoned is not None:

@@ -20,41 +20,49 @@ from typing import Any, Generic, TypeVar, TypeVarTuple, final
 
 from perdure._lib.bell import Bell, bell_maker
 
-__all__ = ["Threads"]
+__all__ = ["Call", "Threads"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class _Call(Generic[T]):
+class Call(Generic[T]):
     """A call, and what came of it."""
 
-    __slots__ = ("_args", "_function", "_threads", "done", "error", "value")
+    __slots__ = ("_args", "_function", "_then", "_threads", "error", "value")
 
-    def __init__(self, threads: Threads, function: Callable[..., T], args: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        threads: Threads,
+        function: Callable[..., T],
+        args: tuple[Any, ...],
+        then: Callable[[Call[T]], object],
+    ) -> None:
         self._threads = threads
         self._function = function
         self._args = args
-        self.done = threads.new_bell()
-        self.error: BaseException | None = None
+        self._then = then
+        self.error: Exception | None = None
         self.value: T
 
     def run(self) -> None:
         """Make the call, and tell the event loop."""
         try:
             self.value = self._function(*self._args)
-        except BaseException as error:  # noqa: BLE001  # raised where somebody waits for it
+        except Exception as error:  # noqa: BLE001  # raised where somebody waits for it
             self.error = error
+        except BaseException as error:  # noqa: BLE001  # a thread of ours does not end by it
+            self.error = RuntimeError(f"the call ended by {error!r}")
         with contextlib.suppress(RuntimeError):  # the event loop has ended: nobody waits
             self._threads.post(self._finish)
 
     def _finish(self) -> None:
         # On the event loop; also for a call that was abandoned, whose thread is free only now.
         self._threads.busy -= 1
-        self.done.ring()
+        self._then(self)
 
 
-_Jobs = SimpleQueue["_Call[Any] | None"]
+_Jobs = SimpleQueue["Call[Any] | None"]
 
 
 @final
@@ -75,17 +83,33 @@ class Threads:
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call ``function(*args)`` in a thread; return its value or raise its error."""
-        call: _Call[T] = _Call(self, function, args)
+        call = await self.done(function, *args)
+        if call.error is not None:
+            raise call.error
+        return call.value
+
+    async def done(self, function: Callable[[*Ts], T], *args: *Ts) -> Call[T]:
+        """Call ``function(*args)`` in a thread, and return what came of it."""
+        done = self.new_bell()
+        call = self.start(function, *args, then=lambda _: done.ring())
+        await done.wait()
+        return call
+
+    def start(
+        self, function: Callable[[*Ts], T], *args: *Ts, then: Callable[[Call[T]], object]
+    ) -> Call[T]:
+        """Call ``function(*args)`` in a thread, then ``then`` with its ``value`` or ``error``.
+
+        ``then`` is called on the event loop, without a task, and must not raise.
+        """
+        call = Call(self, function, args, then)
         self.busy += 1
         if self.busy > self._begun < self._most:
             self._begun += 1
             name = f"{self._name} {self._begun}"
             threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
         self._jobs.put(call)
-        await call.done.wait()
-        if call.error is not None:
-            raise call.error
-        return call.value
+        return call
 
     def close(self) -> None:
         """Let the threads end when they have done what was asked of them."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import final
 
 import anyio
@@ -32,6 +33,16 @@ log: logging.Logger = logging.getLogger("perdure.autosave")
 
 CHUNK = 32
 """Sessions between two looks at the clock."""
+
+
+class _Flight:
+    """A save that is under way without a worker."""
+
+    __slots__ = ("began", "save")
+
+    def __init__(self, save: Save, began: float) -> None:
+        self.save = save
+        self.began = began
 
 
 @final
@@ -80,6 +91,10 @@ class Batcher:
         """What wakes those that have nothing to do."""
         self._starting = False
         self._idle = anyio.Event()
+        self._flights: dict[_Flight, float] = {}
+        """Saves without a worker, with the time when each is given up."""
+        begin = getattr(type(store), "begin_append", None) if core.batch_max == 1 else None
+        self._begin = None if begin is None else partial(begin, store)
         # With the time when each is given up; all may take equally long, so they are in order.
         self._scopes: dict[anyio.CancelScope, float] = {}
         """Workers whose batch is with the store."""
@@ -97,6 +112,56 @@ class Batcher:
             else:
                 self._host.spawn(self._serve)
 
+    def begin(self, now: float) -> bool:
+        """Start the one save that is due without a worker; False if that is not possible.
+
+        It spares whoever waits for the save two rounds of the event loop. With several
+        sessions due, or a store that writes them together, a worker does better.
+        """
+        core = self._core
+        if self._begin is None or self._starting or len(core.schedule.ready) != 1:
+            return False
+        room = self._workers + len(self._flights) < core.parallel
+        if not (room and core.may_capture(now) and self._host.running):
+            return False
+        (save,), _ = core.capture(now)
+        flight = _Flight(save, now)
+        self._flights[flight] = until = now + core.engine.save_timeout
+        if not self._begin(save.batch, partial(self._landed, flight)):
+            del self._flights[flight]
+            self._workers += 1
+            self._host.spawn(self._carry, save)
+            return True
+        self._soon(self._captured, (save,))
+        if len(self._flights) == 1:
+            self._watch(until)
+        return True
+
+    def _landed(self, flight: _Flight, outcome: Outcome) -> None:
+        """Take the answer to a save that was begun without a worker; the event loop calls this."""
+        if self._flights.pop(flight, None) is None:
+            return  # given up: the same records are sent again
+        try:
+            now = self._clock()
+            self._finish([flight.save], [outcome], now, now - flight.began)
+        except Exception:
+            log.exception("a save was not settled", extra={"session": str(flight.save.t.key)})
+        self._now_idle()
+
+    async def _carry(self, save: Save) -> None:
+        """Save what could not be begun at once: a call that was given up is still in a thread."""
+        try:
+            with anyio.CancelScope() as scope:
+                await self._commit([save], scope)
+        finally:
+            self._workers -= 1
+            self._now_idle()
+            self.launch(self._clock())
+
+    def _now_idle(self) -> None:
+        if not self.is_busy:
+            self._idle.set()
+
     def utilization(self, period: float) -> float:
         """Return which share of ``period`` seconds the store was busy, and begin anew."""
         busy, self._busy = self._busy, 0.0
@@ -104,12 +169,12 @@ class Batcher:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a worker runs."""
-        return self._workers > 0
+        """Whether a save is under way."""
+        return self._workers > 0 or bool(self._flights)
 
     async def idle(self) -> None:
-        """Wait until no worker runs."""
-        if self._workers:
+        """Wait until no save is under way."""
+        while self.is_busy:
             if self._idle.is_set():
                 self._idle = anyio.Event()
             await self._idle.wait()
@@ -117,12 +182,16 @@ class Batcher:
     @property
     def next_timeout(self) -> float:
         """When the oldest save under way is to be given up."""
-        return next(iter(self._scopes.values()), float("inf"))
+        never = float("inf")
+        flight = next(iter(self._flights.values()), never) if self._flights else never
+        return min(flight, next(iter(self._scopes.values()), never))
 
     def give_up(self, now: float) -> None:
         """Cancel the saves that have taken too long: they are in doubt."""
         for scope in [scope for scope, until in self._scopes.items() if until <= now]:
             scope.cancel()
+        for flight in [flight for flight, until in self._flights.items() if until <= now]:
+            self._landed(flight, in_doubt(self._too_late()))
 
     def cut(self) -> None:
         """Cancel all saves that are under way."""
@@ -161,8 +230,7 @@ class Batcher:
                     await self._let_others_join()
         finally:
             self._workers -= 1
-            if not self._workers:
-                self._idle.set()
+            self._now_idle()
             self.launch(self._clock())  # there may be more, and now there is room
 
     async def _let_others_join(self) -> None:
@@ -200,17 +268,29 @@ class Batcher:
             if outcomes is None:
                 outcomes = [in_doubt(self._why_cut(scope))] * len(saves)
             now = self._clock()
-            self._busy += now - began
             rest = iter(zip(saves, outcomes, strict=True))
             try:
                 while not self._settle(rest, now, now - began):
                     await cancel_shielded_checkpoint()
             finally:
                 # A native cancel just now must not leave a session with the store for ever.
-                while not self._settle(rest, now, now - began):
-                    pass
-                self._tell_breaker(outcomes, now)
-                self._settled(saves)
+                self._finish(saves, outcomes, now, now - began, rest)
+
+    def _finish(
+        self,
+        saves: list[Save],
+        outcomes: list[Outcome],
+        now: float,
+        took: float,
+        rest: Iterator[tuple[Save, Outcome]] | None = None,
+    ) -> None:
+        """Apply what is left of the outcomes, and let others know."""
+        self._busy += took
+        rest = zip(saves, outcomes, strict=True) if rest is None else rest
+        while not self._settle(rest, now, took):
+            pass
+        self._tell_breaker(outcomes, now)
+        self._settled(saves)
 
     # with the store
 
@@ -238,6 +318,9 @@ class Batcher:
     def _why_cut(self, scope: anyio.CancelScope) -> str:
         if not scope.cancel_called:
             return "the save was cut off when its event loop ended"
+        return self._too_late()
+
+    def _too_late(self) -> str:
         timeout = self._core.engine.save_timeout
         return f"the store did not answer within {timeout} s; the records will be sent again"
 

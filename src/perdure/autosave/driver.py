@@ -229,8 +229,10 @@ class Autosaver:
         version = t.version
         if t.durable < version:
             self._waiting.check(t)
-            self._schedule.urge(t, version, self._clock())
-            self._attend()
+            now = self._clock()
+            self._schedule.urge(t, version, now)
+            if t.before_capture is not None or not self._batcher.begin(now):
+                self._attend()
             await self._waiting.durable(t, version)
         return t.durable
 
@@ -360,6 +362,7 @@ class Autosaver:
 
     def _host_ended(self) -> None:
         """Accept nothing more: without a host nothing will be saved."""
+        self._batcher.cut()
         self._stopping.finish(self._clock(), saved=0)
 
     def _settled(self, saves: list[Save]) -> None:

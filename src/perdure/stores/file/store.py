@@ -21,6 +21,7 @@ import anyio.to_thread
 from perdure._lib.files import Folder
 from perdure._lib.ids import random_id
 from perdure._lib.platform import synced_by
+from perdure._lib.threads import Call
 from perdure.errors import StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
@@ -184,12 +185,21 @@ class FileStore:
             return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch))
         if writer.lock.locked():
             await idle(writer)
-        try:
-            outcome = await here.appends.run(writer.append, batch)
-        except Exception as error:  # noqa: BLE001  # one session's trouble must not be another's
-            return Outcome(Status.IN_DOUBT, error)
-        if outcome.status is Status.CONFLICT and self._writers.get(batch.key) is writer:
-            del self._writers[batch.key]  # an epoch that is over never begins again
+        return self._told(writer, await here.appends.done(writer.append, batch))
+
+    def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
+        """Append one batch without a task: ``done`` is called later. False: use append_many."""
+        writer, here = self._writers.get(batch.key), self._opened
+        if writer is None or here is None or writer.lock.locked() or not here.mine:
+            return False
+
+        here.appends.start(writer.append, batch, then=lambda call: done(self._told(writer, call)))
+        return True
+
+    def _told(self, writer: Writer, call: Call[Outcome]) -> Outcome:
+        outcome = Outcome(Status.IN_DOUBT, call.error) if call.error else call.value
+        if outcome.status is Status.CONFLICT and self._writers.get(writer.key) is writer:
+            del self._writers[writer.key]  # an epoch that is over never begins again
         return outcome
 
     async def read_log(
