@@ -24,8 +24,6 @@ CHECKS = [
     # Its cache goes by each file's own time, and misses a module that has appeared since.
     [str(Path(PYTHON).with_name("lint-imports")), "--no-cache"],
     [PYTHON, "-m", "tests.public_api"],
-    # Once more with pyright, which only comes with the check.
-    [PYTHON, "-m", "pytest", "-q", "tests/typing"],
 ]
 
 

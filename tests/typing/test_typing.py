@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -23,10 +22,6 @@ RIGHT = sorted(HERE.glob("api*.py"))
 WRONG = HERE / "wrong.py"
 
 Findings = set[tuple[int, str]]
-
-with_pyright = pytest.mark.skipif(
-    importlib.util.find_spec("pyright") is None, reason="pyright comes with the check extra"
-)
 
 
 def mypy(paths: list[Path], cache: Path) -> Findings:
@@ -98,7 +93,6 @@ def test_mypy_accepts_right_code_and_refuses_wrong_code(tmp_path: Path) -> None:
     assert mypy([WRONG], cache) == marked(WRONG)
 
 
-@with_pyright
 def test_pyright_accepts_right_code_and_refuses_wrong_code(tmp_path: Path) -> None:
     right = pyright(*map(str, [*RIGHT, every_name(tmp_path)]))
     assert errors(right) == {}
@@ -107,7 +101,6 @@ def test_pyright_accepts_right_code_and_refuses_wrong_code(tmp_path: Path) -> No
     assert set(wrong) == {line for line, _ in marked(WRONG)}
 
 
-@with_pyright
 def test_every_type_that_others_can_see_is_written_down() -> None:
     report = pyright("--verifytypes", "perdure", "--ignoreexternal")["typeCompleteness"]
     incomplete = {
