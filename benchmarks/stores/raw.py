@@ -159,7 +159,7 @@ class PlainRedis:
     async def write(self, rows: list[Row]) -> None:
         async with self._client.pipeline(transaction=False) as pipe:
             for session, first, last, data in rows:
-                pipe.xadd(f"plain:{session}", {b"1": data}, identifier=f"{last}-{first}")
+                pipe.xadd(f"plain:{session}", {b"%d-%d" % (last, first): data})
 
     @classmethod
     @asynccontextmanager
