@@ -280,7 +280,8 @@ async def test_a_change_between_turns_can_be_told(again: Connect) -> None:
         with anyio.fail_after(10):
             while session.version == before:
                 await anyio.sleep(0)
-            await session.wait_durable()
+            receipt = await session.wait_durable()
+        assert receipt.version == session.version == before + 1
 
 
 async def test_a_detached_contributor_is_not_asked_and_its_state_stays(again: Connect) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,13 +36,14 @@ class Acts:
         self.pruner: Pruner = Pruner(self.tending, self.forgetter)
 
 
-class Lives:
+class Lives(ABC):
     """Fork, copy, rename, delete, forget and prune; `SessionManager` has these methods."""
 
     _acts: Acts | None = None
 
+    @abstractmethod
     def _check(self) -> Connected:
-        raise NotImplementedError
+        """Return the manager's parts; raise where it cannot be used."""
 
     def _acting(self) -> Acts:
         connected = self._check()

@@ -139,8 +139,16 @@ async def test_news_come_before_their_time(
 async def test_closing_wakes_whoever_waits_for_news(root: Path) -> None:
     store = FileStore(root)
     await store.open()
+    woken: list[str] = []
+
+    async def wait() -> None:
+        await store.news(1000)
+        woken.append("one who waited")
+
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(store.news, 1000)
+            tasks.start_soon(wait)
             await anyio.sleep(0.05)
+            assert woken == []
             await store.aclose()
+    assert woken == ["one who waited"]

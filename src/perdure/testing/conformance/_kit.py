@@ -27,7 +27,7 @@ class Suite:
 
     def make_store(self, place: Path, owner: str) -> Store:
         """Return a store that is not open yet; what it keeps lies at ``place``."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has to say how its store is made")
 
     @pytest.fixture
     async def open_store(self, tmp_path: Path) -> AsyncIterator[OpenStore]:
