@@ -349,8 +349,8 @@ def texts_of(bucket: Any, upto: int | None) -> list[str]:
     return [msgspec.json.decode(r.payload) for r in records if r.kind == MESSAGE]
 
 
-def play(seed: int, *, faults: float, deletes: bool) -> None:
-    """Play one schedule and check what came of it."""
+def play(seed: int, *, faults: float, deletes: bool) -> int:
+    """Play one schedule, check what came of it, and return how much was acknowledged."""
     world = World(seed, faults=faults)
     story = Story(world)
     try:
@@ -359,6 +359,7 @@ def play(seed: int, *, faults: float, deletes: bool) -> None:
         world.start("R", story.reader)
         world.run(kills=world.random.choice((0, 1, 2)))
         story.check()
+        return len(story.acked)
     except (AssertionError, PerdureError, CorruptRecordError) as error:
         error.add_note(f"seed {seed}\n" + "\n".join(world.trace[-400:]))
         raise
