@@ -10,11 +10,9 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from perdure import Engine, Message, Shutdown, connect
 from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Record
-from perdure.session.session import Session
+from perdure.model.records import MESSAGE
 from perdure.store import Batch, Posted, Status
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance._kit import (
@@ -31,73 +29,14 @@ from perdure.testing.conformance._kit import (
 from tests.servers import LONG
 from tests.servers.cutting import CuttingProxy
 from tests.servers.postgres import Postgres
+from tests.servers.underload import killed_under_load
 from tests.stores.postgres.conftest import OpenStore
-
-SESSIONS = 12
-TURNS = 30
-KILL_AFTER = 60
-QUICK = Engine(breaker_failures=2, breaker_reset=0.2, backoff_base=0.05, backoff_cap=0.2)
-
-
-class Chats:
-    """Sessions that talk, what each of them said, and what of it was acknowledged."""
-
-    def __init__(self) -> None:
-        self.said: dict[str, list[str]] = {f"agent-{n}": [] for n in range(SESSIONS)}
-        self.acknowledged: dict[str, list[str]] = {name: [] for name in self.said}
-        self.sessions: list[Session] = []
-        self.enough = anyio.Event()
-
-    def say(self, session: Session, text: str) -> None:
-        session.append(Message.user(f"{session.id} {text}"))
-        self.said[session.id].append(f"{session.id} {text}")
-
-    async def chat(self, session: Session) -> None:
-        for turn in range(TURNS):
-            self.say(session, f"turn {turn}")
-            said = list(self.said[session.id])
-            await session.save()
-            self.acknowledged[session.id] = said
-            if sum(map(len, self.acknowledged.values())) >= KILL_AFTER:
-                self.enough.set()
 
 
 async def test_a_server_killed_under_load_comes_back_with_all_that_was_acknowledged(
     own_server: Postgres,
 ) -> None:
-    chats = Chats()
-    failed, recovered = anyio.Event(), anyio.Event()
-    async with connect(own_server.url, engine=QUICK, shutdown=Shutdown(signals=False)) as sessions:
-        sessions.on("save_failed", lambda event: failed.set())
-        sessions.on("recovered", lambda event: recovered.set())
-        async with anyio.create_task_group() as tasks:
-            for name in chats.said:
-                chats.sessions.append(await sessions.open(name))
-                tasks.start_soon(chats.chat, chats.sessions[-1])
-            with anyio.fail_after(LONG):
-                await chats.enough.wait()
-            own_server.kill()
-            kept = {name: list(texts) for name, texts in chats.acknowledged.items()}
-            with anyio.fail_after(LONG):
-                await failed.wait()
-                for (
-                    session
-                ) in chats.sessions:  # who does not ask for durability is not kept waiting
-                    chats.say(session, "while it was down")
-                while sessions.health().breaker == "closed":
-                    await anyio.sleep(0.01)
-            assert sessions.health().status == "degraded"
-            own_server.start()
-            for name, texts in kept.items():
-                assert [text for text in stored(own_server, name) if text in texts] == texts
-            with anyio.fail_after(LONG):
-                await recovered.wait()
-    store = PostgresStore(own_server.url)
-    await store.open()
-    for name, texts in chats.said.items():
-        assert texts_of(await read(store, SessionKey(name))) == texts
-        assert set(chats.acknowledged[name]) <= set(texts)
-    await store.aclose()
+    await killed_under_load(own_server.url, own_server, lambda name: stored(own_server, name))
 
 
 def stored(server: Postgres, name: str) -> list[str]:
@@ -110,11 +49,6 @@ def stored(server: Postgres, name: str) -> list[str]:
     lines = b"".join(bytes(row[0]) for row in rows).splitlines()
     payloads = [msgspec.json.decode(line) for line in lines]
     return [one["r"]["content"] for one in payloads if one["k"] == MESSAGE]
-
-
-def texts_of(records: list[Record]) -> list[str]:
-    decoded = [msgspec.json.decode(one.payload) for one in records if one.kind == MESSAGE]
-    return [one["content"] for one in decoded]
 
 
 async def test_a_server_that_is_down_has_done_nothing(own_server: Postgres) -> None:

@@ -9,13 +9,12 @@ from uuid import uuid4
 
 import anyio
 import anyio.to_thread
-import msgspec
 import pytest
 
-from perdure import Engine, Message, Shutdown, connect
+from perdure import Message, Shutdown, connect
 from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Record
+from perdure.model.records import MESSAGE
 from perdure.store import Batch, Posted, Status
 from perdure.stores.redis import RedisStore
 from perdure.testing.conformance._kit import (
@@ -31,67 +30,15 @@ from perdure.testing.conformance._kit import (
 )
 from tests.servers import LONG
 from tests.servers.cutting import CuttingProxy
+from tests.servers.underload import killed_under_load, texts_of
 from tests.servers.valkey import Valkey
 from tests.stores.redis.conftest import OpenStore
-
-SESSIONS = 12
-TURNS = 30
-KILL_AFTER = 60
-QUICK = Engine(breaker_failures=2, breaker_reset=0.2, backoff_base=0.05, backoff_cap=0.2)
 
 
 async def test_a_server_killed_under_load_comes_back_with_all_that_was_acknowledged(
     own_server: Valkey,
 ) -> None:
-    acknowledged: dict[str, list[str]] = {f"agent-{n}": [] for n in range(SESSIONS)}
-    said: dict[str, list[str]] = {name: [] for name in acknowledged}
-    enough, failed, recovered = anyio.Event(), anyio.Event(), anyio.Event()
-    opened: list = []
-    async with connect(own_server.url, engine=QUICK, shutdown=Shutdown(signals=False)) as sessions:
-        sessions.on("save_failed", lambda event: failed.set())
-        sessions.on("recovered", lambda event: recovered.set())
-
-        async def chat(name: str) -> None:
-            async with sessions.open(name) as session:
-                opened.append(session)
-                for turn in range(TURNS):
-                    say(session, name, f"{name} turn {turn}")
-                    await session.save()
-                    acknowledged[name] = list(said[name])
-                    if sum(map(len, acknowledged.values())) >= KILL_AFTER:
-                        enough.set()
-
-        def say(session, name: str, text: str) -> None:
-            session.append(Message.user(text))
-            said[name].append(text)
-
-        async with anyio.create_task_group() as tasks:
-            for name in acknowledged:
-                tasks.start_soon(chat, name)
-            await enough.wait()
-            own_server.kill()
-            await failed.wait()
-            for session in opened:  # nobody is kept waiting who does not ask for durability
-                say(session, session.id, f"{session.id} while it was down")
-            while sessions.health().breaker == "closed":
-                await anyio.sleep(0.01)
-            assert sessions.health().status == "degraded"
-            own_server.start()
-            with anyio.fail_after(LONG):
-                await recovered.wait()
-    store = RedisStore(own_server.url)
-    await store.open()
-    for name, texts in said.items():
-        records = await read(store, SessionKey(name))
-        found = [text for text in texts_of(records) if text.startswith(name)]
-        assert found == texts
-        assert acknowledged[name] == texts
-    await store.aclose()
-
-
-def texts_of(records: list[Record]) -> list[str]:
-    decoded = [msgspec.json.decode(one.payload) for one in records if one.kind == MESSAGE]
-    return [one["content"] for one in decoded]
+    await killed_under_load(own_server.url, own_server)
 
 
 async def test_a_server_that_is_down_has_done_nothing(own_server: Valkey) -> None:
