@@ -29,7 +29,7 @@ PARALLELISM = 16
 """Appends at a time. A sync waits for the disk, not for the processor, and those that wait
 together share the disk's own commits."""
 
-_MOST_OPEN = 128
+_MOST_OPEN = 256
 """Sessions whose log and folder are kept open: two files each."""
 
 
@@ -40,7 +40,7 @@ class Home:
     def __init__(self, root: Folder, owners: Owners) -> None:
         self.root: Folder = root
         self.owners: Owners = owners
-        self.files: OpenFiles = OpenFiles(min(_MOST_OPEN, open_files_limit() // 8))
+        self.files: OpenFiles = OpenFiles(min(_MOST_OPEN, open_files_limit() // 4))
         self.appends: Threads = Threads(PARALLELISM, name="perdure append")
         self._others = anyio.CapacityLimiter(PARALLELISM)
         self._pid = os.getpid()
