@@ -232,3 +232,11 @@ async def test_processes_that_open_at_once_migrate_once(path: Path) -> None:
     con.close()
     with pytest.raises(UnsupportedVersionError):  # and the older release keeps its hands off
         await SqliteStore(path).open()
+
+
+async def test_a_sqlite_that_is_too_old_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 32, 3))
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.32.3")
+    await refused(path, ConfigError, r"is 3\.32\.3, and 3\.33 is needed")

@@ -22,6 +22,9 @@ __all__ = ["APPLICATION", "connect", "create", "make_durable", "pragma"]
 APPLICATION = 0x50524455
 """Says in the file's header whose database it is."""
 
+OLDEST = (3, 33)
+"""The first SQLite with UPDATE … FROM."""
+
 _FULL = 2
 _CHECKPOINT_PAGES = 4000
 
@@ -34,9 +37,18 @@ def connect(path: str, *, timeout: float, read_only: bool = False) -> sqlite3.Co
         timeout: Seconds to wait for another process that writes.
         read_only: Whether it refuses to write.
 
+    Raises:
+        ConfigError: This Python's SQLite is too old.
+
     """
     import sqlite3
 
+    if sqlite3.sqlite_version_info < OLDEST:
+        message = (
+            f"the SQLite of this Python is {sqlite3.sqlite_version}, and {OLDEST[0]}.{OLDEST[1]} "
+            "is needed: use a Python that brings a newer one, or the file store"
+        )
+        raise ConfigError(message, found=sqlite3.sqlite_version)
     con = sqlite3.connect(
         f"file:{quote(path)}?mode=rw",
         uri=True,

@@ -23,7 +23,7 @@ from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Entry, Record
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.sqlite.rows import DELETED, Row, damaged, find, lost, save, total
-from perdure.stores.sqlite.sql import Q
+from perdure.stores.sqlite.sql import Q, at_once, chunks
 
 if TYPE_CHECKING:
     import sqlite3
@@ -111,19 +111,19 @@ def planned(tail: Tail, batch: Batch) -> Planned | None:
 
 def advance(con: sqlite3.Connection, plans: Sequence[Planned], now: float) -> bool:
     """Append all of them; False if somebody's log is not what its holder knew."""
-    moves = [
-        (new.head, new.crc, new.sum, now, old.id, old.epoch, old.head, old.sum)
-        for new in plans
-        for old in (new.tail,)
-    ]
-    if con.executemany(Q["advance"], moves).rowcount != len(plans):
-        return False
-    rows = [
-        (old.id, new.first, new.head, old.epoch, old.crc, new.data)
-        for new in plans
-        for old in (new.tail,)
-    ]
-    con.executemany(Q["append"], rows)
+    for part in chunks(plans):
+        moves: list[object] = [now]
+        for new in part:
+            old = new.tail
+            moves += (old.id, old.epoch, old.head, old.sum, new.head, new.crc, new.sum)
+        if con.execute(at_once("advance", len(part)), moves).rowcount != len(part):
+            return False
+    for part in chunks(plans):
+        rows: list[object] = []
+        for new in part:
+            old = new.tail
+            rows += (old.id, new.first, new.head, old.epoch, old.crc, new.data)
+        con.execute(at_once("append", len(part)), rows)
     return True
 
 

@@ -54,7 +54,7 @@ _END = 2**62
 
 _CAPABILITIES = Capabilities(
     durability="fsync",
-    batch_max=512,
+    batch_max=96,
     parallelism=1,
     max_record_bytes=MAX_RECORD_BYTES,
 )

@@ -22,8 +22,13 @@ WHERE id = :id
 UPDATE session SET created_at = :now WHERE id = :id
 
 -- name: advance
-UPDATE session SET head = ?, crc = ?, sum = ?, updated_at = ?
-WHERE id = ? AND epoch = ? AND head = ? AND sum = ?
+UPDATE session SET head = new.head, crc = new.crc, sum = new.sum, updated_at = ?
+FROM (
+    WITH new (id, epoch, was, had, head, crc, sum) AS (VALUES (?, ?, ?, ?, ?, ?, ?))
+    SELECT * FROM new
+) AS new
+WHERE session.id = new.id
+    AND session.epoch = new.epoch AND session.head = new.was AND session.sum = new.had
 
 -- name: append
 INSERT INTO log (session, first, last, epoch, seed, data) VALUES (?, ?, ?, ?, ?, ?)

@@ -1,0 +1,48 @@
+"""Statements with many rows: the same as one by one, in fewer steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure.model.keys import SessionKey
+from perdure.store import Batch, Status
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite.sql import MOST_ROWS, at_once, chunks
+from perdure.testing.conformance._kit import group, read, take
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 127, 200])
+def test_chunks_are_whole_in_order_and_of_few_sizes(count: int) -> None:
+    parts = [list(part) for part in chunks(range(count))]
+    assert [n for part in parts for n in part] == list(range(count))
+    assert all(len(part) <= MOST_ROWS and len(part).bit_count() == 1 for part in parts)
+
+
+def test_a_statement_gets_a_row_of_marks_for_each_session() -> None:
+    assert at_once("append", 3).count("(?, ?, ?, ?, ?, ?)") == 3
+    assert at_once("advance", 1).count("?") == 8
+
+
+async def test_a_commit_of_many_sessions_with_one_that_moved_keeps_the_others(
+    tmp_path: Path,
+) -> None:
+    """One stale session among 130, more than a statement holds: it alone is refused."""
+    store = SqliteStore(tmp_path / "kept" / "x.db")
+    await store.open()
+    keys = [SessionKey(f"agent-{n:03d}") for n in range(130)]
+    grants = [await take(store, key) for key in keys]
+    batches = [
+        Batch(key, grant.epoch + (n == 77), grant.head + 1, group(f"said {n}"))
+        for n, (key, grant) in enumerate(zip(keys, grants, strict=True))
+    ]
+    outcomes = await store.append_many(batches)
+    refused = [n for n, outcome in enumerate(outcomes) if outcome.status is not Status.OK]
+    assert refused == [77]
+    for n in (0, 63, 64, 76, 78, 129):
+        assert [one.payload for one in await read(store, keys[n])][-1:] == [
+            batches[n].records[-1].payload
+        ]
+    assert len(await read(store, keys[77])) == 1
+    await store.aclose()
