@@ -1,4 +1,4 @@
-"""``python -m benchmarks save|live|imports|memory|stores``: measure, print a table, write JSON."""
+"""``python -m benchmarks NAME``: measure, print a table, write JSON; ``--help`` lists the names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks import imports, live, memory, save, stores
+from benchmarks import checkpoints, imports, live, memory, restore, save, stores
 from benchmarks.figures import Report
 
 __all__ = ["main"]
@@ -34,6 +35,11 @@ def _run(given: argparse.Namespace) -> Report:
         return live.run(live.Options(given.sessions, given.seconds, given.rate, given.backend))
     if given.benchmark == "memory":
         return memory.run(memory.Options(given.entries, given.value_bytes, folder=given.folder))
+    if given.benchmark == "checkpoints":
+        counts = (given.messages, given.few, given.rounds, given.checkpoints, given.items)
+        return checkpoints.run(checkpoints.Options(*counts, given.folder))
+    if given.benchmark == "restore":
+        return restore.run(restore.Options(given.messages, given.few, given.rounds, given.folder))
     if given.benchmark == "stores":
         chosen = tuple(given.store or stores.Options().stores)
         options = stores.Options(given.sessions, given.turns, given.rounds, chosen)
@@ -68,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     remembering.add_argument("--entries", type=_count, default=10_000)
     remembering.add_argument("--value-bytes", type=_count, default=10_240)
 
+    _add_long_sessions(kinds, [common, where])
+
     storing = kinds.add_parser("stores", parents=[common, where], help=stores.__doc__)
     storing.add_argument("--sessions", type=_count, default=200)
     storing.add_argument("--turns", type=_count, default=200, help="of each session")
@@ -75,6 +83,21 @@ def _parser() -> argparse.ArgumentParser:
     storing.add_argument("--store", action="append", choices=stores.Options().stores)
     storing.add_argument("--backend", choices=("asyncio", "trio"), default="asyncio")
     return parser
+
+
+def _add_long_sessions(kinds: Any, parents: list[argparse.ArgumentParser]) -> None:
+    """Add the benchmarks that set a long session against a short one."""
+    restoring = kinds.add_parser("restore", parents=parents, help=restore.__doc__)
+    restoring.add_argument("--messages", type=_count, default=50_000, help="of the long session")
+    restoring.add_argument("--few", type=_count, default=1_000, help="of the short one")
+    restoring.add_argument("--rounds", type=_count, default=9)
+
+    sealing = kinds.add_parser("checkpoints", parents=parents, help=checkpoints.__doc__)
+    sealing.add_argument("--messages", type=_count, default=50_000, help="of the long session")
+    sealing.add_argument("--few", type=_count, default=500, help="of the short one")
+    sealing.add_argument("--rounds", type=_count, default=60)
+    sealing.add_argument("--checkpoints", type=_count, default=1000, help="of a growing session")
+    sealing.add_argument("--items", type=_count, default=10_000, help="of a state, of 1 KB each")
 
 
 def _count(text: str) -> int:

@@ -26,6 +26,15 @@ TARGETS = {
     "memory.open_bytes_share": 0.02,
     "memory.touch_bytes_over_value": 2.0,
     "stores.lag_over_memory": 3.0,
+    "checkpoints.bytes": 1.5,
+    "checkpoints.growth": 1.3,
+    "checkpoints.fork_bytes": 1.5,
+    "checkpoints.fork_growth": 1.3,
+    "checkpoints.disk": 1.3,
+    "checkpoints.given_bytes": 12.0,
+    "restore.growth": 1.5,
+    "restore.bytes_growth": 1.5,
+    "restore.memory_growth": 1.5,
 }
 """The most that each figure may be. What is in neither table is reported, and not judged."""
 

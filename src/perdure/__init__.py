@@ -23,12 +23,22 @@ if TYPE_CHECKING:
     from perdure.codec.encoded import Encoded as Encoded
     from perdure.codec.registry import register as register
     from perdure.codec.values import Opaque as Opaque
+    from perdure.declare.archive import Archive as Archive
+    from perdure.declare.archive import ArchiveLimits as ArchiveLimits
+    from perdure.declare.archive import ArchiveProgress as ArchiveProgress
+    from perdure.declare.archive import ArchiveRestored as ArchiveRestored
+    from perdure.declare.archive import Archives as Archives
+    from perdure.declare.archive import ArchiveSaved as ArchiveSaved
+    from perdure.declare.archive import ArchiveSkipped as ArchiveSkipped
+    from perdure.declare.config import PersistentConfig as PersistentConfig
+    from perdure.declare.states import PersistentState as PersistentState
     from perdure.errors import *  # noqa: F403  # the whole tree is public
     from perdure.lease.terms import Lease as Lease
     from perdure.model.keys import SessionKey as SessionKey
     from perdure.model.messages import Message as Message
     from perdure.model.messages import ToolCall as ToolCall
     from perdure.model.messages import ToolResult as ToolResult
+    from perdure.restore.plan import RestorePlan as RestorePlan
     from perdure.restore.report import RestoreReport as RestoreReport
     from perdure.session.contributors import Attachment as Attachment
     from perdure.session.contributors import Contributor as Contributor
@@ -42,6 +52,7 @@ if TYPE_CHECKING:
     from perdure.session.manager import SessionManager as SessionManager
     from perdure.session.options import Limits as Limits
     from perdure.session.pruning import PruneReport as PruneReport
+    from perdure.session.restoring import RebuildReport as RebuildReport
     from perdure.session.retention import Retention as Retention
     from perdure.session.session import Receipt as Receipt
     from perdure.session.session import Session as Session
@@ -57,9 +68,21 @@ _HOMES = {
     "perdure.codec.encoded": ("Encoded",),
     "perdure.codec.registry": ("register",),
     "perdure.codec.values": ("Opaque",),
+    "perdure.declare.archive": (
+        "Archive",
+        "ArchiveLimits",
+        "ArchiveProgress",
+        "ArchiveRestored",
+        "ArchiveSaved",
+        "ArchiveSkipped",
+        "Archives",
+    ),
+    "perdure.declare.config": ("PersistentConfig",),
+    "perdure.declare.states": ("PersistentState",),
     "perdure.lease.terms": ("Lease",),
     "perdure.model.keys": ("SessionKey",),
     "perdure.model.messages": ("Message", "ToolCall", "ToolResult"),
+    "perdure.restore.plan": ("RestorePlan",),
     "perdure.restore.report": ("RestoreReport",),
     "perdure.session.contributors": ("Attachment", "Contributor", "RestoreContext"),
     "perdure.session.exchange": ("Imported", "export_state", "import_state"),
@@ -69,11 +92,13 @@ _HOMES = {
     "perdure.session.manager": ("SessionManager",),
     "perdure.session.options": ("Limits",),
     "perdure.session.pruning": ("PruneReport",),
+    "perdure.session.restoring": ("RebuildReport",),
     "perdure.session.retention": ("Retention",),
     "perdure.session.session": ("Receipt", "Session"),
     "perdure.session.turn": ("Turn",),
     "perdure.session.view": ("SessionView",),
     "perdure.errors": (
+        "CompactionError",
         "ConfigError",
         "CorruptRecordError",
         "FormatError",
@@ -81,6 +106,8 @@ _HOMES = {
         "LeaseHeldError",
         "LeaseLostError",
         "MissingExtraError",
+        "ModelError",
+        "ModelUnavailableError",
         "NotStorableError",
         "PerdureError",
         "ReplayDivergedError",
@@ -94,6 +121,8 @@ _HOMES = {
         "StoreUnavailableError",
         "TemplateError",
         "TooLargeError",
+        "ToolOutcomeUnknownError",
+        "ToolServerError",
         "UnknownConfigKeyError",
         "UnsavedChangesError",
         "UnsupportedVersionError",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
     from perdure.session.options import Autosave, Engine, Lease, Limits, Shutdown
     from perdure.store import Store
+    from perdure.stores.wrapped.keys import MasterKeys
 
 __all__ = ["connect", "store_for"]
 
@@ -38,6 +39,7 @@ def connect(
     limits: Limits = DEFAULT,
     types: Sequence[Any] = (),
     engine: Engine | None = None,
+    config: str | os.PathLike[str] | None = None,
 ) -> SessionManager:
     """Return a session manager, to enter with ``async with`` or to await.
 
@@ -53,24 +55,60 @@ def connect(
         limits: How large things may become.
         types: The application's own types that may be stored.
         engine: Knobs that few people need.
+        config: A persistence.yaml, for what neither arguments nor the environment say: its
+            ``store``, ``autosave`` and ``encryption``. It is read at once.
 
     Raises:
-        ConfigError: The URL or an option does not fit.
+        ConfigError: The URL, an option, or the file does not fit.
+        MissingExtraError: What the file asks for is not installed.
 
     """
     from perdure.autosave.environment import autosave_from
     from perdure.session import options
     from perdure.session.manager import SessionManager
 
+    store, declared = _declared(url, config)
     return SessionManager(
-        store_for(url),
-        autosave=autosave_from(os.environ) if autosave is DEFAULT else autosave,
+        store,
+        autosave=autosave_from(os.environ, *declared) if autosave is DEFAULT else autosave,
         lease=options.Lease() if lease is DEFAULT else lease,
         shutdown=options.Shutdown() if shutdown is DEFAULT else shutdown,
         limits=options.Limits() if limits is DEFAULT else limits,
         types=types,
         engine=engine,
     )
+
+
+def _declared(
+    url: Any, config: str | os.PathLike[str] | None
+) -> tuple[Store, tuple[Autosave | None, ...]]:
+    """Return the store of a URL, or else of a file, and when that says that sessions save."""
+    if config is None:
+        return store_for(url), ()
+    import msgspec
+
+    from perdure.declare.found import declared_at
+    from perdure.declare.settings import keys_of, url_of
+
+    declared = declared_at(config)
+    place = url or os.environ.get(URL_VARIABLE) or url_of(declared, os.environ)
+    autosave = declared.declaration.autosave
+    said = () if isinstance(autosave, msgspec.UnsetType) else (autosave,)
+    return _sealed(place, keys_of(declared, os.environ)), said
+
+
+def _sealed(place: Any, keys: MasterKeys | None) -> Store:
+    """Return the store of a place, encrypted if there are keys."""
+    if keys is None:
+        return store_for(place)
+    from perdure.stores.wrapped.encrypted import EncryptedStore
+    from perdure.stores.wrapped.urls import peeled
+
+    if isinstance(place, str):
+        inner, around = peeled(place, keys)
+        return around(_store_at(inner))
+    store = store_for(place)
+    return store if isinstance(store, EncryptedStore) else EncryptedStore(store, keys)
 
 
 def store_for(url: str | os.PathLike[str] | Store | StateStorage | None = None) -> Store:

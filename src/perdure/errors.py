@@ -20,14 +20,19 @@ Messages name what, where and the cure. They hold ids and sizes, never content.
     │   ├── LeaseHeldError
     │   └── LeaseLostError
     ├── SessionError
+    │   ├── CompactionError
     │   ├── SessionNotFoundError
     │   ├── SessionAlreadyActiveError
     │   ├── SessionClosedError
     │   ├── SessionQuarantinedError
     │   ├── UnsavedChangesError
     │   └── WrongLoopError
-    └── ReplayError
-        └── ReplayDivergedError
+    ├── ReplayError
+    │   └── ReplayDivergedError
+    ├── ModelError
+    │   └── ModelUnavailableError
+    └── ToolServerError
+        └── ToolOutcomeUnknownError
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from __future__ import annotations
 import inspect
 
 __all__ = [
+    "CompactionError",
     "ConfigError",
     "CorruptRecordError",
     "FormatError",
@@ -42,6 +48,8 @@ __all__ = [
     "LeaseHeldError",
     "LeaseLostError",
     "MissingExtraError",
+    "ModelError",
+    "ModelUnavailableError",
     "NotStorableError",
     "PerdureError",
     "ReplayDivergedError",
@@ -55,6 +63,8 @@ __all__ = [
     "StoreUnavailableError",
     "TemplateError",
     "TooLargeError",
+    "ToolOutcomeUnknownError",
+    "ToolServerError",
     "UnknownConfigKeyError",
     "UnsavedChangesError",
     "UnsupportedVersionError",
@@ -134,6 +144,10 @@ class SessionError(PerdureError):
     """A session cannot do what was asked."""
 
 
+class CompactionError(SessionError):
+    """Old turns could not be summed up; nothing has changed."""
+
+
 class SessionNotFoundError(SessionError):
     """There is no session of this id."""
 
@@ -164,3 +178,19 @@ class ReplayError(PerdureError):
 
 class ReplayDivergedError(ReplayError):
     """A replay did not come to what was recorded."""
+
+
+class ModelError(PerdureError):
+    """The model's provider refused a request, or gave an answer that cannot be used."""
+
+
+class ModelUnavailableError(ModelError):
+    """The model cannot answer right now; the same may be asked again."""
+
+
+class ToolServerError(PerdureError):
+    """A server of tools could not be started, reached, or talked to."""
+
+
+class ToolOutcomeUnknownError(ToolServerError):
+    """Nobody knows whether a tool has taken effect; it was not called again."""

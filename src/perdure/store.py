@@ -107,6 +107,10 @@ class Documents(msgspec.Struct, frozen=True):
     found: dict[str, Document] = {}
     damaged: tuple[str, ...] = ()
     """Names that a manifest lists, and whose bytes are lost or match no manifest."""
+    why: dict[str, str] = {}
+    """What is wrong with a damaged one, where more is known than that."""
+    remains: dict[str, bytes] = {}
+    """What lies in a damaged one's place, where the store does not keep it as evidence itself."""
 
 
 class Grant(msgspec.Struct, frozen=True):

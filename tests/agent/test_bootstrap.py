@@ -87,7 +87,7 @@ async def test_everything_comes_in_the_seeds_order(world: World, configured: Con
 async def test_the_restore_step_does_nothing_without_restore_options(
     memory_world: World, configured: Configure
 ) -> None:
-    """S0-22."""
+    """S0-21, S0-22."""
     async with memory_world.connect() as sessions:
         agent = await AgentFactory(sessions).create_agent(
             configured(instructions="x"), agent_id="a"

@@ -78,6 +78,15 @@ def test_memory_gives_its_figures_and_reads_little(tmp_path: Path) -> None:
     assert figures["memory.open_bytes_share"] <= 10 * TARGETS["memory.open_bytes_share"]
 
 
+@pytest.mark.skipif(not KERNEL.exists(), reason="reads are counted by /proc")
+def test_restore_gives_its_figures_and_reads_no_history(tmp_path: Path) -> None:
+    """S0-2: counts of bytes, not of time; both sessions fill the context."""
+    given = ("--messages", "1200", "--few", "400", "--rounds", "1")
+    figures = figures_of(tmp_path, "restore", *given, "--folder", str(tmp_path))
+    assert names_of("restore") <= set(figures)
+    assert figures["restore.bytes_growth"] <= TARGETS["restore.bytes_growth"]
+
+
 def test_a_turn_is_about_7_kb_and_no_two_are_alike() -> None:
     chat = Chat(1)
     turns = [chat.turn() for _ in range(20)]

@@ -33,7 +33,7 @@ def options(name: str) -> dict[str, str]:
     console = Console(width=300, file=io.StringIO(), color_system=None)
     app.help_print([name], console=console)
     shown = console.file.getvalue()
-    rows = re.findall(r"│ \*?\s*(--[a-z-]+)(?: [A-Z|]+)?  +(.*?) *│", shown)
+    rows = re.findall(r"│ \*?\s*(--[a-z-]+)(?: [A-Z|.]+)?  +(.*?) *│", shown)
     return {option: text.partition(" [default")[0].strip() for option, text in rows}
 
 

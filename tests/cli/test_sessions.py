@@ -130,3 +130,19 @@ def test_what_somebody_stored_cannot_steer_the_terminal(command: Command, store:
         assert "\x1b" not in out
         assert "\u202e" not in out
     assert r"a\x1b[2Jb [bold]c[/bold]" in command("show", "mallory", "--store", str(store)).out
+
+
+def test_show_tells_how_a_session_would_come_back(command: Command, store: Path) -> None:
+    """S0-Q3, C8."""
+    (store / "agents" / "ada" / "memory.json").write_text("damaged")
+    out = command("show", "ada", "--restore-plan", "--store", str(store)).out
+    assert "rebuild   memory.json: it is lost, or not what its manifest says" in out
+    assert "use       session.json" in out
+    told = ("show", "ada", "--restore-plan", "--target", "anthropic", "--store", str(store))
+    plan = command(*told, "--json").json
+    assert (plan["agent"], plan["target"], plan["is_sound"]) == ("ada", "anthropic", False)
+    assert {one["name"]: one["fate"] for one in plan["documents"]}["memory.json"] == "rebuild"
+    assert (store / "agents" / "ada" / "memory.json").read_text() == "damaged"
+    ran = command("show", "nobody", "--restore-plan", "--store", str(store))
+    assert "there is no session nobody" in ran.err
+    assert command("show", "ada", "--restore-plan", "--target", "llama").status == 2

@@ -23,7 +23,7 @@ def test_the_entry_is_ready_and_holds_the_very_bytes() -> None:
     assert (encoded.kind, encoded.payload) == ("app:rating", payload)
 
 
-@pytest.mark.parametrize("kind", ["a", "event", "My.Kind-1:x_y", "k" * 64])
+@pytest.mark.parametrize("kind", ["a", "happened", "My.Kind-1:x_y", "k" * 64])
 def test_a_kind_of_ones_own_is_taken(kind: str) -> None:
     assert Encoded(kind, b"null").kind == kind
 

@@ -6,7 +6,11 @@
     python -m tests.crash pause --cycles 20         # the same at random moments, any store
     python -m tests.crash race --rounds 50          # eight processes want one session
     python -m tests.crash readers --seconds 10      # readers beside a folding writer
+    python -m tests.crash effects --cycles 100      # kill an agent that sends mail; without: everywhere
     python -m tests.crash mail                      # kill who posts and takes, at every call
+    python -m tests.crash restore --variant damaged # kill a restore at every call, and restart
+    python -m tests.crash rollback                  # kill a rollback at every call
+    python -m tests.crash compaction                # kill a turn that compacts at every step
     python -m tests.crash flip --cycles 1000        # damage to each file of a session
     python -m tests.crash cuts --limit 1000         # states that a cut of power may leave
 
@@ -25,25 +29,33 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.crash import places
+from tests.crash.compacting import compaction
 from tests.crash.cuts import cuts
+from tests.crash.effects import effects
 from tests.crash.flip import flip
 from tests.crash.kill import kill
 from tests.crash.mail import mail
 from tests.crash.pause import pause
 from tests.crash.race import race
 from tests.crash.readers import readers
+from tests.crash.restoring import VARIANTS, restore
+from tests.crash.rollbacks import rollback
 from tests.crash.steps import steps
 from tests.crash.stop import stop
 from tests.crash.work import SCENARIOS
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
+    "compaction": compaction,
     "cuts": cuts,
+    "effects": effects,
     "flip": flip,
     "kill": kill,
     "mail": mail,
     "pause": pause,
     "race": race,
     "readers": readers,
+    "restore": restore,
+    "rollback": rollback,
     "steps": steps,
     "stop": stop,
 }
@@ -68,11 +80,20 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("pause")
     command.add_argument("--cycles", type=int, default=20)
     commands.add_parser("mail")
+    command = commands.add_parser("compaction")
+    command.add_argument("--backend", choices=["asyncio", "trio"], default="asyncio")
+    command = commands.add_parser("effects")
+    command.add_argument("--cycles", type=int, help="at points spread evenly; else at every point")
     command = commands.add_parser("race")
     command.add_argument("--rounds", type=int, default=10)
     command.add_argument("--racers", type=int, default=8)
     command = commands.add_parser("flip")
     command.add_argument("--cycles", type=int, default=200)
+    command = commands.add_parser("restore")
+    command.add_argument("--variant", choices=sorted(VARIANTS), default="sound")
+    command.add_argument("--every", type=int, default=1)
+    command = commands.add_parser("rollback")
+    command.add_argument("--every", type=int, default=1)
     command = commands.add_parser("readers")
     command.add_argument("--seconds", type=float, default=3.0)
     for name in ("kill", "pause", "race", "readers"):

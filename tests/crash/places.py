@@ -57,7 +57,7 @@ def _redis(root: Path, owner: str | None) -> Store:
 
 
 def _s3(root: Path, owner: str | None) -> Store:
-    from perdure.stores.s3 import opened
+    from perdure.stores.objects import opened
     from tests.servers.s3 import store_on
 
     opened._COMPACT = 4  # commits are merged in the background, too, while this is crashed

@@ -47,6 +47,15 @@ def test_a_kill_at_any_call_loses_nothing(scenario: str, least: int) -> None:
     assert summary["acknowledged"] >= summary["kills"]
 
 
+def test_a_rollback_is_wholly_there_or_not_at_all() -> None:
+    """S3-7, S3-11: killed at any call, a rollback is one group of the log."""
+    summary = crash("rollback", "--every", "4")
+    assert summary["problems"] == []
+    assert summary["kills"] >= 8
+    assert summary["wholly_there"] >= 2
+    assert summary["not_at_all"] >= 2
+
+
 def test_a_kill_under_load_loses_nothing() -> None:
     summary = crash("kill", "--cycles", "8")
     assert summary["problems"] == []
@@ -104,6 +113,15 @@ def test_a_kill_of_who_posts_or_takes_neither_loses_nor_doubles() -> None:
     assert summary["problems"] == []
     assert summary["kills"] >= 100
     assert summary["acknowledged"] >= summary["kills"]
+
+
+@pytest.mark.parametrize(("variant", "every"), [("sound", 4), ("damaged", 4)])
+def test_a_kill_within_a_restore_changes_nothing(variant: str, every: int) -> None:
+    """S0-2, C8: whatever the restore was at, the next one gives the same state."""
+    summary = crash("restore", "--variant", variant, "--every", str(every))
+    assert summary["problems"] == []
+    assert summary["kills"] >= 12
+    assert summary["messages"] >= 6
 
 
 def test_readers_beside_a_folding_writer_see_whole_prefixes() -> None:

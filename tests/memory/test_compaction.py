@@ -9,9 +9,10 @@ from perdure.memory.compaction import (
     Compaction,
     CompactionPolicy,
     Compactor,
-    ExtractiveSummarizer,
     TurnTrace,
 )
+from perdure.memory.extractive import ExtractiveSummarizer
+from perdure.memory.facts import Fact
 
 TURNS = (
     TurnTrace(
@@ -61,7 +62,7 @@ async def test_the_summary_quotes_and_does_not_invent() -> None:
 
 async def test_facts_are_what_users_say_about_themselves() -> None:
     summary = await ExtractiveSummarizer().summarize(TURNS)
-    assert summary.facts == ("My name is Ada.",)
+    assert summary.facts == (Fact("My name is Ada.", "durable_fact"),)
 
 
 async def test_the_same_turns_give_the_same_items() -> None:

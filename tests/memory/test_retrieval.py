@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perdure.codec.json import encode
-from perdure.errors import CorruptRecordError
+from perdure.errors import ConfigError, CorruptRecordError
 from perdure.memory.documents import EPISODIC, fold_items
 from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, item_entry, items_of
-from perdure.memory.retrieval import Retriever, select
+from perdure.memory.retrieval import Retriever, Weights, select, smaller
 from perdure.model.records import Record
 
 
@@ -62,3 +62,123 @@ async def test_what_is_recorded_is_retrieved() -> None:
 
     bundle = await Retriever(read).retrieve(3, 20)
     assert bundle == MemoryBundle((episode(1), episode(2)), (fact(1),))
+
+
+# answers to queries
+
+
+def memory_of(*items: EpisodicItem | SemanticItem, **options: object) -> Retriever:
+    async def read(name: str) -> list[bytes]:
+        kind = EpisodicItem if name == EPISODIC else SemanticItem
+        return [encode(one) for one in items if isinstance(one, kind)]
+
+    return Retriever(read, **options)  # type: ignore[arg-type]
+
+
+def says(number: int, text: str, salience: float = 200.0) -> SemanticItem:
+    return SemanticItem(id=f"sem_{number}", ts=float(number), fact=text, salience=salience)
+
+
+BOAT = says(1, "The boat is called Sula.")
+BERTH = says(2, "Her berth is number 12.")
+PUMP = says(3, "The bilge pump of the boat leaks.", 500.0)
+TRIP = EpisodicItem(id="ep_4", ts=4.0, summary="User: We sailed the boat to the islands.")
+
+
+async def test_a_query_finds_by_words_in_facts_and_episodes() -> None:
+    """S0-15: what a rebuild would leave out can still be asked for."""
+    retriever = memory_of(BOAT, BERTH, PUMP, TRIP)
+    assert [one.item for one in await retriever.search("berth")] == [BERTH]
+    assert {one.item.id for one in await retriever.search("boat")} == {"sem_1", "sem_3", "ep_4"}
+    assert [one.item for one in await retriever.search("islands boat", kind="episodic")] == [TRIP]
+    assert await retriever.search("anchor") == []
+
+
+async def test_of_two_that_fit_alike_the_salient_then_the_newer_comes_first() -> None:
+    salient = memory_of(says(1, "The pump leaks.", 500.0), says(2, "The pump leaks.", 100.0))
+    assert [one.item.id for one in await salient.search("pump")] == ["sem_1", "sem_2"]
+    newer = memory_of(says(1, "The pump leaks."), says(2, "The pump leaks."))
+    assert [one.item.id for one in await newer.search("pump")] == ["sem_2", "sem_1"]
+
+
+async def test_without_a_query_what_is_salient_and_new_comes_first() -> None:
+    found = await memory_of(BOAT, BERTH, PUMP).search("", limit=2)
+    assert [one.item for one in found] == [PUMP, BERTH]
+    assert all(one.match == 0.0 for one in found)
+
+
+@pytest.mark.parametrize(
+    ("query", "fits"),
+    [
+        ("boats", True),  # by the stem
+        ("SULA", True),
+        ("súla", True),  # without accents
+        ('"sula" OR x NEAR(y)', True),  # no syntax, only words
+        ("* -", False),
+        ("oat", False),
+    ],
+)
+async def test_a_query_is_words_and_no_syntax(query: str, fits: bool) -> None:
+    assert [one.item for one in await memory_of(BOAT).search(query)] == [BOAT] * fits
+
+
+async def test_vectors_find_what_words_do_not() -> None:
+    axes = {"yacht": (1.0, 0.0), "boat": (0.9, 0.1), "berth": (0.0, 1.0)}
+    asked: list[list[str]] = []
+
+    async def embed(texts: list[str]) -> list[tuple[float, float]]:
+        asked.append(list(texts))
+        return [next(axes[word] for word in axes if word in text.casefold()) for text in texts]
+
+    retriever = memory_of(BOAT, BERTH, embed=embed)
+    found = await retriever.search("yacht")
+    assert found[0].item == BOAT
+    assert found[0].match > 0.9
+    await retriever.search("yacht")
+    assert asked == [["yacht", "The boat is called Sula.", "Her berth is number 12."], ["yacht"]]
+
+
+async def test_a_ranking_and_weights_can_be_replaced() -> None:
+    """S1-4c."""
+
+    def by_length(query: str, texts: list[str]) -> list[float]:
+        return [len(text) / 100 for text in texts]
+
+    only_text = Weights(salience=0.0, recency=0.0)
+    found = await memory_of(BOAT, BERTH, PUMP, rank=by_length, weights=only_text).search("x")
+    assert [one.item for one in found] == [PUMP, BOAT, BERTH]
+    assert found[0].score == found[0].match == len(PUMP.fact) / 100
+
+
+async def test_a_python_without_full_text_search_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import sqlite3
+
+    connect = sqlite3.connect
+
+    class Bare(sqlite3.Connection):
+        def execute(self, sql: str, *args: object) -> sqlite3.Cursor:
+            if "fts5" in sql:
+                raise sqlite3.OperationalError("no such module: fts5")
+            return super().execute(sql, *args)
+
+    monkeypatch.setattr(sqlite3, "connect", lambda path: connect(path, factory=Bare))
+    with pytest.raises(ConfigError, match="rank="):
+        await memory_of(BOAT).search("boat")
+
+
+def test_facts_that_say_the_same_count_once_in_a_context() -> None:
+    facts = [says(1, "Likes herring."), says(2, "likes herring", 300.0), says(3, "It rained.")]
+    bundle = select([], facts, max_episodic=3, max_semantic=20)
+    assert [one.id for one in bundle.semantic] == ["sem_2", "sem_3"]
+
+
+def test_a_bundle_becomes_smaller_until_nothing_is_left() -> None:
+    bundle = MemoryBundle((episode(1), episode(2)), (says(1, "a b c"), says(2, "d e f")))
+    sizes = [bundle]
+    while sizes[-1] != MemoryBundle():
+        sizes.append(smaller(sizes[-1]))
+    assert [len(one.episodic) for one in sizes[:4]] == [2, 1, 1, 1]
+    assert [len(one.semantic) for one in sizes[:4]] == [2, 2, 1, 0]
+    assert sizes[4].episodic[0].summary.endswith("…")

@@ -118,7 +118,7 @@ def without_cache(backing: MemoryBacking) -> MemoryBacking:
 
 
 async def test_a_valid_cache_is_read_and_nothing_is_retrieved() -> None:
-    """S0-14, S1-2."""
+    """S0-13, S0-14, S1-2."""
     done, messages, traced = await restored(await talked())
     assert traced.steps == ["exists", "read", "validate"]
     assert done.source == "snapshot"
@@ -245,7 +245,7 @@ async def test_a_damaged_memory_is_made_anew_from_the_log() -> None:
 
 
 async def test_a_changed_prompt_is_replaced_and_the_rest_kept() -> None:
-    """S0-Q1: what the seeds' project got wrong, and silently."""
+    """S0-Q1, S1-G2: what the seeds' project got wrong, and silently."""
     done, messages, _ = await restored(await talked(), prompt="Be brief.")
     assert texts(messages) == ["Be brief.", "hello", "hi"]
     assert "system prompt" in [step.what for step in done.steps]

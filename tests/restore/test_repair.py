@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Message, ToolCall
+from perdure.providers import Issuer, parse, render
+from perdure.providers.target import Target
 from perdure.restore.repair import INTERRUPTED, interrupted_result, is_synthetic, repair
 
 
@@ -140,11 +143,19 @@ def test_mending_what_is_mended_changes_nothing(messages: list[Message], policy:
     assert again.appended == ()
 
 
+def said_in(messages: Sequence[Message]) -> Counter[str]:
+    """Return every word and every call; a reply may come as one message or several."""
+    return Counter(
+        said
+        for one in messages
+        if one.tool_result is None
+        for said in (*one.text.split(), *(f"call {call.id}" for call in one.tool_calls))
+    )
+
+
 @given(conversations)
 def test_closing_keeps_everything_that_was_said(messages: list[Message]) -> None:
-    said = [one for one in messages if one.tool_result is None and one != Message.assistant("")]
-    kept = [one for one in repair(messages).messages if one.tool_result is None]
-    assert kept == said
+    assert said_in(repair(messages).messages) == said_in(messages)
 
 
 @given(conversations)
@@ -164,3 +175,27 @@ def test_a_conversation_cut_anywhere_and_mended_goes_on_as_it_was(
     real = [one for one in whole.messages if one.tool_result and not is_synthetic(one)]
     went_on = repair((*repair(messages[:cut], "keep").messages, *messages[cut:]))
     assert [one for one in went_on.messages if one.tool_result and not is_synthetic(one)] == real
+
+
+def test_what_others_issued_is_stripped_for_good_when_the_reader_is_named() -> None:
+    """A provider that has refused a signature once refuses it each time: the strip is durable."""
+    thinking = {"type": "thinking", "thinking": "Hm", "signature": "sig"}
+    reply = {"model": "m", "content": [thinking, {"type": "text", "text": "Hello"}]}
+    signed = parse(reply, "anthropic")
+    given = (Message.user("Hi"), signed)
+    proxy = Target("anthropic", Issuer("proxy"))
+    mended = repair(given, target=proxy)
+    assert mended.stripped == 1
+    assert mended.appended is None
+    assert [one.text for one in mended.messages] == ["Hi", "Hello"]
+    assert "sig" not in str(render(mended.messages, "anthropic", reasoning="keep"))
+    assert repair(mended.messages, target=proxy).stripped == 0
+    assert repair(given, target=Target("anthropic", Issuer("anthropic"))).messages == given
+
+
+def test_a_reply_in_pieces_is_put_together_for_good() -> None:
+    """REQUIREMENTS 2.1: the trace of an answer's text followed that of its calls."""
+    mended = repair((asks("a"), asks("b"), Message.assistant("Both."), result("b"), result("a")))
+    assert mended.messages == (asks("a", "b", text="Both."), result("b"), result("a"))
+    assert mended.joined == 2
+    assert repair(mended.messages).messages == mended.messages

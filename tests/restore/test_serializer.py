@@ -36,7 +36,7 @@ def payload() -> dict[str, Any]:
 
 
 def test_everything_comes_back() -> None:
-    """S0-9: calls, results, media, reasoning, unknown fields, values that are more than JSON."""
+    """S0-6, S0-7, S0-9: calls, results, media, reasoning, unknown fields, values that are more than JSON."""
     through_text = json.loads(json.dumps(payload()))
     found, beside = WorkingContextSnapshotSerializer().deserialize(through_text)
     assert found == snapshot()

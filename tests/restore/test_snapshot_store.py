@@ -30,6 +30,7 @@ async def opened(backing: MemoryBacking) -> MemoryStore:
 
 
 async def test_what_a_fold_wrote_is_read() -> None:
+    """S0-11."""
     snapshots = WorkingContextSnapshotStore(await opened(await folded("x", "y")), KEY)
     assert await snapshots.exists("ada")
     payload = await snapshots.read("ada")

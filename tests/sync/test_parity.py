@@ -9,8 +9,13 @@ import pytest
 
 import perdure
 import perdure.sync
+from perdure.checkpoints import engine, events, reader
+from perdure.declare.archive import archives
 from perdure.memory import state, working
-from perdure.session import contributors
+from perdure.session import contributors, planned, rendering
+from perdure.session import restoring as async_restoring
+from perdure.sync import rendering as sync_rendering
+from perdure.sync import restoring
 
 NOT_FOR_USERS = "# for the manager, turns and the agent: not for users"
 """What stands above the methods of the session that nobody has to wrap."""
@@ -28,6 +33,9 @@ RENAMED = {"aclose": "close"}
 PAIRS = [
     (perdure.SessionManager, perdure.sync.SessionManager),
     (perdure.Session, perdure.sync.Session),
+    (planned.Planned, restoring.Planned),
+    (rendering.Rendered, sync_rendering.Rendered),
+    (async_restoring.Restoring, restoring.Restoring),
     (perdure.SessionView, perdure.sync.SessionView),
     (perdure.Turn, perdure.sync.Turn),
     (working.WorkingMemory, perdure.sync.WorkingMemory),
@@ -35,6 +43,11 @@ PAIRS = [
     (state.TypedState, perdure.sync.TypedState),
     (perdure.Attachment, perdure.sync.Attachment),
     (contributors.Contributor, perdure.sync.Contributor),
+    (archives.Archives, perdure.sync.Archives),
+    (reader.CheckpointReader, perdure.sync.CheckpointReader),
+    (engine.CheckpointEngine, perdure.sync.CheckpointEngine),
+    (events.EventReader, perdure.sync.EventReader),
+    (events.EventStream, perdure.sync.EventStream),
 ]
 pairs = pytest.mark.parametrize(("theirs", "ours"), PAIRS, ids=lambda cls: cls.__name__)
 

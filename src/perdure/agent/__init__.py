@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from perdure.agent.events import AgentEvent as AgentEvent
     from perdure.agent.events import AgentReady as AgentReady
     from perdure.agent.events import AgentStopped as AgentStopped
+    from perdure.agent.events import ApprovalRequested as ApprovalRequested
     from perdure.agent.events import BootstrapStarted as BootstrapStarted
     from perdure.agent.events import BootstrapStepDone as BootstrapStepDone
     from perdure.agent.events import CompactionCompleted as CompactionCompleted
     from perdure.agent.events import CompactionFailed as CompactionFailed
     from perdure.agent.events import CompactionStarted as CompactionStarted
     from perdure.agent.events import ContextRestored as ContextRestored
+    from perdure.agent.events import EffectUnknown as EffectUnknown
     from perdure.agent.events import Segment as Segment
     from perdure.agent.events import ToolFinished as ToolFinished
     from perdure.agent.events import ToolStarted as ToolStarted
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from perdure.agent.events import TurnFailed as TurnFailed
     from perdure.agent.events import TurnInterrupted as TurnInterrupted
     from perdure.agent.events import TurnStarted as TurnStarted
+    from perdure.agent.events import TurnUnfinished as TurnUnfinished
+    from perdure.agent.events import Unfinished as Unfinished
     from perdure.agent.factory import AgentFactory as AgentFactory
     from perdure.agent.features import Features as Features
     from perdure.agent.handlers import BootstrapEventHandler as BootstrapEventHandler
@@ -50,13 +54,17 @@ if TYPE_CHECKING:
     from perdure.agent.handlers import ToolResultEventHandler as ToolResultEventHandler
     from perdure.agent.handlers import UserInputMessageEventHandler as UserInputMessageEventHandler
     from perdure.agent.handlers import WorkerEventDispatcher as WorkerEventDispatcher
+    from perdure.agent.llm import AnthropicModel as AnthropicModel
     from perdure.agent.llm import Chunk as Chunk
     from perdure.agent.llm import EchoModel as EchoModel
     from perdure.agent.llm import Model as Model
+    from perdure.agent.llm import OpenAIModel as OpenAIModel
     from perdure.agent.llm import ScriptedModel as ScriptedModel
     from perdure.agent.llm import ToolSpec as ToolSpec
     from perdure.agent.llm import Usage as Usage
     from perdure.agent.llm import call as call
+    from perdure.agent.llm import named_model as named_model
+    from perdure.agent.mcp import McpServer as McpServer
     from perdure.agent.memory import MemoryManager as MemoryManager
     from perdure.agent.notes import InContextMemory as InContextMemory
     from perdure.agent.permissions import Permissions as Permissions
@@ -65,17 +73,37 @@ if TYPE_CHECKING:
     from perdure.agent.plugins import ToolSettings as ToolSettings
     from perdure.agent.requests import LLMRequestAssembler as LLMRequestAssembler
     from perdure.agent.requests import render_openai as render_openai
+    from perdure.agent.results import ResultReference as ResultReference
+    from perdure.agent.results import reference_of as reference_of
+    from perdure.agent.results import resolved as resolved
     from perdure.agent.runtime import AgentRuntime as AgentRuntime
     from perdure.agent.streams import EventStream as EventStream
+    from perdure.agent.summarizer import ModelSummarizer as ModelSummarizer
     from perdure.agent.tools import Tool as Tool
     from perdure.agent.tools import tool as tool
     from perdure.agent.turns import TurnTracker as TurnTracker
     from perdure.agent.worker import AgentWorker as AgentWorker
     from perdure.interchange.memory_file import FileMemoryStorage as FileMemoryStorage
+    from perdure.memory.budget import estimated_tokens as estimated_tokens
+    from perdure.memory.compaction import Compaction as Compaction
     from perdure.memory.compaction import CompactionPolicy as CompactionPolicy
     from perdure.memory.compaction import Compactor as Compactor
+    from perdure.memory.compaction import Summarizer as Summarizer
+    from perdure.memory.compaction import Summary as Summary
+    from perdure.memory.compaction import TurnTrace as TurnTrace
+    from perdure.memory.extractive import ExtractiveSummarizer as ExtractiveSummarizer
+    from perdure.memory.facts import Fact as Fact
+    from perdure.memory.facts import FactLimits as FactLimits
     from perdure.memory.in_session import SessionMemoryStorage as SessionMemoryStorage
+    from perdure.memory.items import EpisodicItem as EpisodicItem
+    from perdure.memory.items import MemoryBundle as MemoryBundle
+    from perdure.memory.items import SemanticItem as SemanticItem
+    from perdure.memory.ledger import Approval as Approval
+    from perdure.memory.ledger import Effect as Effect
+    from perdure.memory.raw_trace import RawTrace as RawTrace
+    from perdure.memory.retrieval import Found as Found
     from perdure.memory.retrieval import Retriever as Retriever
+    from perdure.memory.retrieval import Weights as Weights
     from perdure.memory.storage import MemoryInfo as MemoryInfo
     from perdure.memory.storage import MemoryItem as MemoryItem
     from perdure.memory.storage import MemoryStorage as MemoryStorage
@@ -98,12 +126,14 @@ _HOMES = {
         "AgentEvent",
         "AgentReady",
         "AgentStopped",
+        "ApprovalRequested",
         "BootstrapStarted",
         "BootstrapStepDone",
         "CompactionCompleted",
         "CompactionFailed",
         "CompactionStarted",
         "ContextRestored",
+        "EffectUnknown",
         "Segment",
         "ToolFinished",
         "ToolStarted",
@@ -111,6 +141,8 @@ _HOMES = {
         "TurnFailed",
         "TurnInterrupted",
         "TurnStarted",
+        "TurnUnfinished",
+        "Unfinished",
     ),
     "perdure.agent.factory": ("AgentFactory",),
     "perdure.agent.features": ("Features",),
@@ -123,29 +155,48 @@ _HOMES = {
         "WorkerEventDispatcher",
     ),
     "perdure.agent.llm": (
+        "AnthropicModel",
         "Chunk",
         "EchoModel",
         "Model",
+        "OpenAIModel",
         "ScriptedModel",
         "ToolSpec",
         "Usage",
         "call",
+        "named_model",
     ),
+    "perdure.agent.mcp": ("McpServer",),
     "perdure.agent.memory": ("MemoryManager",),
     "perdure.agent.notes": ("InContextMemory",),
     "perdure.agent.permissions": ("Permissions",),
     "perdure.agent.persistent": ("PersistentSession",),
     "perdure.agent.plugins": ("PersistentInstructions", "ToolSettings"),
     "perdure.agent.requests": ("LLMRequestAssembler", "render_openai"),
+    "perdure.agent.results": ("ResultReference", "reference_of", "resolved"),
     "perdure.agent.runtime": ("AgentRuntime",),
     "perdure.agent.streams": ("EventStream",),
+    "perdure.agent.summarizer": ("ModelSummarizer",),
     "perdure.agent.tools": ("Tool", "tool"),
     "perdure.agent.turns": ("TurnTracker",),
     "perdure.agent.worker": ("AgentWorker",),
     "perdure.interchange.memory_file": ("FileMemoryStorage",),
-    "perdure.memory.compaction": ("CompactionPolicy", "Compactor"),
+    "perdure.memory.budget": ("estimated_tokens",),
+    "perdure.memory.compaction": (
+        "Compaction",
+        "CompactionPolicy",
+        "Compactor",
+        "Summarizer",
+        "Summary",
+        "TurnTrace",
+    ),
+    "perdure.memory.extractive": ("ExtractiveSummarizer",),
+    "perdure.memory.facts": ("Fact", "FactLimits"),
     "perdure.memory.in_session": ("SessionMemoryStorage",),
-    "perdure.memory.retrieval": ("Retriever",),
+    "perdure.memory.ledger": ("Approval", "Effect"),
+    "perdure.memory.items": ("EpisodicItem", "MemoryBundle", "SemanticItem"),
+    "perdure.memory.raw_trace": ("RawTrace",),
+    "perdure.memory.retrieval": ("Found", "Retriever", "Weights"),
     "perdure.memory.storage": ("MemoryInfo", "MemoryItem", "MemoryStorage"),
     "perdure.restore": (
         "CompactionSnapshotBuilder",

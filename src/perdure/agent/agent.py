@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, final
 
 import anyio
 
+from perdure.agent.archiving import keep_home
+from perdure.agent.attending import Attending
 from perdure.agent.config import AgentConfig
 from perdure.agent.context import AgentContext
+from perdure.agent.declared import Keeping
 from perdure.agent.events import (
     AgentStopped,
     TurnEnded,
@@ -26,6 +30,7 @@ from perdure.session.inside import disclaim
 if TYPE_CHECKING:
     from perdure.agent.factory import IfExists
     from perdure.agent.llm.model import Model
+    from perdure.agent.mcp.server import McpServer
     from perdure.agent.memory import MemoryManager
     from perdure.agent.notes import InContextMemory
     from perdure.agent.permissions import Permissions
@@ -40,9 +45,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent", "Creating"]
 
+A = TypeVar("A", bound="Agent")
 
-@final
-class Agent:
+log: logging.Logger = logging.getLogger("perdure.agent")
+
+
+class Agent(Attending, Keeping):
     """Answer messages in a session that keeps itself: ``async with agent``.
 
     Made by `Agent.create`, or by an `AgentFactory`; it holds its session, whether it was
@@ -63,37 +71,41 @@ class Agent:
         release: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self.context = context
+        context.declared.belongs_to(self, Agent)
         self.runtime = runtime
         self._save_on_close = save_on_close
         self._release = release
         self._stopped = False
 
-    @staticmethod
+    @classmethod
     def create(
+        cls,
         id: str | None = None,
         *,
-        model: Model | None = None,
+        model: Model | str | None = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
+        mcp: Sequence[McpServer | str] = (),
         instructions: str = "",
         sessions: SessionManager | None = None,
         persistent_session: Persistence = None,
         if_exists: IfExists = "resume",
         config: AgentConfig | None = None,
         **options: Any,
-    ) -> Creating:
+    ) -> Creating[Self]:
         """Make an agent: ``async with Agent.create(…) as agent`` starts it, too; or await it.
 
         Args:
             id: The agent's id; None for a new one.
-            model: Answers.
+            model: Answers: a `Model`, or a name such as "openai:NAME" or "anthropic:NAME".
             tools: Functions that the model may call.
+            mcp: Servers of more tools: `McpServer`, a command line, or a URL.
             instructions: The system prompt; without any, the stored one is kept.
             sessions: Where its session is kept.
             persistent_session: True, or how it is kept: without ``sessions``, in a store that
                 the agent opens and closes. False: in memory only, no file is made. None:
                 kept if ``sessions`` are given.
             if_exists: Go on with what is stored, refuse, or delete it and begin anew.
-            config: All of it in one, instead of model, tools and instructions.
+            config: All of it in one, instead of model, tools, mcp and instructions.
             options: Everything else that an `AgentConfig` takes.
 
         Raises:
@@ -102,8 +114,14 @@ class Agent:
         """
         from perdure.agent.factory import create, merged
 
-        whole = merged(config, id, model, tools, instructions, options)
-        return Creating(lambda: create(whole, id, sessions, persistent_session, if_exists))
+        given: dict[str, Any] = {
+            "model": model,
+            "tools": tools,
+            "mcp": mcp,
+            "instructions": instructions,
+        }
+        whole = merged(config, id, **given, options=options)
+        return Creating(lambda: create(cls, whole, id, sessions, persistent_session, if_exists))
 
     def __repr__(self) -> str:
         state = "running" if self.runtime.is_running else "stopped" if self._stopped else "new"
@@ -205,11 +223,11 @@ class Agent:
             # The caller has no time: end the worker, keep what it has, and be cancelled.
             with anyio.CancelScope(shield=True):
                 await self.runtime.stop(finish=False)
-                await self._let_go()
+                await self._let_go(hurried=True)
             raise
-        await self._let_go()
+        await self._let_go(hurried=False)
 
-    async def _let_go(self) -> None:
+    async def _let_go(self, *, hurried: bool) -> None:
         if self._stopped:
             return
         self._stopped = True
@@ -218,12 +236,22 @@ class Agent:
             if self._save_on_close and session.is_writable:
                 await session.save()
                 await self.context.plugins.memory.flush()
+                await keep_home(self.context, hurried=hurried)
         finally:
             self.context.plugins.detach()
             disclaim(session, self.context)
             await session.__aexit__(None, None, None)
+            await self._close_parts()
             if self._release is not None:
                 await self._release()
+
+    async def _close_parts(self) -> None:
+        """Close what was opened for this agent: a part that fails does not keep the others open."""
+        for close in reversed(self.context.at_stop):
+            try:
+                await close()
+            except Exception as error:  # logged: the session is saved already
+                log.warning("a part did not close", extra={"agent": self.id}, exc_info=error)
 
     def interrupt(self) -> bool:
         """Stop the running turn, keep what it has, and go on with the next message.
@@ -235,9 +263,10 @@ class Agent:
     async def post_user_message(
         self, message: str | Message, *, turn_id: str | None = None
     ) -> None:
-        """Post a message; waits while the inbox is full, not for the answer.
+        """Post a message; returns when it is durable, not with the answer.
 
-        What is posted is not durable until its turn begins: see `ask` and `stream`.
+        Waits while the inbox is full. Whatever happens from then on, the message is answered, or
+        is found among ``unfinished`` when the agent comes back.
 
         Args:
             message: What the user says.
@@ -250,6 +279,7 @@ class Agent:
 
         """
         await self._post(message, None, turn_id)
+        await self.session.save()
 
     def stream(self, message: str | Message, *, turn_id: str | None = None) -> EventStream:
         """Return the events of a turn: ``async for event in agent.stream("Hello")``.
@@ -318,17 +348,17 @@ class Agent:
 
 
 @final
-class Creating:
+class Creating(Generic[A]):
     """What ``Agent.create(…)`` returns: await it for an agent, or enter it for one that runs."""
 
-    def __init__(self, make: Callable[[], Awaitable[Agent]]) -> None:
+    def __init__(self, make: Callable[[], Awaitable[A]]) -> None:
         self._make = make
-        self._agent: Agent | None = None
+        self._agent: A | None = None
 
-    def __await__(self) -> Generator[Any, None, Agent]:
+    def __await__(self) -> Generator[Any, None, A]:
         return self._make().__await__()
 
-    async def __aenter__(self) -> Agent:
+    async def __aenter__(self) -> A:
         self._agent = await self._make()
         return await self._agent.__aenter__()
 

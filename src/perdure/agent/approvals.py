@@ -1,6 +1,7 @@
 """Whether a tool may run now: its settings, its permissions, and whoever is asked.
 
-What is refused becomes a result that tells the model so.
+What is refused becomes a result that tells the model so. A call that waits for somebody is
+in the ledger, and durable, before anybody is told of it: after a restart it waits still.
 """
 
 from __future__ import annotations
@@ -8,9 +9,16 @@ from __future__ import annotations
 import inspect
 
 from perdure.agent.context import AgentContext
+from perdure.agent.events import ApprovalRequested
 from perdure.model.messages import ToolCall
 
-__all__ = ["refusal"]
+__all__ = ["must_ask", "refusal"]
+
+
+def must_ask(call: ToolCall, context: AgentContext) -> bool:
+    """Say whether somebody, or some function, decides before a tool may run."""
+    is_open = context.plugins.permissions.verdict(call.name) == "open"
+    return is_open and context.config.approve is not None
 
 
 async def refusal(call: ToolCall, context: AgentContext) -> str | None:
@@ -24,11 +32,30 @@ async def refusal(call: ToolCall, context: AgentContext) -> str | None:
     approve = context.config.approve
     if verdict == "allowed" or approve is None:
         return None
+    known = context.ledger.approval_of(context.turn_id, call)
+    if known is not None or approve == "ask":
+        return await _asked(call, context)
     try:
         answer = approve(call, context)
         answer = await answer if inspect.isawaitable(answer) else answer
     except Exception as error:  # noqa: BLE001  # nobody has approved it
         return f"the tool {name!r} could not be approved: {type(error).__name__}: {error}"
+    if answer == "ask":
+        return await _asked(call, context)
     if answer == "always":
         plugins.permissions.approve(name)
     return None if answer in {True, "always"} else f"the tool {name!r} was not approved"
+
+
+async def _asked(call: ToolCall, context: AgentContext) -> str | None:
+    """Wait until somebody has approved a call, or denied it."""
+    approval = context.ledger.ask(context.turn_id, call)
+    if approval.answer is None:
+        await context.session.save()
+        told = {"agent_id": context.agent_id, "turn_id": context.turn_id}
+        context.emit(ApprovalRequested(call=call, **told))
+        approval = await context.ledger.answered(approval)
+    if approval.answer == "approved":
+        return None
+    why = f": {approval.why}" if approval.why else ""
+    return f"the tool {call.name!r} was not approved{why}"

@@ -8,14 +8,18 @@ answers False, ends the bootstrap: the agent does not start half-ready.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, final
+from typing import Final, Protocol, final
 
 import msgspec
 
+from perdure.agent.archiving import bring_home
 from perdure.agent.context import AgentContext
+from perdure.agent.declared import declare
 from perdure.agent.events import AgentReady, BootstrapStarted, BootstrapStepDone, ContextRestored
+from perdure.agent.mcp.server import start_servers
+from perdure.agent.processing import maybe_await
+from perdure.agent.resuming import report
 from perdure.codec.values import encode_value
 from perdure.errors import SessionError
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapper
@@ -49,11 +53,6 @@ class BootstrapStep(Protocol):
         ...
 
 
-async def maybe_await(value: Any) -> Any:
-    """Return a value, awaited if it has to be: for functions of either kind."""
-    return await value if inspect.isawaitable(value) else value
-
-
 @final
 class WorkspaceContextInitializationStep:
     """Let the workspace get ready, if it wants to."""
@@ -68,12 +67,14 @@ class WorkspaceContextInitializationStep:
 
 @final
 class McpServerPrewarmingStep:
-    """Let tools that need it get ready: those with a ``prewarm`` function."""
+    """Start MCP servers, and let the model and the tools get ready: what has a ``prewarm``."""
 
     async def execute(self, context: AgentContext) -> bool:
-        """Call ``prewarm(context)`` of each tool that has one, in order."""
-        for one in context.toolbox:
-            prewarm = getattr(one.function, "prewarm", None)
+        """Start the servers, then call ``prewarm(context)`` where there is one, in order."""
+        await start_servers(context.config.mcp, context)
+        tools = [tool.function for tool in context.toolbox]
+        for one in (context.model, context.config.summarizer, *tools):
+            prewarm = getattr(one, "prewarm", None)
             if prewarm is not None:
                 await maybe_await(prewarm(context))
         return True
@@ -149,6 +150,8 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
     context.emit(BootstrapStarted(agent_id=agent_id))
     if not context.sets_aside:
         await restore_parts(context)
+    await declare(context)
+    await bring_home(context)
     for step in steps:
         name = type(step).__name__
         if not await step.execute(context):
@@ -158,12 +161,15 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
     context.saved_custom_data = _encoded(context)
     if context.config.setup is not None:
         await maybe_await(context.config.setup(context))
+    report(context)
+    await context.declared.set_up()
     context.emit(AgentReady(agent_id=agent_id))
 
 
 async def restore_parts(context: AgentContext) -> None:
     """Restore what the agent keeps beside its conversation."""
     await context.plugins.attach()
+    await context.ledger.load()
     stored = await context.session.state.get(CUSTOM_DATA)
     if isinstance(stored, dict):
         context.state.custom_data = {**stored, **context.state.custom_data}

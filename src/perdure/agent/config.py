@@ -11,6 +11,8 @@ import msgspec
 from perdure.agent.context import AgentContext
 from perdure.agent.features import Features
 from perdure.agent.llm.model import Model
+from perdure.agent.llm.named import named_model
+from perdure.agent.mcp.server import McpServer
 from perdure.agent.persistent import Persistence
 from perdure.agent.tools import Tool
 from perdure.autosave.options import INHERIT, Autosave, Inherit
@@ -27,9 +29,9 @@ __all__ = ["AgentConfig"]
 PromptProcessor = Callable[[str, AgentContext], str | Awaitable[str]]
 InputProcessor = Callable[[Message, AgentContext], Message | Awaitable[Message]]
 ResultProcessor = Callable[[ToolResult, AgentContext], ToolResult | Awaitable[ToolResult]]
-Approve = Callable[
-    [ToolCall, AgentContext], bool | Literal["always"] | Awaitable[bool | Literal["always"]]
-]
+Answer = bool | Literal["always", "ask"]
+Approve = Callable[[ToolCall, AgentContext], Answer | Awaitable[Answer]]
+OnUnfinished = Literal["report", "resume"]
 Setup = Callable[[AgentContext], Awaitable[object] | object]
 Renderer = Callable[[Sequence[Message]], Sequence[Any]]
 
@@ -39,8 +41,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: What it is called; its id begins with it where none is given.
-        model: Answers.
+        model: Answers: a `Model`, or a name such as "openai:NAME" or "anthropic:NAME".
         tools: Functions that the model may call.
+        mcp: Servers of more tools: `McpServer`, a command line, or a URL. They are started with
+            the agent, and stopped with it.
         instructions: The system prompt, before its processors; without any, a restored agent
             keeps the one that is stored with it.
         workspace: A place to work in; its ``initialize(context)`` is called first of all, if
@@ -48,7 +52,12 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         system_prompt_processors: Functions of (prompt, context), in order.
         input_processors: Functions of (message, context), before a message is kept.
         tool_result_processors: Functions of (result, context), before a result is kept.
-        setup: Called with the context when everything is ready.
+        setup: Called with the context when everything is ready; the agent's own ``setup`` follows.
+        agent_dir: The folder of its persistence.yaml and agent.yaml; None for that of its
+            code: of its class's module, or of the program that runs.
+        home: The folder of its files; None for one in the store, where that has folders.
+        archive: Whether the home is archived when the agent stops, and brought back when it
+            starts; None: if persistence.yaml names ``persist_paths``.
         renderer: What makes of messages what the model takes; None for `Message` objects.
         summarizer: What sums up old turns; None for quotes of them.
         compaction: When old turns leave the working context.
@@ -56,10 +65,17 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         inbox_size: How many messages may wait; posting more waits.
         tool_timeout: Seconds that a tool may take; None for as long as it wants.
         approve: Asked with (call, context) before a tool runs on which nobody has decided:
-            True for this call, "always" to remember it. None lets such tools run.
+            True for this call, "always" to remember it, "ask" to wait for `Agent.approve`. "ask"
+            instead of a function waits for each such call. None lets such tools run.
         redact_arguments: Keys whose values are left out of stored tool arguments; the tool
             itself gets them.
         max_model_calls: How often the model may be called in one turn.
+        max_inline_bytes: A tool's result that is larger, as JSON, lies in a blob of its own;
+            the conversation has a preview and where the rest is. The model is shown all of it
+            as long as that fits the budget of ``compaction``.
+        on_unfinished: What to do when the agent starts about messages that were not answered
+            before it stopped: "report" tells of them, and `Agent.resume` goes on; "resume" goes
+            on at once.
         agent_type: What kind of agent it is; one that was stored as another kind is refused.
         features: Which of its parts are kept.
         custom_instructions: The file of its persistent instructions; None for the one in the
@@ -80,23 +96,29 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    model: Model
+    model: Model | str
     tools: Sequence[Tool | Callable[..., Any]] = ()
+    mcp: Sequence[McpServer | str] = ()
     instructions: str = ""
     workspace: Any = None
     system_prompt_processors: Sequence[PromptProcessor] = ()
     input_processors: Sequence[InputProcessor] = ()
     tool_result_processors: Sequence[ResultProcessor] = ()
     setup: Setup | None = None
+    agent_dir: str | os.PathLike[str] | None = None
+    home: str | os.PathLike[str] | None = None
+    archive: bool | None = None
     renderer: Renderer | None = None
     summarizer: Summarizer | None = None
     compaction: CompactionPolicy = CompactionPolicy()
     restore: WorkingContextSnapshotBootstrapOptions = WorkingContextSnapshotBootstrapOptions()
     inbox_size: int = 64
     tool_timeout: float | None = None
-    approve: Approve | None = None
+    approve: Approve | Literal["ask"] | None = None
     redact_arguments: Sequence[str] = ()
     max_model_calls: int = 64
+    max_inline_bytes: int = 256 * 1024
+    on_unfinished: OnUnfinished = "report"
     agent_type: str = "agent"
     features: Features = Features()
     custom_instructions: str | os.PathLike[str] | None = None
@@ -110,19 +132,26 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_storage: MemoryStorage | None = None
 
     def __post_init__(self) -> None:
-        for name in ("inbox_size", "max_model_calls"):
+        for name in ("inbox_size", "max_model_calls", "max_inline_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 message = f"agent: {name}={value!r} does not fit: it must be a whole number from 1"
                 raise ConfigError(message, option=name, value=value)
+        if self.on_unfinished not in {"report", "resume"}:
+            message = f"agent: on_unfinished={self.on_unfinished!r}: choose report or resume"
+            raise ConfigError(message, option="on_unfinished", value=self.on_unfinished)
         if self.tool_timeout is not None and not self.tool_timeout > 0:
             message = (
                 f"agent: tool_timeout={self.tool_timeout!r} does not fit: give seconds above 0"
             )
             raise ConfigError(message, option="tool_timeout", value=self.tool_timeout)
+        if isinstance(self.model, str):
+            msgspec.structs.force_setattr(self, "model", named_model(self.model))
+        servers = tuple(McpServer.of(one) for one in self.mcp)
+        msgspec.structs.force_setattr(self, "mcp", servers)
         if not callable(getattr(self.model, "stream", None)):
             message = (
                 f"agent: a {type(self.model).__name__} is no model: it needs a method "
-                "stream(messages, tools) that yields chunks"
+                "stream(messages, tools) that yields chunks; or give a name, as 'openai:NAME'"
             )
             raise ConfigError(message, option="model")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast, final
 
+from perdure.agent.declared import AgentDeclared
+from perdure.agent.ledger import AgentLedger
 from perdure.errors import ConfigError
 from perdure.model.messages import Message
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from perdure.agent.config import AgentConfig
     from perdure.agent.events import AgentEvent
     from perdure.agent.inputs import InputQueues
+    from perdure.agent.llm.model import Model
     from perdure.agent.memory import MemoryManager
     from perdure.agent.plugins import AgentPlugins
     from perdure.agent.requests import LLMRequestAssembler
@@ -68,6 +71,10 @@ class AgentContext:
         self.plugins = plugins
         """What it keeps beside its conversation."""
         self.assembler = assembler
+        self.ledger: AgentLedger = AgentLedger(
+            memory.session, keeps_messages=config.features.history
+        )
+        """What it has begun and not ended."""
         self.emit = emit
         """Tell the agent's listeners."""
         self.inputs: InputQueues | None = None
@@ -84,6 +91,10 @@ class AgentContext:
         """How the working context came back; None for an agent that began anew."""
         self.saved_custom_data: tuple[bytes, dict[str, str] | None] = (b"{}", None)
         """What the session has of the custom data."""
+        self.declared: AgentDeclared = AgentDeclared()
+        """What is declared beside its code."""
+        self.at_stop: list[Callable[[], Awaitable[object]]] = []
+        """Awaited when the agent has stopped, the last one first: what was opened for it."""
 
     def __repr__(self) -> str:
         return f"<AgentContext {self.agent_id}>"
@@ -92,6 +103,11 @@ class AgentContext:
     def agent_id(self) -> str:
         """The agent's id."""
         return self.state.agent_id
+
+    @property
+    def model(self) -> Model:
+        """The agent's model."""
+        return cast("Model", self.config.model)  # a name became a model in the config
 
     @property
     def session(self) -> Session:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from perdure.memory.ledger import Effect
 from perdure.model.messages import Message, ToolCall, ToolResult
 from perdure.restore.report import RestoreReport
 
@@ -18,12 +19,14 @@ __all__ = [
     "AgentEvent",
     "AgentReady",
     "AgentStopped",
+    "ApprovalRequested",
     "BootstrapStarted",
     "BootstrapStepDone",
     "CompactionCompleted",
     "CompactionFailed",
     "CompactionStarted",
     "ContextRestored",
+    "EffectUnknown",
     "Segment",
     "ToolFinished",
     "ToolStarted",
@@ -31,7 +34,24 @@ __all__ = [
     "TurnFailed",
     "TurnInterrupted",
     "TurnStarted",
+    "TurnUnfinished",
+    "Unfinished",
 ]
+
+
+class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that was admitted, and whose turn has not ended."""
+
+    id: str
+    message: Message
+    at: float
+    """When it was posted, in seconds since 1970."""
+    turn_id: str | None = None
+    """The turn that was begun for it; None if none was."""
+    attempts: int = 0
+    """How often its turn was begun."""
+    error: str | None = None
+    """The type of the error that made the turn fail, if that is how it ended."""
 
 
 class AgentEvent(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -88,6 +108,24 @@ class ToolFinished(TurnEvent, frozen=True, kw_only=True):
 
     call: ToolCall
     result: ToolResult
+
+
+class ApprovalRequested(TurnEvent, frozen=True, kw_only=True):
+    """A tool call waits for `Agent.approve` or `Agent.deny`; that it does is durable."""
+
+    call: ToolCall
+
+
+class EffectUnknown(AgentEvent, frozen=True, kw_only=True):
+    """Nobody knows whether a tool has done its work: see `Agent.resolve_effect`."""
+
+    effect: Effect
+
+
+class TurnUnfinished(TurnEvent, frozen=True, kw_only=True):
+    """A message was not answered before the agent stopped: see `Agent.resume`."""
+
+    unfinished: Unfinished
 
 
 class TurnEnded(TurnEvent, frozen=True, kw_only=True):
@@ -168,6 +206,14 @@ class ToolInvocationRequestEvent(msgspec.Struct, frozen=True):
     """The model wants tools to be called: those of one message, at the same time."""
 
     calls: tuple[ToolCall, ...]
+    resumed: bool = False
+    """Whether they were asked for before the agent stopped, and may have run."""
+
+
+class ResumeEvent(msgspec.Struct, frozen=True):
+    """Go on with a message that was not answered."""
+
+    unfinished: Unfinished
 
 
 class ToolResultEvent(msgspec.Struct, frozen=True):
@@ -177,4 +223,4 @@ class ToolResultEvent(msgspec.Struct, frozen=True):
 
 
 WorkerEvent = Any
-"""One of the five above."""
+"""One of the six above."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 import anyio
 import msgspec
@@ -51,6 +51,7 @@ DEFAULT_TYPE = "agent"
 """What a session is stored as unless somebody says otherwise."""
 
 Release = Callable[[], Awaitable[object]]
+A = TypeVar("A", bound=Agent)
 
 
 @final
@@ -85,7 +86,7 @@ class AgentFactory:
         agent_id = agent_id or f"{config.name}-{random_id()}"
         await _clear_the_way(self._sessions, agent_id, config, if_exists)
         session = await _open(self._sessions, agent_id, config, create=True)
-        return await _assemble(session, config, self._sessions, if_exists=if_exists)
+        return await _assemble(Agent, session, config, self._sessions, if_exists=if_exists)
 
     async def restore_agent(
         self,
@@ -116,7 +117,7 @@ class AgentFactory:
             sessions, release = await self._share(os.fspath(memory_dir))
         try:
             session = await _open(sessions, agent_id, config, create=False)
-            return await _assemble(session, config, sessions, restore=True, release=release)
+            return await _assemble(Agent, session, config, sessions, restore=True, release=release)
         except BaseException:
             if release is not None:
                 with anyio.CancelScope(shield=True):
@@ -221,11 +222,13 @@ async def _open(
         create=create,
         on_held=config.on_held,
         wait=config.wait,
+        strict=config.restore.strict,
         autosave=config.autosave,
     )
 
 
 async def _assemble(
+    kind: type[A],
     session: Session,
     config: AgentConfig,
     sessions: SessionManager,
@@ -235,7 +238,7 @@ async def _assemble(
     load: bool = True,
     save_on_close: bool = True,
     release: Release | None = None,
-) -> Agent:
+) -> A:
     """Claim an open session, and put an agent together around it."""
     try:
         if if_exists == "error":
@@ -259,7 +262,8 @@ async def _assemble(
         if release is not None:
             await release()
 
-    return Agent(context, runtime, save_on_close=save_on_close, release=let_go)
+    context.declared.sessions = sessions
+    return kind(context, runtime, save_on_close=save_on_close, release=let_go)
 
 
 def _context(
@@ -304,8 +308,10 @@ def _context(
 def merged(
     config: AgentConfig | None,
     agent_id: str | None,
+    *,
     model: Any,
     tools: Sequence[Any],
+    mcp: Sequence[Any],
     instructions: str,
     options: Mapping[str, Any],
 ) -> AgentConfig:
@@ -320,23 +326,25 @@ def merged(
         message = f"Agent.create: {unknown[0]!r} is no option: see AgentConfig for those there are"
         raise ConfigError(message, option=unknown[0])
     if config is not None:
-        if model is not None or tools or instructions:
-            message = "Agent.create: give a config, or model, tools and instructions, not both"
+        if model is not None or tools or mcp or instructions:
+            message = "Agent.create: give a config, or model, tools, mcp and instructions, not both"
             raise ConfigError(message)
         return msgspec.structs.replace(config, **options)
     if model is None:
-        raise ConfigError("Agent.create: model is missing: give one, such as EchoModel()")
+        message = "Agent.create: model is missing: give one, such as 'openai:NAME' or EchoModel()"
+        raise ConfigError(message, option="model")
     named = {"name": agent_id or "agent", **options}
-    return AgentConfig(model=model, tools=tools, instructions=instructions, **named)
+    return AgentConfig(model=model, tools=tools, mcp=mcp, instructions=instructions, **named)
 
 
 async def create(
+    kind: type[A],
     config: AgentConfig,
     agent_id: str | None,
     sessions: SessionManager | None,
     persistent_session: Persistence,
     if_exists: IfExists,
-) -> Agent:
+) -> A:
     """Return the agent of ``Agent.create``, with a manager of its own where it has none."""
     featured = True if config.features.persistent_session else None
     configured = persistence_of(config.persistent_session, featured)
@@ -362,6 +370,7 @@ async def create(
         await _clear_the_way(sessions, agent_id, config, if_exists)
         session = await _open(sessions, agent_id, config, create=True)
         return await _assemble(
+            kind,
             session,
             config,
             sessions,

@@ -16,24 +16,23 @@ from typing import Any, Protocol, final
 
 import anyio
 
-from perdure.agent.approvals import refusal
-from perdure.agent.bootstrap import BootstrapStep, bootstrap, bootstrap_steps, maybe_await
+from perdure.agent.bootstrap import BootstrapStep, bootstrap, bootstrap_steps
+from perdure.agent.calls import Planned, make, plan
 from perdure.agent.context import AgentContext
 from perdure.agent.events import (
     BootstrapStartedEvent,
     LLMUserMessageReadyEvent,
     Segment,
-    ToolFinished,
     ToolInvocationRequestEvent,
     ToolResultEvent,
-    ToolStarted,
     UserMessageReceivedEvent,
 )
 from perdure.agent.llm.model import Chunk, Reply
+from perdure.agent.processing import received
 from perdure.agent.requests import LLMRequest
 from perdure.errors import SessionError
 from perdure.memory.traces import BEGIN
-from perdure.model.messages import Message, ToolCall, ToolResult
+from perdure.model.messages import Message, ToolResult
 
 __all__ = [
     "BootstrapEventHandler",
@@ -107,9 +106,7 @@ class UserInputMessageEventHandler:
     async def handle(self, event: UserMessageReceivedEvent, context: AgentContext) -> None:
         """Keep a user's message; the results of tools are kept already."""
         if event.message is not None and event.sender == "user":
-            message = event.message
-            for process in context.config.input_processors:
-                message = await maybe_await(process(message, context))
+            message = await received(event.message, context)
             context.memory.ingest_user_message(message, context.turn_id)
         context.enqueue(LLMUserMessageReadyEvent())
 
@@ -165,13 +162,14 @@ class LLMUserMessageReadyEventHandler:
         else:
             memory.ingest_assistant_response(message, context.turn_id)
         tokens = None if reply.usage is None else reply.usage.input_tokens
+        memory.note_usage(request.messages, tokens)
         if memory.compaction_policy.is_due(memory.context_bytes, tokens):
             memory.request_compaction()
 
     async def _ask(self, request: LLMRequest, context: AgentContext) -> Reply:
         reply = Reply()
         specs = context.plugins.tools.offered(context.toolbox.specs)
-        stream = context.config.model.stream(request.rendered, specs)
+        stream = context.model.stream(request.rendered, specs)
         try:
             async with _closing(stream):
                 async for chunk in stream:
@@ -216,38 +214,21 @@ class ToolInvocationRequestEventHandler:
 
     async def handle(self, event: ToolInvocationRequestEvent, context: AgentContext) -> None:
         """Keep each result as it comes; go on when all have come."""
+        planned = [plan(call, context, resumed=event.resumed) for call in event.calls]
         # The intent first: after a kill, the model must know that a tool may have run.
         await context.memory.persist_working_context_snapshot()
         results: list[ToolResult] = []
         async with anyio.create_task_group() as group:
-            for call in event.calls:
-                group.start_soon(self._call, call, context, results)
+            for one in planned:
+                group.start_soon(self._call, one, context, results)
         context.enqueue(ToolResultEvent(tuple(results)))
 
-    async def _call(self, call: ToolCall, context: AgentContext, results: list[ToolResult]) -> None:
-        agent_id, turn_id = context.agent_id, context.turn_id
-        context.emit(ToolStarted(agent_id=agent_id, turn_id=turn_id, call=call))
-        refused = await refusal(call, context)
-        if refused is None:
-            result = await context.toolbox.run(call, context, limit=context.config.tool_timeout)
-        else:
-            result = ToolResult(call.id, call.name, error=refused)
-        result = await self._processed(call, result, context)
-        message = Message(role="tool", tool_result=result)
-        if context.memory.ingest_tool_result(message, turn_id):
+    async def _call(
+        self, planned: Planned, context: AgentContext, results: list[ToolResult]
+    ) -> None:
+        result = await make(planned, context)
+        if result is not None:
             results.append(result)
-        context.emit(ToolFinished(agent_id=agent_id, turn_id=turn_id, call=call, result=result))
-
-    async def _processed(
-        self, call: ToolCall, result: ToolResult, context: AgentContext
-    ) -> ToolResult:
-        try:
-            for process in context.config.tool_result_processors:
-                result = await maybe_await(process(result, context))
-        except Exception as error:  # noqa: BLE001  # as if the tool itself had failed
-            why = f"the result could not be processed: {type(error).__name__}: {error}"
-            return ToolResult(call.id, call.name, error=why)
-        return result
 
 
 @final

@@ -1,18 +1,17 @@
 """The worker's two inputs: a bounded inbox for people, and a queue of its own before it.
 
 Internal events come first, so that a turn's tools are answered before the next message.
-Nothing in here is durable: a message is, from the moment that its turn calls the model.
+Nothing in here is durable: the agent's ledger has every message that waits.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, final
 
 import anyio
 
-from perdure.agent.events import UserMessageReceivedEvent
+from perdure.agent.events import ResumeEvent, UserMessageReceivedEvent
 from perdure.agent.streams import EventStream
 from perdure.errors import SessionClosedError
 
@@ -36,13 +35,18 @@ class LoadRequest:
 class Posted:
     """A message in the inbox, and who waits for what comes of it."""
 
-    __slots__ = ("event", "stream")
+    __slots__ = ("admitted", "event", "stream")
 
     def __init__(
-        self, event: UserMessageReceivedEvent | LoadRequest, stream: EventStream | None = None
+        self,
+        event: UserMessageReceivedEvent | ResumeEvent | LoadRequest,
+        stream: EventStream | None = None,
+        admitted: str | None = None,
     ) -> None:
-        self.event: UserMessageReceivedEvent | LoadRequest = event
+        self.event: UserMessageReceivedEvent | ResumeEvent | LoadRequest = event
         self.stream: EventStream | None = stream
+        self.admitted: str | None = admitted
+        """Its entry in the agent's ledger."""
 
 
 @final
@@ -55,27 +59,54 @@ class InputQueues:
     """
 
     def __init__(self, size: int) -> None:
-        self._inbox_in, self._inbox = anyio.create_memory_object_stream[Posted](size)
+        self._room = anyio.Semaphore(size)
+        self._inbox: deque[Posted] = deque()
+        self._first: deque[Posted] = deque()
+        self._news = anyio.Event()
+        self._closed = False
         self._internal: deque[Any] = deque()
 
-    async def post(self, posted: Posted) -> None:
-        """Put a message into the inbox; waits while it is full.
+    async def room(self) -> None:
+        """Wait for room in the inbox, and take it: `put` follows, with nothing awaited between.
 
         Raises:
             SessionClosedError: The agent takes no more messages.
 
         """
+        self._check_open()
+        await self._room.acquire()
         try:
-            await self._inbox_in.send(posted)
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-            raise SessionClosedError("this agent has stopped: it takes no more messages") from None
+            self._check_open()
+        except SessionClosedError:
+            self._room.release()
+            raise
+
+    def no_room_needed(self) -> None:
+        """Give back the room that was taken: nothing comes."""
+        self._room.release()
+
+    def put(self, posted: Posted) -> None:
+        """Put a message into the inbox."""
+        self._inbox.append(posted)
+        self._news.set()
+
+    def put_first(self, posted: Posted) -> None:
+        """Put what was posted before the agent stopped ahead of the inbox; takes no room."""
+        self._check_open()
+        self._first.append(posted)
+        self._news.set()
 
     async def next_posted(self) -> Posted | None:
         """Return the next message; None when no more will come."""
-        try:
-            return await self._inbox.receive()
-        except anyio.EndOfStream:
-            return None
+        while not (self._first or self._inbox):
+            if self._closed:
+                return None
+            self._news = anyio.Event()
+            await self._news.wait()
+        if self._first:
+            return self._first.popleft()
+        self._room.release()
+        return self._inbox.popleft()
 
     def put_internal(self, event: Any) -> None:
         """Put an event before all messages."""
@@ -91,14 +122,19 @@ class InputQueues:
 
     def close(self) -> None:
         """Take no more messages; those that wait are still given out."""
-        self._inbox_in.close()
+        self._closed = True
+        self._news.set()
+        for _ in range(self._room.statistics().tasks_waiting):
+            self._room.release()  # they are told; each gives its place back
 
-    def abandon(self) -> Iterator[Posted]:
-        """Close both ends, and return the messages that nobody has handled."""
-        self._inbox_in.close()
-        while True:
-            try:
-                yield self._inbox.receive_nowait()
-            except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
-                break
-        self._inbox.close()
+    def abandon(self) -> tuple[Posted, ...]:
+        """Take no more, and return the messages that nobody has handled."""
+        self.close()
+        left = (*self._first, *self._inbox)
+        self._first.clear()
+        self._inbox.clear()
+        return left
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosedError("this agent has stopped: it takes no more messages")

@@ -9,21 +9,24 @@ happened, or it has not.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import final
 
 import msgspec
 
+from perdure.agent.compacting import Compacted, Compacting, Known, trimmer
+from perdure.agent.raw_turns import RawTurns
 from perdure.agent.turns import TurnTracker
 from perdure.codec.json import encode
-from perdure.codec.messages import decode_message, encode_message
+from perdure.codec.messages import encode_message
 from perdure.codec.redaction import redact
 from perdure.errors import NotStorableError
-from perdure.memory.compaction import Compaction, CompactionPolicy, Compactor, TurnTrace
-from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, item_entry
-from perdure.memory.retrieval import Retriever, select
-from perdure.memory.traces import RawTurn, find_turn, newest_turns, read_turns
+from perdure.memory.budget import tokens_of
+from perdure.memory.compaction import Compaction, CompactionPolicy, Compactor
+from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
+from perdure.memory.raw_trace import RawTrace
+from perdure.memory.retrieval import Retriever
 from perdure.model.messages import Message, ToolCall
 from perdure.model.records import Entry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
@@ -66,21 +69,26 @@ class MemoryManager:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.session = session
-        self.turn_tracker: TurnTracker = turn_tracker or TurnTracker()
+        self.turn_tracker: TurnTracker = turn_tracker or TurnTracker(session.info.turns)
         self.compaction_policy: CompactionPolicy = compaction_policy or CompactionPolicy()
         self.compactor: Compactor = compactor or Compactor()
-        self.retriever: Retriever = retriever or Retriever(lambda name: lines_of(session, name))
+        self.builder: CompactionSnapshotBuilder = builder or CompactionSnapshotBuilder()
+        self.retriever: Retriever = retriever or Retriever(
+            lambda name: lines_of(session, name),
+            trim=trimmer(self.compaction_policy, self.builder),
+        )
         self.working_context_snapshot_store: WorkingContextSnapshotStore = (
             working_context_snapshot_store
             or WorkingContextSnapshotStore(store_of(session), session.key, epoch=session.epoch)
         )
-        self.builder: CompactionSnapshotBuilder = builder or CompactionSnapshotBuilder()
         self.compaction_required: bool = False
         """Whether the next request compacts first."""
+        self._raw = RawTurns(session)
         self._history = history  # else nothing that is said leaves a record
         self._redact = tuple(redact_arguments)
         self._options = options or WorkingContextSnapshotBootstrapOptions()
         self._clock = clock
+        self._beside = 0  # tokens of a request that are not counted here
 
     # what it is
 
@@ -171,10 +179,7 @@ class MemoryManager:
 
     async def answer_of(self, turn_id: str) -> Message:
         """Return the last answer of a turn that has ended."""
-        turn = await find_turn(store_of(self.session), self.session.key, turn_id)
-        said = [] if turn is None else self._decoded(turn)
-        answers = [message for message in said if message.role == "assistant"]
-        return answers[-1] if answers else Message.assistant("")
+        return await self._raw.answer_of(turn_id) or Message.assistant("")
 
     async def get_raw_tail(
         self, tail_turns: int | None, exclude_turn_id: str | None = None
@@ -188,10 +193,15 @@ class MemoryManager:
         """
         if tail_turns is None:
             return list(raw_part(self.get_working_context_messages()))
-        turns = await newest_turns(
-            store_of(self.session), self.session.key, tail_turns, exclude=exclude_turn_id
-        )
-        return [message for turn in turns for message in self._decoded(turn)]
+        return await self._raw.newest(tail_turns, exclude=exclude_turn_id)
+
+    def raw_traces(self, *, after: int = 0) -> AsyncGenerator[RawTrace, None]:
+        """Give what was said behind a record one by one, oldest first, compacted or not.
+
+        What is not durable yet, what was retracted, and what a new beginning set aside is
+        not among it. Close it if you leave it early.
+        """
+        return self._raw.traces(after)
 
     async def reset_working_context_snapshot(
         self, messages: Sequence[Message], *, system_prompt: str | None, reason: str
@@ -227,54 +237,80 @@ class MemoryManager:
         """Ask that the next request compacts first. Nothing else happens now."""
         self.compaction_required = True
 
-    async def compact(self, system_prompt: str, exclude_turn_id: str | None = None) -> Compaction:
-        """Turn the turns but the newest into long-term memory, and build the context anew.
+    def note_usage(self, asked_with: Sequence[Message], tokens: int | None) -> None:
+        """Take note of how many tokens the model has read: more than is counted here."""
+        if tokens is not None and self.compaction_policy.max_tokens is not None:
+            counted = tokens_of(asked_with, self.compaction_policy.count_tokens)
+            self._beside = max(tokens - counted, 0)
+
+    def is_over_budget(self, messages: Sequence[Message]) -> bool:
+        """Say whether messages are more than what the model may be asked with."""
+        policy, tokens = self.compaction_policy, None
+        if policy.max_tokens is not None:
+            tokens = tokens_of(messages, policy.count_tokens) + self._beside
+        return policy.is_due(self.context_bytes, tokens)
+
+    async def compact(
+        self, system_prompt: str, exclude_turn_id: str | None = None, *, notes: str = ""
+    ) -> Compaction:
+        """Turn old turns into long-term memory, and build the context anew.
 
         The items and the new context are one group of records. What was said stays in
-        the log. An exception leaves everything as it was, and the request stays.
+        the log. An exception leaves everything as it was, and the request stays; if only the
+        last save fails, the group becomes durable with the next one.
+
+        Args:
+            system_prompt: What the new context begins with.
+            exclude_turn_id: The running turn. It stays raw; only where it does not fit by
+                itself, what came before its newest answers to tools is compacted, too.
+            notes: What is shown beside the context, and takes some of its budget.
+
+        Raises:
+            CompactionError: The summarizer has failed.
+            StoreUnavailableError: The store cannot be reached.
+
         """
+        if not self._history:
+            return self._cut(system_prompt, notes)
         await self.session.save()  # the turns are read from the store
-        known = await self.retriever.episodic()
-        after = max((item.as_of_seq for item in known), default=0)
-        done, tail = await self._compact_turns(after, exclude_turn_id)
-        if done.episodic:
-            bundle = select(
-                [*known, *done.episodic],
-                [*await self.retriever.semantic(), *done.semantic],
-                max_episodic=self._options.max_episodic,
-                max_semantic=self._options.max_semantic,
+        known = Known(await self.retriever.episodic(), await self.retriever.semantic())
+        compacting = self._compacting()
+        current = exclude_turn_id
+        blocks = self._raw.blocks(known.as_of_seq, current, compacting)
+        async with aclosing(blocks) as turns:
+            found = await compacting.run(
+                turns,
+                known,
+                head=_head(system_prompt, notes),
+                opening=lambda: self._raw.opening_of(current or ""),
+                limits=(self._options.max_episodic, self._options.max_semantic),
             )
-            self._write(done, bundle, tail, system_prompt)
-            await self.persist_working_context_snapshot()
+        self._write(found, system_prompt)
+        await self.persist_working_context_snapshot()
         self.compaction_required = False
-        return done
+        return found.done
 
-    async def _compact_turns(
-        self, after: int, current: str | None
-    ) -> tuple[Compaction, list[RawTurn]]:
-        """Compact a batch of turns at a time; return the items, and the turns that stay raw."""
-        policy = self.compaction_policy
-        kept: deque[RawTurn] = deque()
-        batch: list[TurnTrace] = []
-        done = Compaction()
-        async for turn in read_turns(store_of(self.session), self.session.key, after=after):
-            if not turn.messages:
-                continue
-            kept.append(turn)
-            if turn.id == current or len(kept) <= policy.keep_turns:
-                continue
-            batch.append(self._trace(kept.popleft()))
-            if len(batch) == policy.episode_turns:
-                done = _joined(done, await self.compactor.compact(batch, now=self._clock()))
-                batch = []
-        done = _joined(done, await self.compactor.compact(batch, now=self._clock()))
-        return done, list(kept)
+    def _compacting(self) -> Compacting:
+        return Compacting(
+            self.compaction_policy, self.compactor, self.builder, self._clock, beside=self._beside
+        )
 
-    def _write(
-        self, done: Compaction, bundle: MemoryBundle, tail: Sequence[RawTurn], prompt: str
-    ) -> None:
-        raw = [message for turn in tail for message in self._decoded(turn)]
-        messages = self.builder.build(prompt, bundle, raw, dangling=self._options.dangling_calls)
+    def _cut(self, prompt: str, notes: str) -> Compaction:
+        """Let the oldest messages go where nothing that is said is kept: there is no log."""
+        context = raw_part(self.get_working_context_messages())
+        messages = self._compacting().cut(context, head=_head(prompt, notes))
+        if messages != context:
+            head = (Message.system(prompt),) if prompt else ()
+            self.replace_context((*head, *messages), system_prompt=prompt or None, reason="cut")
+        self.compaction_required = False
+        return Compaction()
+
+    def _write(self, found: Compacted, prompt: str) -> None:
+        messages = self.builder.build(
+            prompt, found.bundle, found.raw, dangling=self._options.dangling_calls
+        )
+        if not found.done.episodic and messages == self.safe_messages():
+            return
         replaced = context_entry(
             messages,
             epoch_id=working_context(self.session).epoch_id + 1,
@@ -283,19 +319,16 @@ class MemoryManager:
             reason="compaction",
             types=registry_of(self.session),
         )
-        items: list[EpisodicItem | SemanticItem] = [*done.episodic, *done.semantic]
+        items: list[EpisodicItem | SemanticItem] = [*found.done.episodic, *found.done.semantic]
         self._accept(*map(item_entry, items), replaced)
 
     def safe_messages(self) -> tuple[Message, ...]:
         """Return the working context as every provider takes it."""
         return repair(self.get_working_context_messages(), self._options.dangling_calls).messages
 
-    def _trace(self, turn: RawTurn) -> TurnTrace:
-        return TurnTrace(turn.id, tuple(self._decoded(turn)), turn.last)
 
-    def _decoded(self, turn: RawTurn) -> list[Message]:
-        types = registry_of(self.session)
-        return [decode_message(payload, types) for payload in turn.messages]
+def _head(*texts: str) -> list[Message]:
+    return [Message.system(text) for text in texts if text]
 
 
 def without_credentials(message: Message, keys: Sequence[str]) -> Message:
@@ -312,11 +345,3 @@ def _redacted(call: ToolCall, keys: Sequence[str]) -> ToolCall:
         return call
     extra = {**call.extra, "redacted": msgspec.Raw(encode(where))}
     return msgspec.structs.replace(call, arguments=arguments, extra=extra)
-
-
-def _joined(first: Compaction, second: Compaction) -> Compaction:
-    return Compaction(
-        (*first.episodic, *second.episodic),
-        (*first.semantic, *second.semantic),
-        (*first.turn_ids, *second.turn_ids),
-    )

@@ -15,8 +15,9 @@ from perdure.agent.events import (
 )
 from perdure.agent.memory import MemoryManager
 from perdure.agent.notes import with_notes
+from perdure.agent.results import reference_of, resolved
 from perdure.model.messages import Message
-from perdure.session.rendering import render
+from perdure.providers import render
 
 __all__ = ["LLMRequest", "LLMRequestAssembler", "render_openai"]
 
@@ -32,7 +33,7 @@ class LLMRequest(msgspec.Struct, frozen=True):
 
 def render_openai(messages: Sequence[Message]) -> list[Any]:
     """Return messages as the dicts of Chat Completions."""
-    return render(messages, "openai")
+    return render(messages, "openai").messages
 
 
 def _tell_nobody(_: AgentEvent) -> None:
@@ -67,25 +68,53 @@ class LLMRequestAssembler:
     async def prepare_request(self, current_turn_id: str, system_prompt: str) -> LLMRequest:
         """Return the next request; what it shows of the turn is durable.
 
-        A compaction that fails stays asked for, and its exception comes out of here: the model
+        Compacts first if that was asked for, or if the context is over its budget by now. A
+        compaction that fails stays asked for, and its exception comes out of here: the model
         is not called with a context that is over its budget.
+
+        Raises:
+            CompactionError: Old turns could not be summed up.
+            StoreUnavailableError: The store cannot be reached.
+
         """
-        compacted = self._memory.compaction_required
+        messages = self._messages()
+        compacted = self._memory.compaction_required or self._memory.is_over_budget(messages)
         if compacted:
             await self._compact(current_turn_id, system_prompt)
-        messages = self._memory.safe_messages()
-        if self._notes is not None:
-            messages = with_notes(messages, self._notes())
+            messages = self._messages()
+        messages = await self._with_results(messages)
         rendered = messages if self._renderer is None else self._renderer(messages)
         await self._memory.persist_working_context_snapshot()
         return LLMRequest(messages, tuple(rendered), compacted)
+
+    async def _with_results(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Bring large results back, the newest first, as far as the budget allows."""
+        memory, apart = self._memory, 0
+        policy, shown = memory.compaction_policy, list(messages)
+        for at in reversed(range(len(shown))):
+            reference = reference_of(shown[at])
+            if reference is None or policy.is_due(
+                memory.context_bytes + apart + reference.bytes, None
+            ):
+                continue
+            whole = [*shown[:at], *await resolved(memory.session, [shown[at]]), *shown[at + 1 :]]
+            if not memory.is_over_budget(whole):
+                apart += reference.bytes
+                shown = whole
+        return tuple(shown)
+
+    def _messages(self) -> tuple[Message, ...]:
+        messages = self._memory.safe_messages()
+        return messages if self._notes is None else with_notes(messages, self._notes())
 
     async def _compact(self, turn_id: str, system_prompt: str) -> None:
         agent_id, before = self._memory.agent_id, self._memory.context_bytes
         self._emit(CompactionStarted(agent_id=agent_id, turn_id=turn_id))
         try:
-            done = await self._memory.compact(system_prompt, exclude_turn_id=turn_id)
+            notes = "" if self._notes is None else self._notes()
+            done = await self._memory.compact(system_prompt, exclude_turn_id=turn_id, notes=notes)
         except Exception as error:
+            self._memory.request_compaction()
             self._emit(CompactionFailed(agent_id=agent_id, turn_id=turn_id, error=error))
             raise
         self._emit(

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 from perdure._lib.host import Host
 from perdure.agent.context import AgentContext
-from perdure.agent.events import AgentEvent, UserMessageReceivedEvent
+from perdure.agent.events import (
+    AgentEvent,
+    ResumeEvent,
+    TurnEnded,
+    TurnFailed,
+    TurnInterrupted,
+    Unfinished,
+    UserMessageReceivedEvent,
+)
 from perdure.agent.handlers import WorkerEventDispatcher, usual_handlers
 from perdure.agent.inputs import InputQueues, LoadRequest, Posted
 from perdure.agent.streams import EventStream
@@ -65,14 +74,44 @@ class AgentRuntime:
     async def submit_event(
         self, event: UserMessageReceivedEvent, stream: EventStream | None = None
     ) -> None:
-        """Put a message into the inbox; waits while it is full.
+        """Admit a message, and put it into the inbox; waits while that is full.
+
+        It is durable with the session's next save, which comes before any work on it.
+
+        Raises:
+            NotStorableError: The message cannot be stored.
+            SessionClosedError: The agent does not run.
+            WrongLoopError: The agent belongs to another loop, thread or process.
+
+        """
+        inputs, context = self._inputs(), self._of
+        await inputs.room()
+        try:
+            admitted = None
+            if event.message is not None:
+                admitted = context.ledger.admit(event.message, event.turn_id)
+        except BaseException:
+            inputs.no_room_needed()
+            raise
+        if admitted is not None:
+            context.ledger.underway.add(admitted)
+        inputs.put(Posted(event, stream, admitted))
+
+    async def resume(self, found: Sequence[Unfinished]) -> tuple[EventStream, ...]:
+        """Go on with messages that were not answered, ahead of the inbox; return their events.
 
         Raises:
             SessionClosedError: The agent does not run.
             WrongLoopError: The agent belongs to another loop, thread or process.
 
         """
-        await self._inputs().post(Posted(event, stream))
+        inputs, context = self._inputs(), self._of
+        streams: list[EventStream] = []
+        for one in found:
+            streams.append(EventStream(TurnEnded, TurnInterrupted, TurnFailed))
+            context.ledger.underway.add(one.id)
+            inputs.put_first(Posted(ResumeEvent(one), streams[-1], one.id))
+        return tuple(streams)
 
     async def load(self) -> bool:
         """Restore the stored conversation of an agent that was made without it.
@@ -83,11 +122,18 @@ class AgentRuntime:
 
         """
         request = LoadRequest()
-        await self._inputs().post(Posted(request))
+        inputs = self._inputs()
+        await inputs.room()
+        inputs.put(Posted(request))
         await request.done.wait()
         if request.error is not None:
             raise request.error
         return request.found
+
+    @property
+    def _of(self) -> AgentContext:
+        assert self._context is not None  # it runs
+        return self._context
 
     def _inputs(self) -> InputQueues:
         context = self._context

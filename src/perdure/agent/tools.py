@@ -12,19 +12,27 @@ import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, Final, final, get_type_hints, overload
+from functools import partial
+from typing import Annotated, Any, Final, final, get_args, get_type_hints, overload
 
 import anyio
 import anyio.to_thread
 import msgspec
 
+from perdure._lib.ids import random_id
 from perdure.agent.context import AgentContext
 from perdure.agent.llm.model import ToolSpec
-from perdure.errors import ConfigError
+from perdure.codec.values import OnUnstorable
+from perdure.errors import ConfigError, ToolOutcomeUnknownError
+from perdure.memory.ledger import Policy
 from perdure.model.messages import ToolCall, ToolResult
 
-__all__ = ["Tool", "Toolbox", "tool"]
+__all__ = ["Tool", "Toolbox", "is_certain", "tool"]
 
+KEY: Final = "idempotency_key"
+"""The parameter that gets the call's idempotency key."""
+TIMEOUT: Final = "TimeoutError"
+UNCERTAIN: Final = (TIMEOUT, ToolOutcomeUnknownError.__name__)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _ARGUMENT: Final = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s+(.+)$")
 
@@ -35,6 +43,19 @@ class Tool:
 
     A parameter annotated with `AgentContext` gets the agent's, and the model never sees it.
     A plain function runs in a thread, so that it may block.
+
+    Args:
+        function: What is called. A parameter named ``idempotency_key`` gets a key that stays the
+            same when this very call is made again; the model never sees it.
+        name: Its name; None for the function's own.
+        description: What the model is told of it; None for the docstring.
+        parameters: The JSON schema of its arguments, where it is known from elsewhere: the
+            function then gets all arguments as one dict, and checks them itself.
+        effect: What to do if a crash leaves unknown whether it has done its work: "replay" calls
+            it again with the same key, "skip" leaves it, "ask" waits for somebody's decision.
+            None for a tool without side effects, or "replay" if it takes a key.
+        unstorable: What becomes of a part of its result that cannot be stored: "raise" makes the
+            result an error, "repr" keeps the part's repr.
 
     Raises:
         ConfigError: The function cannot be a tool; the message says why.
@@ -47,22 +68,37 @@ class Tool:
         *,
         name: str | None = None,
         description: str | None = None,
+        parameters: dict[str, Any] | None = None,
+        effect: Policy | None = None,
+        unstorable: OnUnstorable = "raise",
     ) -> None:
+        _check_choice("effect", effect, (None, *get_args(Policy)))
+        _check_choice("unstorable", unstorable, get_args(OnUnstorable))
         self.function = function
+        self.unstorable: OnUnstorable = unstorable
         self.name: str = str(name or getattr(function, "__name__", type(function).__name__))
         if not _NAME.fullmatch(self.name):
             message = f"a tool cannot be named {self.name!r}: give it name= of letters, digits, _"
             raise ConfigError(message, tool=self.name)
         docstring = inspect.getdoc(function) or ""
         self.description: str = description or docstring.partition("\n\n")[0].replace("\n", " ")
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004  # an object with an async __call__
+        )
+        self._arguments: type[msgspec.Struct] | None = None
+        self._context_name: str | None = None
+        self.takes_key: bool = parameters is None and _takes_key(function)
+        """Whether it takes an idempotency key."""
+        self.effect: Policy | None = effect or ("replay" if self.takes_key else None)
+        """What to do about a call of which a crash has left the outcome unknown."""
+        self.parameters: dict[str, Any] = parameters or {}
+        if parameters is not None:
+            return
         fields, self._context_name = _fields(self.name, function, _described(docstring))
         self._arguments = msgspec.defstruct(
             f"{self.name}_arguments", fields, kw_only=True, forbid_unknown_fields=True
         )
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  # an object with an async __call__
-        )
-        self.parameters: dict[str, Any] = _schema(self.name, self._arguments)
+        self.parameters = _schema(self.name, self._arguments)
 
     def __repr__(self) -> str:
         return f"<Tool {self.name}>"
@@ -72,36 +108,59 @@ class Tool:
         """What a model is told of it."""
         return ToolSpec(self.name, self.description, self.parameters)
 
-    async def run(self, arguments: Any, context: AgentContext) -> Any:
+    async def run(
+        self, arguments: Any, context: AgentContext, *, idempotency_key: str | None = None
+    ) -> Any:
         """Call the function.
+
+        Args:
+            arguments: As the model gave them.
+            context: The agent's.
+            idempotency_key: The call's; None for a new one.
 
         Raises:
             msgspec.ValidationError: The arguments do not fit.
 
         """
+        call = self._bound(arguments, context, idempotency_key)
+        if self._is_async:
+            return await call()
+        result = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        return await result if inspect.isawaitable(result) else result
+
+    def _bound(self, arguments: Any, context: AgentContext, key: str | None) -> Callable[[], Any]:
         given = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+        if self._arguments is None:
+            return partial(self.function, msgspec.convert(given or {}, dict[str, Any]))
         checked = msgspec.convert(given or {}, self._arguments)
         passed = {field: getattr(checked, field) for field in self._arguments.__struct_fields__}
         passed = {field: value for field, value in passed.items() if value is not msgspec.UNSET}
         if self._context_name is not None:
             passed[self._context_name] = context
-        if self._is_async:
-            return await self.function(**passed)
-        result = await anyio.to_thread.run_sync(
-            lambda: self.function(**passed), abandon_on_cancel=True
-        )
-        return await result if inspect.isawaitable(result) else result
+        if self.takes_key:
+            passed[KEY] = key or random_id()
+        return partial(self.function, **passed)
 
 
 @overload
 def tool(
-    function: Callable[..., Any], *, name: str | None = None, description: str | None = None
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    effect: Policy | None = None,
+    unstorable: OnUnstorable = "raise",
 ) -> Tool: ...
 
 
 @overload
 def tool(
-    function: None = None, *, name: str | None = None, description: str | None = None
+    function: None = None,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    effect: Policy | None = None,
+    unstorable: OnUnstorable = "raise",
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -110,11 +169,17 @@ def tool(
     *,
     name: str | None = None,
     description: str | None = None,
+    effect: Policy | None = None,
+    unstorable: OnUnstorable = "raise",
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a tool of a function, with a name or description of its own: also a decorator."""
-    if function is None:
-        return lambda decorated: Tool(decorated, name=name, description=description)
-    return Tool(function, name=name, description=description)
+    """Make a tool of a function, with options as for `Tool`: also a decorator."""
+
+    def made(function: Callable[..., Any]) -> Tool:
+        return Tool(
+            function, name=name, description=description, effect=effect, unstorable=unstorable
+        )
+
+    return made if function is None else made(function)
 
 
 @final
@@ -128,19 +193,38 @@ class Toolbox:
 
     def __init__(self, tools: Iterable[Tool | Callable[..., Any]]) -> None:
         self._tools: dict[str, Tool] = {}
+        self.specs: tuple[ToolSpec, ...] = ()
+        self.add(tools)
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(tuple(self._tools.values()))
+
+    def add(self, tools: Iterable[Tool | Callable[..., Any]]) -> None:
+        """Add tools, behind those that are there.
+
+        Raises:
+            ConfigError: A function cannot be a tool, or two have the same name.
+
+        """
         for one in tools:
             made = one if isinstance(one, Tool) else Tool(one)
             if made.name in self._tools:
                 message = f"two tools are named {made.name!r}: give one another, with tool(name=…)"
                 raise ConfigError(message, tool=made.name)
             self._tools[made.name] = made
-        self.specs: tuple[ToolSpec, ...] = tuple(one.spec for one in self._tools.values())
+        self.specs = tuple(one.spec for one in self._tools.values())
 
-    def __iter__(self) -> Iterator[Tool]:
-        return iter(self._tools.values())
+    def find(self, name: str) -> Tool | None:
+        """Return the tool of a name, None if there is none."""
+        return self._tools.get(name)
 
     async def run(
-        self, call: ToolCall, context: AgentContext, *, limit: float | None = None
+        self,
+        call: ToolCall,
+        context: AgentContext,
+        *,
+        limit: float | None = None,
+        idempotency_key: str | None = None,
     ) -> ToolResult:
         """Call a tool, for at most some seconds; whatever goes wrong is a result with an error."""
         found = self._tools.get(call.name)
@@ -149,11 +233,11 @@ class Toolbox:
             return _failed(call, f"there is no tool {call.name!r}; there are: {known}")
         try:
             with _within(limit):
-                result = await found.run(call.arguments, context)
+                result = await found.run(call.arguments, context, idempotency_key=idempotency_key)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             return _failed(call, f"the arguments do not fit: {error}")
         except TimeoutError as error:
-            return _failed(call, f"TimeoutError: {str(error) or f'no result within {limit} s'}")
+            return _failed(call, f"{TIMEOUT}: {str(error) or f'no result within {limit} s'}")
         except Exception as error:  # noqa: BLE001  # the model's to deal with
             return _failed(call, f"{type(error).__name__}: {error}")
         return ToolResult(call.id, call.name, result)
@@ -161,6 +245,23 @@ class Toolbox:
 
 def _within(limit: float | None) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if limit is None else anyio.fail_after(limit)
+
+
+def _check_choice(option: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        known = ", ".join(map(repr, choices))
+        message = f"tool: {option}={value!r} does not fit: choose {known}"
+        raise ConfigError(message, option=option, value=value)
+
+
+def is_certain(result: ToolResult) -> bool:
+    """Say whether a result tells what the tool did: one that took too long may go on with it."""
+    return not (result.error or "").startswith(UNCERTAIN)
+
+
+def _takes_key(function: Callable[..., Any]) -> bool:
+    found = inspect.signature(function).parameters.get(KEY)
+    return found is not None and found.kind in {found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY}
 
 
 def _failed(call: ToolCall, why: str) -> ToolResult:
@@ -185,6 +286,8 @@ def _fields(
         if parameter.kind is parameter.VAR_KEYWORD:
             message = f"tool {name!r}: **{parameter.name} has no schema: name the parameters"
             raise ConfigError(message, tool=name, parameter=parameter.name)
+        if parameter.name == KEY:
+            continue
         kind = hints.get(parameter.name, Any)
         if kind is AgentContext:
             context_name = parameter.name

@@ -18,14 +18,19 @@ __all__ = ["TurnTracker"]
 
 @final
 class TurnTracker:
-    """Keep track of one agent's turn."""
+    """Keep track of one agent's turn.
+
+    Args:
+        number: The newest turn's number, 0 before the first.
+
+    """
 
     __slots__ = ("_calls", "_number", "turn_id")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
         self.turn_id: str = ""
         """The turn that is running; empty between turns."""
-        self._number = 0
+        self._number = number
         self._calls: list[ToolCall] = []
 
     @property

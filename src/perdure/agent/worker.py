@@ -21,6 +21,7 @@ from perdure.agent.events import (
     AgentEvent,
     AgentStopped,
     BootstrapStartedEvent,
+    ResumeEvent,
     TurnEnded,
     TurnFailed,
     TurnInterrupted,
@@ -29,8 +30,11 @@ from perdure.agent.events import (
 )
 from perdure.agent.handlers import WorkerEventDispatcher, begin_context
 from perdure.agent.inputs import InputQueues, LoadRequest, Posted
+from perdure.agent.resuming import first_event, go_on, to_resume, unfinished
 from perdure.errors import PerdureError, SessionClosedError
 from perdure.model.messages import Message
+from perdure.model.records import Entry
+from perdure.session.inside import end_with
 from perdure.session.turn import Turn
 
 __all__ = ["AgentWorker", "running_worker"]
@@ -67,6 +71,7 @@ class AgentWorker:
         self._publish = publish
         self._posted: Posted | None = None
         self._turn_scope: anyio.CancelScope | None = None
+        self._by_hand = False  # whether the turn is stopped for good, and not with the agent
         self._life = anyio.CancelScope()
         self._draining = False
         self.ready: anyio.Event = anyio.Event()
@@ -84,6 +89,7 @@ class AgentWorker:
             with self._life:
                 inputs.put_internal(BootstrapStartedEvent())
                 await self._drain_internal(inputs)
+                self._resume_what_is_left(inputs)
                 self.ready.set()
                 await self._answer_all(inputs)
         except Exception as error:  # noqa: BLE001  # told to whoever waits
@@ -104,7 +110,11 @@ class AgentWorker:
         return self._turn_scope is not None
 
     def interrupt(self) -> bool:
-        """Stop the running turn; False if there is none."""
+        """Stop the running turn for good; False if there is none."""
+        self._by_hand = True
+        return self._stop_turn()
+
+    def _stop_turn(self) -> bool:
         if self._turn_scope is None:
             return False
         self._turn_scope.cancel()
@@ -117,10 +127,20 @@ class AgentWorker:
             self._context.inputs.close()
 
     def cancel(self) -> None:
-        """Stop now: interrupt the turn, or the bootstrap, and begin nothing else."""
+        """Stop now, in the turn or the bootstrap, and begin nothing else.
+
+        Unlike an interrupted turn, one that is stopped with the agent may be resumed.
+        """
         self.drain()
-        if not self.interrupt():
+        if not self._stop_turn():
             self._life.cancel()
+
+    def _resume_what_is_left(self, inputs: InputQueues) -> None:
+        context = self._context
+        if context.config.on_unfinished == "resume" and not context.sets_aside:
+            for one in to_resume(unfinished(context)):
+                context.ledger.underway.add(one.id)
+                inputs.put_first(Posted(ResumeEvent(one), admitted=one.id))
 
     async def _drain_internal(self, inputs: InputQueues) -> None:
         while (event := inputs.next_internal()) is not None:
@@ -141,6 +161,8 @@ class AgentWorker:
             self._posted = posted
             await self._answer(posted, inputs)
             self._posted = None
+            if posted.admitted is not None:
+                self._context.ledger.underway.discard(posted.admitted)
             inputs.forget_internal()
             if not session.is_writable:
                 self.error = session.closed_by
@@ -150,6 +172,7 @@ class AgentWorker:
         """Run one turn, and tell how it ended."""
         context = self._context
         over = _Over(context)
+        self._by_hand = False
         scope = self._turn_scope = anyio.CancelScope()
         try:
             with scope:
@@ -169,28 +192,56 @@ class AgentWorker:
             self._turn_scope = None
 
     async def _turn(self, posted: Posted, inputs: InputQueues, over: _Over) -> None:
-        context, tracker = self._context, self._context.memory.turn_tracker
+        context, ledger = self._context, self._context.ledger
         context.model_calls, context.last_message = 0, None
-        asked = posted.event.turn_id if isinstance(posted.event, UserMessageReceivedEvent) else None
+        asked = _turn_id(posted)
         begin_context(context)
         await context.plugins.attach(restore=False)  # done before, unless all is set aside
         async with context.session.turn(asked) as turn:
             over.begun(turn)
             if turn.replayed:
                 over.ended(await context.memory.answer_of(turn.id))
+                context.session.accept(ledger.closing(posted.admitted, turn.id, how="replayed"))
                 return
-            tracker.begin(turn.id, turn.number)
+            ledger.begin(posted.admitted, turn.id)
+            context.memory.turn_tracker.begin(turn.id, turn.number)
             try:
                 self.emit(TurnStarted(agent_id=context.agent_id, turn_id=turn.id))
-                inputs.put_internal(posted.event)
+                await self._begin(posted, inputs)
                 await self._drain_internal(inputs)
                 keep_custom_data(context)
                 over.ended(context.last_message)
-            except BaseException:
+                end_with(turn, *ledger.closing(posted.admitted, turn.id, how="answered"))
+            except BaseException as error:
                 self._close_calls()
+                end_with(turn, *self._left_by(error, posted, turn.id))
                 raise
             finally:
-                tracker.end()
+                context.memory.turn_tracker.end()
+
+    async def _begin(self, posted: Posted, inputs: InputQueues) -> None:
+        """Put what a turn begins with, or goes on with, before everything else."""
+        context, event = self._context, posted.event
+        if not isinstance(event, ResumeEvent):
+            if context.config.input_processors:
+                await context.session.save()  # they may do something: it is work on the message
+            inputs.put_internal(event)
+            return
+        done = await go_on(event, context)
+        if done.answer is not None:
+            context.last_message = done.answer
+            return
+        context.memory.turn_tracker.asked(context.turn_id, done.open_calls)
+        inputs.put_internal(first_event(done, event.unfinished))
+
+    def _left_by(self, error: BaseException, posted: Posted, turn_id: str) -> tuple[Entry, ...]:
+        """Return what the ledger has to say of a turn that has not come to its end."""
+        ledger = self._context.ledger
+        if isinstance(error, Exception):
+            return ledger.failing(posted.admitted, error)
+        if self._by_hand:
+            return ledger.closing(posted.admitted, turn_id, how="interrupted")
+        return ()  # stopped with the agent, which goes on with it when it comes back
 
     def _close_calls(self) -> None:
         """Close the calls that a turn leaves without a result, if that can be kept."""
@@ -210,8 +261,8 @@ class AgentWorker:
 
     def _refuse(self, posted: Posted) -> None:
         error = self.error or SessionClosedError(
-            f"agent {self._context.agent_id!r} stopped before it came to this message: "
-            "nothing of it was kept"
+            f"agent {self._context.agent_id!r} stopped before it came to this message: it is "
+            "kept, and found when the agent comes back"
         )
         if posted.stream is not None:
             posted.stream.feed(AgentStopped(agent_id=self._context.agent_id, error=error))
@@ -227,6 +278,14 @@ class AgentWorker:
         self._publish(AgentStopped(agent_id=self._context.agent_id, error=self.error))
         self.ready.set()
         self.done.set()
+
+
+def _turn_id(posted: Posted) -> str | None:
+    """Return the id of the turn to begin, None for a new one."""
+    event = posted.event
+    if isinstance(event, ResumeEvent):
+        return event.unfinished.turn_id
+    return event.turn_id if isinstance(event, UserMessageReceivedEvent) else None
 
 
 def _innermost(error: Exception) -> Exception:

@@ -19,6 +19,7 @@ from perdure.errors import ConfigError
 __all__ = ["PRESET", "VARIABLES", "autosave_from"]
 
 PRESET = "PERDURE_AUTOSAVE"
+_DEFAULT = Autosave()
 
 
 def _switch(text: str) -> bool:
@@ -36,17 +37,19 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
 }
 """Each variable with its setting, how its text is read, and what fits."""
 
-_PRESETS: dict[str, Callable[[], Autosave]] = {
-    "": Autosave,
+_PRESETS: dict[str, Callable[[], Autosave | None]] = {
     "server": Autosave.server,
     "write_through": Autosave.write_through,
 }
 
 
-def autosave_from(environment: Mapping[str, str]) -> Autosave | None:
+def autosave_from(
+    environment: Mapping[str, str], declared: Autosave | None = _DEFAULT
+) -> Autosave | None:
     """Return the settings that an environment asks for, None for off.
 
-    An empty variable counts as not set. Off is off, whatever the other variables say.
+    An empty variable counts as not set. Off is off, whatever the other variables say. *declared*
+    is what counts where the environment names no preset: what a file says, None for off.
 
     >>> autosave_from({"PERDURE_AUTOSAVE": "server", "PERDURE_AUTOSAVE_DEBOUNCE": "0.5"})
     Autosave(debounce=0.5, max_delay=10.0, on_turn_end=True, max_bytes=1048576, max_records=256)
@@ -58,11 +61,13 @@ def autosave_from(environment: Mapping[str, str]) -> Autosave | None:
     name = environment.get(PRESET, "")
     if name == "off":
         return None
-    preset = _PRESETS.get(name)
+    preset = _PRESETS.get(name) if name else lambda: declared
     if preset is None:
         message = f"{PRESET}={name!r} does not fit: it must be off, server or write_through"
         raise ConfigError(message, variable=PRESET, value=name)
     base = preset()
+    if base is None:
+        return None
     changes = {
         setting: _read(variable, environment[variable])
         for variable, (setting, _, _) in VARIABLES.items()

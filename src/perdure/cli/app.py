@@ -10,8 +10,11 @@ from cyclopts import App, CycloptsError, Parameter
 
 import perdure
 from perdure.cli import USAGE
+from perdure.cli.archive import archive
 from perdure.cli.chat import chat
 from perdure.cli.check import check
+from perdure.cli.checkpoints import checkpoints, diff, rollback
+from perdure.cli.config import config
 from perdure.cli.demo import demo
 from perdure.cli.doctor import doctor
 from perdure.cli.exchange import export, import_
@@ -31,8 +34,9 @@ INTERRUPTED = 130
 
 COMMANDS: tuple[Callable[..., int], ...] = (
     *(demo, chat, ls, show, check, rebuild),
+    *(checkpoints, diff, rollback),
     *(fork, copy, rename, forget, prune),
-    *(export, import_, migrate, doctor),
+    *(export, import_, migrate, archive, config, doctor),
 )
 
 app: App = App(

@@ -18,14 +18,12 @@ from perdure.cli.leftovers import readable_to
 from perdure.codec.messages import decode_message
 from perdure.codec.registry import Registry
 from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
-from perdure.memory.context import SNAPSHOT
 from perdure.model.base import Base
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, MESSAGE_KINDS, Record
+from perdure.session.comparing import WholeLog, differences
 from perdure.session.hindsight import base_documents
 from perdure.session.lineage import Lineage, followed
-from perdure.session.options import Limits
-from perdure.session.rebuilding import context_bytes_of, fold_afresh
 from perdure.store import Document, Documents, Holder, Store
 
 __all__ = ["Audit", "audit", "log_problems"]
@@ -61,7 +59,7 @@ async def audit(store: Store, key: SessionKey) -> Audit:
     base, began = await _beginning(lineage, seen)
     seen.findings += log_problems(records, base)
     if documents is not None and not any(one.what == "log" for one in seen.problems):
-        log = _Log(key, records, began)
+        log = WholeLog(key, records, began)
         found = await anyio.to_thread.run_sync(lambda: list(_document_problems(log, documents)))
         seen.findings += found
     seen.findings += _lease_notes(await store.holder(key))
@@ -149,15 +147,10 @@ def _payload_problems(records: list[Record]) -> Iterator[str]:
             yield f"record {record.seq}, of kind {record.kind}, cannot be decoded ({what})"
 
 
-def _document_problems(log: _Log, documents: Documents) -> Iterator[Finding]:
+def _document_problems(log: WholeLog, documents: Documents) -> Iterator[Finding]:
     """Compare what is stored with a fresh fold of the log."""
-    for name in documents.damaged:
-        detail = f"{name} is lost, or not what its manifest says"
-        yield Finding(what="document", detail=detail, cure=REBUILD, repairable=True)
     manifest = documents.manifest
-    if manifest is None:
-        return
-    if manifest.as_of_seq > log.head:
+    if manifest is not None and manifest.as_of_seq > log.head:
         detail = f"the documents are as of record {manifest.as_of_seq}, the log ends at "
         yield Finding(
             what="log",
@@ -165,51 +158,8 @@ def _document_problems(log: _Log, documents: Documents) -> Iterator[Finding]:
             cure="restore the log's files from a copy",
         )
         return
-    for detail in _differences(log, documents):
-        yield Finding(what="document", detail=detail, cure=REBUILD, repairable=True)
-
-
-class _Log(msgspec.Struct):
-    """A session's whole log, and the documents that it goes on from."""
-
-    key: SessionKey
-    records: list[Record]
-    began: Mapping[str, Document]
-
-    @property
-    def head(self) -> int:
-        """The last record."""
-        return self.records[-1].seq if self.records else 0
-
-    def fold(self, upto: int, limits: Limits) -> dict[str, bytes]:
-        """Return the documents as of a record."""
-        records = self.records[: upto - self.records[0].seq + 1]
-        return fold_afresh(self.key, records, limits=limits, began=self.began)
-
-
-def _differences(log: _Log, documents: Documents) -> Iterator[str]:
-    folds: dict[int, dict[str, bytes]] = {}
-    for name, document in sorted(documents.found.items()):
-        upto = document.as_of_seq
-        if upto not in folds:
-            folds[upto] = log.fold(upto, Limits())
-        if folds[upto].get(name) == document.data:
-            continue
-        if name == SNAPSHOT and _is_cut_elsewhere(log, document):
-            continue
-        yield f"{name} differs from a fresh fold of the log up to record {upto}"
-    assert documents.manifest is not None
-    upto = documents.manifest.as_of_seq
-    fresh = folds.get(upto) or log.fold(upto, Limits())
-    for name in sorted(fresh.keys() - documents.found.keys() - set(documents.damaged)):
-        yield f"{name} is missing from the manifest"
-
-
-def _is_cut_elsewhere(log: _Log, snapshot: Document) -> bool:
-    """Whether a snapshot is sound, and was only made under another limit than the default."""
-    limits = Limits(context_bytes=max(context_bytes_of(snapshot.data), 1))
-    fresh = log.fold(snapshot.as_of_seq, limits)
-    return fresh[SNAPSHOT] == snapshot.data
+    for one in differences(log, documents):
+        yield Finding(what="document", detail=one.detail, cure=REBUILD, repairable=True)
 
 
 def _lease_notes(holder: Holder | None) -> Iterator[Finding]:

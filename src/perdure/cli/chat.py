@@ -1,56 +1,68 @@
-"""``perdure chat``: a conversation that goes on after a restart, without a model to pay for."""
+"""``perdure chat``: a conversation that goes on after a restart, with a model or without one."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Sequence
+from typing import Any
 
 import anyio
 
 import perdure
-from perdure.agent import Agent, AgentConfig, AgentFactory
-from perdure.agent.events import Segment, ToolStarted, TurnEnded
-from perdure.agent.llm import ScriptedModel, call
+from perdure.agent import AgentConfig, AgentFactory
+from perdure.agent.llm import ScriptedModel, call, named_model
 from perdure.agent.llm.scripted import ScriptedReply
 from perdure.cli.lines import InputLines
 from perdure.cli.options import Stored
-from perdure.cli.output import print_line, printable, say, write
+from perdure.cli.output import say
+from perdure.cli.talking import Talk
+from perdure.errors import ConfigError
 from perdure.model.messages import Message
 
 __all__ = ["chat"]
-
-LEAVE = frozenset({"/quit", "/exit", "/q"})
 
 
 def chat(
     *,
     id: str = "chat",
+    model: str | None = None,
+    base_url: str | None = None,
+    mcp: Sequence[str] = (),
+    instructions: str = "",
     where: Stored = Stored(),  # noqa: B008  # frozen
 ) -> int:
-    """Talk to a scripted agent that remembers: quit, kill it, come back, and it goes on.
+    """Talk to an agent that remembers: quit, kill it, come back, and it goes on.
 
-    Reads a line a turn from standard input; /quit or the end of the input leaves. An answer is
-    durable when the next prompt appears. With --json each turn is one line of JSON.
+    Without --model it follows a script, and needs no key. Reads a line a turn from standard input;
+    /quit or the end of the input leaves. Ctrl-C interrupts an answer, and leaves when there is
+    none. An answer is durable when the next prompt appears. With --json each turn is one line.
 
     Args:
         id: Which conversation.
+        model: openai:NAME, openai-responses:NAME or anthropic:NAME. The key comes from
+            OPENAI_API_KEY or ANTHROPIC_API_KEY.
+        base_url: Where the model is, if not at its provider: any server that speaks the same API.
+        mcp: The command or URL of an MCP server whose tools it may call; may be given again.
+        instructions: What the model is told first.
 
     """
-    anyio.run(_chat, id, where)
+    anyio.run(_chat, id, config(model, base_url, mcp, instructions), where)
     return 0
 
 
-async def _chat(id: str, where: Stored) -> None:
-    async with perdure.connect(where.store) as sessions:
-        agent = await AgentFactory(sessions).create_agent(config(), agent_id=id)
-        async with agent:
-            if not where.json:
-                session = agent.session
-                _greet(id, session.info.turns, str(session.restore_report))
-            with contextlib.closing(InputLines()) as lines:
-                while (text := await _next(lines, prompt=not where.json)) is not None:
-                    await _turn(agent, text, json=where.json)
+async def _chat(id: str, config: AgentConfig, where: Stored) -> None:
+    async with (
+        perdure.connect(where.store) as sessions,
+        await AgentFactory(sessions).create_agent(config, agent_id=id) as agent,
+    ):
+        if not where.json:
+            session = agent.session
+            _greet(id, session.info.turns, str(session.restore_report))
+        talk = Talk(agent, json=where.json)
+        with contextlib.closing(InputLines()) as lines:
+            await talk.run(lines)
+        if talk.was_ended:
+            raise KeyboardInterrupt
 
 
 def _greet(id: str, turns: int, report: str) -> None:
@@ -60,28 +72,31 @@ def _greet(id: str, turns: int, report: str) -> None:
         say(f"{id} is new; say something, /quit leaves. Run it again to go on")
 
 
-async def _next(lines: InputLines, *, prompt: bool) -> str | None:
-    """Return the next line that says something; None at the end."""
-    while True:
-        if prompt and sys.stdin.isatty():
-            write("> ")
-        line = await lines.next()
-        if line is None or line.strip() in LEAVE:
-            return None
-        if line.strip():
-            return line.strip()
+def config(
+    model: str | None = None,
+    base_url: str | None = None,
+    mcp: Sequence[str] = (),
+    instructions: str = "",
+) -> AgentConfig:
+    """Return the agent that one talks to: with a model, or the one that follows a script.
 
+    Raises:
+        ConfigError: An option does not fit, or there is no key.
+        MissingExtraError: What an option needs is not installed.
 
-async def _turn(agent: Agent, text: str, *, json: bool) -> None:
-    async for event in agent.stream(text):
-        if isinstance(event, TurnEnded) and json:
-            print_line({"turn": event.turn_id, "version": event.version, "answer": event.text})
-        elif isinstance(event, Segment) and not json:
-            write(printable(event.text))
-        elif isinstance(event, ToolStarted) and not json:
-            say(f"[{event.call.name}]")
-    if not json:
-        write("\n")
+    """
+    if model is not None:
+        options: dict[str, Any] = {} if base_url is None else {"base_url": base_url}
+        made = named_model(model, **options)
+        return AgentConfig(name="chat", model=made, mcp=mcp, instructions=instructions)
+    if base_url is not None or mcp or instructions:
+        raise ConfigError("the scripted agent takes no options: give --model openai:NAME, too")
+    return AgentConfig(
+        name="chat",
+        model=ScriptedModel(answer, chunk_chars=8, delay=0.01),
+        tools=[count_words],
+        instructions="You repeat what you are told.",
+    )
 
 
 async def count_words(text: str) -> int:
@@ -100,13 +115,3 @@ def answer(messages: Sequence[Message]) -> ScriptedReply:
     if len(said) == 1:
         return f"You said {said[-1]!r}. I will remember it. (Try: count these four words)"
     return f"You said {said[-1]!r}; before that, {said[-2]!r}. I know {len(said)} things you said."
-
-
-def config() -> AgentConfig:
-    """Return the agent that one talks to."""
-    return AgentConfig(
-        name="chat",
-        model=ScriptedModel(answer, chunk_chars=8, delay=0.01),
-        tools=[count_words],
-        instructions="You repeat what you are told.",
-    )

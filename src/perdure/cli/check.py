@@ -17,7 +17,6 @@ from perdure.cli.leftovers import leftovers
 from perdure.cli.options import Named
 from perdure.cli.output import print_json, say, size, stderr
 from perdure.cli.reach import existing, is_there, managed, no_session, opened
-from perdure.cli.rebuild import rebuild_session
 from perdure.errors import ConfigError, PerdureError
 from perdure.model.keys import SessionKey, require_filters
 from perdure.store import SessionInfo, Store
@@ -150,7 +149,10 @@ async def _repair(where: Named, seen: Audit) -> Repair:
     """Rebuild one session's documents, and look at it again."""
     try:
         async with managed(existing(where.store)) as sessions:
-            await rebuild_session(sessions, seen.key)
+            key = seen.key
+            await sessions.rebuild_working_context(
+                key.agent, session=key.session, tenant=key.tenant
+            )
         async with opened(where.store) as store:
             again = await audit(store, seen.key)
     except PerdureError as error:

@@ -8,9 +8,12 @@ from typing import Annotated, Any
 import anyio
 from cyclopts import Parameter
 
+from perdure.cli.checkpoints import checkpoint_of
 from perdure.cli.options import Named
 from perdure.cli.output import print_json, say
 from perdure.cli.reach import existing, managed
+from perdure.errors import ConfigError
+from perdure.model.checkpoints import Checkpoint
 from perdure.session.forking import Forked
 from perdure.session.manager import SessionManager
 
@@ -26,6 +29,7 @@ def fork(
     /,
     *,
     at: str | None = None,
+    at_checkpoint: int | None = None,
     new_session: str | None = None,
     where: Named = Named(),  # noqa: B008  # frozen
 ) -> int:
@@ -38,12 +42,20 @@ def fork(
         new_id: The id of the fork.
         at: Where it goes on: the number of the last record that both have, or the id of a turn.
             Default: the end.
+        at_checkpoint: Where it goes on: the number of a checkpoint.
         new_session: The fork's session; default: as --session.
 
     """
-    point = int(at) if at is not None and at.isdecimal() else at
+    if at is not None and at_checkpoint is not None:
+        message = "fork: --at and --at-checkpoint are two places: give one of them"
+        raise ConfigError(message, option="at")
 
     async def act(sessions: SessionManager) -> Forked:
+        point: int | str | Checkpoint | None = at
+        if at is not None and at.isdecimal():
+            point = int(at)
+        if at_checkpoint is not None:
+            point = await checkpoint_of(sessions, id, at_checkpoint, where)
         return await sessions.fork(
             id,
             new_id,

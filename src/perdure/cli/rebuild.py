@@ -14,13 +14,8 @@ from perdure.cli.output import print_json, say
 from perdure.cli.reach import existing, is_there, managed, no_session, opened
 from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import Manifest
-from perdure.session.inside import store_of
-from perdure.session.manager import SessionManager
-from perdure.session.options import Limits
-from perdure.session.rebuilding import rebuild as rebuild_documents
 
-__all__ = ["rebuild", "rebuild_session"]
+__all__ = ["rebuild"]
 
 
 def rebuild(
@@ -63,28 +58,15 @@ async def _rebuild(id: str, *, dry_run: bool, where: Named) -> int:
     if not dry_run:
         store = existing(where.store)
         async with managed(store) as sessions:
-            manifest = await rebuild_session(sessions, key)
-        answer["rebuilt"] = sorted(manifest.documents)
+            report = await sessions.rebuild_working_context(
+                key.agent, session=key.session, tenant=key.tenant
+            )
+        answer["rebuilt"] = list(report.rebuilt)
     if where.json:
         print_json(answer)
     else:
         _print(key, answer, dry_run=dry_run)
     return 0
-
-
-async def rebuild_session(sessions: SessionManager, key: SessionKey) -> Manifest:
-    """Rebuild a session's documents under its lease, through the library.
-
-    Raises:
-        LeaseHeldError: The session is in use.
-
-    """
-    session = await sessions.open(
-        key.agent, session=key.session, tenant=key.tenant, create=False, on_held="raise"
-    )
-    manifest = await rebuild_documents(store_of(session), key, epoch=session.epoch, limits=Limits())
-    await session.aclose()
-    return manifest
 
 
 def _print(key: SessionKey, answer: dict[str, Any], *, dry_run: bool) -> None:

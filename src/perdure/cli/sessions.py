@@ -18,12 +18,19 @@ from perdure.model.keys import SessionKey, require_filters
 from perdure.model.manifest import Manifest
 from perdure.model.messages import Message
 from perdure.model.records import Record
+from perdure.providers.target import Format
 from perdure.session.contents import HistoryItem
 from perdure.session.lineage import followed
 from perdure.session.view import SessionView
 from perdure.store import Holder, SessionInfo, Store
 
 __all__ = ["ls", "show"]
+
+_PLANNED = (
+    *("source", "head", "documents", "steps", "records_read", "target", "stripped"),
+    *("replaces", "settled", "is_sound"),
+)
+"""What is said of a plan as JSON: not the messages."""
 
 PAGE = 500
 PREVIEW = 96
@@ -96,21 +103,43 @@ def show(
     /,
     *,
     log: bool = False,
+    restore_plan: bool = False,
+    target: Format | None = None,
     limit: int | None = None,
     where: Named = Named(),  # noqa: B008  # frozen
 ) -> int:
-    """Show a session: what it is, and its newest messages or its log.
+    """Show a session: what it is, and its newest messages, its log, or how it would come back.
 
     Reads without a lease, so it is in nobody's way and works while the session is in use.
 
     Args:
         id: The agent's id.
         log: Show the log's records instead of the messages.
+        restore_plan: Show what opening it would use, repair, strip and make anew, and why.
+        target: With --restore-plan: the provider that the context is meant for.
         limit: How many of the newest messages or records. Default: 20 messages, all records.
 
     """
-    anyio.run(partial(_show, id, log=log, limit=limit, where=where))
+    if restore_plan:
+        anyio.run(partial(_show_plan, id, target=target, where=where))
+    else:
+        anyio.run(partial(_show, id, log=log, limit=limit, where=where))
     return 0
+
+
+async def _show_plan(id: str, *, target: Format | None, where: Named) -> None:
+    store, key = existing(where.store), where.key(id)
+    async with managed(store) as sessions:
+        if not await sessions.exists(key.agent, session=key.session, tenant=key.tenant):
+            raise no_session(key, store)
+        plan = await sessions.plan_restore(
+            key.agent, session=key.session, tenant=key.tenant, target=target
+        )
+    if where.json:
+        shown = {name: getattr(plan, name) for name in _PLANNED}
+        print_json({"agent": key.agent, "session": key.session, "tenant": key.tenant, **shown})
+    else:
+        say(str(plan))
 
 
 async def _show(id: str, *, log: bool, limit: int | None, where: Named) -> None:

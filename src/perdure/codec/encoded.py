@@ -23,9 +23,10 @@ from perdure.model.records import MESSAGE_KINDS, Entry
 __all__ = ["RESERVED_KINDS", "Encoded"]
 
 RESERVED_KINDS = frozenset(
-    {"base", "checkpoint", "context", "effect", "ending", "epoch", "foreign", "fork", "item"}
+    {"base", "checkpoint", "checkpoints_pruned", "context", "effect", "ending", "epoch"}
+    | {"event", "foreign", "fork", "item"}
     | {"memory_drop", "memory_set", "meta", "retract", "segment", "state", "taken", "turn"}
-    | {"usage"}
+    | {"admitted", "approval", "usage"}
 )
 """Kinds whose records perdure writes itself, now or in a later release."""
 

@@ -2,33 +2,39 @@
 
 The policy decides, the summarizer makes words of turns, and the compactor makes items
 of the words. None of them writes: the caller makes one group of the items and the new
-working context. The default summarizer quotes, it does not invent: the same turns
-always give the same summary, without a model.
+working context. So the same turns and the same summary always give the same items, and a
+compaction that was cut short can be done again.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Protocol, final
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol, final
 
 import msgspec
 
-from perdure.errors import ConfigError
+from perdure.errors import CompactionError, ConfigError
+from perdure.memory.budget import CountTokens, estimated_tokens, share_of
+from perdure.memory.facts import Fact, FactLimits, distilled, salience_of
 from perdure.memory.items import EpisodicItem, SemanticItem
 from perdure.model.messages import Message
 
 __all__ = [
+    "MEMORY_SHARE",
+    "TARGET_SHARE",
     "Compaction",
     "CompactionPolicy",
     "Compactor",
-    "ExtractiveSummarizer",
     "Summarizer",
     "Summary",
     "TurnTrace",
 ]
 
 KIB = 1024
+MEMORY_SHARE: Final = 0.3
+"""How much of the budget the memories in a context take, at most."""
+TARGET_SHARE: Final = 0.6
+"""How much of it prompt, memories and raw turns take after a compaction, at most."""
 
 
 class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +42,10 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         max_bytes: Compact once the working context's JSON is larger than this.
-        max_tokens: The same, for what the model reports as read; None for no such limit.
-        keep_turns: How many of the newest turns stay as they are.
+        max_tokens: The same, for tokens, as counted and as the model reports them; None for
+            no such limit.
+        count_tokens: Returns how many tokens a message takes.
+        keep_turns: How many of the newest turns stay as they are, as far as they fit.
         episode_turns: How many turns one summary covers at most.
 
     Raises:
@@ -47,6 +55,7 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     max_bytes: int = 256 * KIB
     max_tokens: int | None = None
+    count_tokens: CountTokens = estimated_tokens
     keep_turns: int = 4
     episode_turns: int = 8
 
@@ -57,6 +66,12 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and value < minimum:
                 message = f"compaction: {name}={value!r} does not fit: it must be from {minimum} up"
                 raise ConfigError(message, option=name, value=value)
+        if not callable(self.count_tokens):
+            message = (
+                f"compaction: count_tokens={self.count_tokens!r} does not fit: give a function "
+                "that takes a message and returns its tokens"
+            )
+            raise ConfigError(message, option="count_tokens")
 
     def is_due(self, size: int, tokens: int | None) -> bool:
         """Say whether a context of this size is over the budget.
@@ -68,9 +83,19 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
             return True
         return self.max_tokens is not None and tokens is not None and tokens > self.max_tokens
 
+    def share_of(self, message: Message, size: int) -> float:
+        """Return how much of the budget a message of so many bytes takes: 1.0 is all of it."""
+        return share_of(
+            message,
+            size,
+            max_bytes=self.max_bytes,
+            max_tokens=self.max_tokens,
+            count=self.count_tokens,
+        )
+
 
 class TurnTrace(msgspec.Struct, frozen=True):
-    """A turn, as a summarizer gets it."""
+    """A turn, or the part of it that is to be summed up."""
 
     id: str
     messages: tuple[Message, ...]
@@ -82,7 +107,7 @@ class Summary(msgspec.Struct, frozen=True):
     """What is worth keeping of some turns."""
 
     text: str
-    facts: tuple[str, ...] = ()
+    facts: tuple[Fact, ...] = ()
 
 
 class Summarizer(Protocol):
@@ -103,71 +128,70 @@ class Compaction(msgspec.Struct, frozen=True):
 
 @final
 class Compactor:
-    """Make long-term memory of turns."""
+    """Make long-term memory of turns.
 
-    def __init__(self, summarizer: Summarizer | None = None) -> None:
-        self._summarizer = summarizer or ExtractiveSummarizer()
+    Args:
+        summarizer: Puts them into words; None for quotes.
+        limits: How many facts a summary may add.
 
-    async def compact(self, turns: Sequence[TurnTrace], *, now: float) -> Compaction:
-        """Return the items that stand for some turns from now on."""
+    """
+
+    def __init__(
+        self, summarizer: Summarizer | None = None, *, limits: FactLimits | None = None
+    ) -> None:
+        self._summarizer = summarizer or _quotes()
+        self._limits = limits or FactLimits()
+
+    async def compact(
+        self, turns: Sequence[TurnTrace], *, now: float, known: Mapping[str, float] | None = None
+    ) -> Compaction:
+        """Return the items that stand for some turns from now on.
+
+        Args:
+            turns: Oldest first.
+            now: Seconds since 1970.
+            known: The salience of facts that are in memory, by `facts.key_of`: they are
+                not added again.
+
+        Raises:
+            CompactionError: The summarizer has failed; its own error is the cause.
+
+        """
         if not turns:
             return Compaction()
-        summary = await self._summarizer.summarize(turns)
-        ids, last = tuple(turn.id for turn in turns if turn.id), turns[-1].last
+        summary = await self._summary(turns)
+        ids = tuple(dict.fromkeys(turn.id for turn in turns if turn.id))
+        last = turns[-1].last
         episode = EpisodicItem(
             id=f"ep_{last}", ts=now, turn_ids=ids, summary=summary.text, as_of_seq=last
         )
         facts = tuple(
-            SemanticItem(id=f"sem_{last}_{number}", ts=now, fact=fact)
-            for number, fact in enumerate(summary.facts, 1)
+            SemanticItem(
+                id=f"sem_{last}_{number}",
+                ts=now,
+                category=fact.category,
+                fact=fact.text,
+                salience=salience_of(fact.category),
+            )
+            for number, fact in enumerate(distilled(summary.facts, known or {}, self._limits), 1)
         )
         return Compaction((episode,), facts, ids)
 
+    async def _summary(self, turns: Sequence[TurnTrace]) -> Summary:
+        try:
+            return await self._summarizer.summarize(turns)
+        except Exception as error:
+            first, last = turns[0].id or "the first", turns[-1].id or "the last"
+            message = (
+                f"the turns from {first} to {last} could not be summed up, since "
+                f"{type(self._summarizer).__name__} raised {type(error).__name__}: nothing has "
+                "changed, and the model is not called before it succeeds; mend the summarizer, "
+                "and the next message tries again"
+            )
+            raise CompactionError(message, turns=len(turns)) from error
 
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
-_FACT = re.compile(
-    r"\b(?:my \w+|i am|i'm|i live|i work|i like|i prefer|i need|remember|call me|always|never)\b",
-    re.IGNORECASE,
-)
 
+def _quotes() -> Summarizer:
+    from perdure.memory.extractive import ExtractiveSummarizer
 
-@final
-class ExtractiveSummarizer:
-    """Quote the beginning of each question and of its last answer; facts are users' sentences
-    about themselves."""
-
-    def __init__(self, *, quote_chars: int = 160, max_facts: int = 8) -> None:
-        self._quote_chars = quote_chars
-        self._max_facts = max_facts
-
-    async def summarize(self, turns: Sequence[TurnTrace]) -> Summary:
-        """Return quotes of the turns; deterministic."""
-        lines = [line for turn in turns for line in self._lines(turn)]
-        facts = [fact for turn in turns for fact in self._facts(turn)]
-        return Summary("\n".join(lines), tuple(dict.fromkeys(facts))[: self._max_facts])
-
-    def _lines(self, turn: TurnTrace) -> list[str]:
-        asked = [message.text for message in turn.messages if message.role == "user"]
-        tools = [call.name for message in turn.messages for call in message.tool_calls]
-        answers = [
-            message.text
-            for message in turn.messages
-            if message.role == "assistant" and message.text
-        ]
-        lines = [f"User: {self._quote(text)}" for text in asked if text]
-        if tools:
-            lines.append(f"Tools used: {', '.join(dict.fromkeys(tools))}")
-        if answers:
-            lines.append(f"Assistant: {self._quote(answers[-1])}")
-        return lines
-
-    def _facts(self, turn: TurnTrace) -> list[str]:
-        texts = [message.text for message in turn.messages if message.role == "user"]
-        sentences = (sentence.strip() for text in texts for sentence in _SENTENCE.split(text))
-        return [
-            self._quote(one) for one in sentences if _FACT.search(one) and not one.endswith("?")
-        ]
-
-    def _quote(self, text: str) -> str:
-        line = " ".join(text.split())
-        return line if len(line) <= self._quote_chars else line[: self._quote_chars - 1] + "…"
+    return ExtractiveSummarizer()

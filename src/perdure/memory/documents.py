@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from perdure.codec.json import decode
+from perdure.memory.clock import TIMED_KINDS, stamp_of
 from perdure.memory.index import (
     MEMORY,
     Dropped,
@@ -20,9 +21,13 @@ from perdure.memory.index import (
     MemoryStats,
     fold_memory,
 )
+from perdure.memory.ledger import LEDGER, LEDGER_KINDS, fold_ledger
+from perdure.model.checkpoints import CHECKPOINTS
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import About
 from perdure.model.records import (
+    CHECKPOINT,
+    CHECKPOINTS_PRUNED,
     ITEM,
     MEMORY_DROP,
     MEMORY_SET,
@@ -36,10 +41,12 @@ from perdure.model.records import (
 
 __all__ = [
     "EPISODIC",
+    "LEDGER",
     "MEMORY",
     "SEMANTIC",
     "SESSION",
     "Dropped",
+    "ItemsBack",
     "MemoryDocument",
     "MemoryEntry",
     "MemoryStats",
@@ -47,6 +54,7 @@ __all__ = [
     "Taken",
     "Turned",
     "fold_items",
+    "fold_ledger",
     "fold_memory",
     "fold_session",
     "fold_state",
@@ -123,7 +131,17 @@ class StateSet(msgspec.Struct, omit_defaults=True):
 
 class _Item(msgspec.Struct):
     memory: str
-    item: msgspec.Raw
+    item: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class ItemsBack(msgspec.Struct):
+    """The payload that makes a long-term memory what it was: its first items stay."""
+
+    memory: str
+    keep: int = -1
+    """How many stay; -1 is the payload of an item, which is one more."""
+    items: list[msgspec.Raw] = []
+    """What comes behind them."""
 
 
 class SessionMetadata(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -173,6 +191,8 @@ class SessionDocument(msgspec.Struct, rename="camel", kw_only=True):
     """The numbers of the newest turns that ended and whose ids were the caller's own."""
     taken: dict[str, int] = {}
     """The op ids of what was posted and taken last, and where in the log that is noted."""
+    clock: int | msgspec.UnsetType = msgspec.UNSET
+    """The session's logical clock, if anything has counted on it."""
     context: ContextState
     metadata: SessionMetadata = msgspec.field(default_factory=SessionMetadata)
 
@@ -204,7 +224,9 @@ def names_of(record: Record) -> tuple[str, ...]:
     if kind == ITEM:
         memory = decode(record.payload, _Item).memory
         return (SEMANTIC,) if memory == "semantic" else (EPISODIC,)
-    return ()
+    if kind in {CHECKPOINT, CHECKPOINTS_PRUNED}:
+        return (CHECKPOINTS,)
+    return (LEDGER,) if kind in LEDGER_KINDS else ()
 
 
 def fold_session(old: bytes | None, key: SessionKey, records: Iterable[Record]) -> bytes:
@@ -234,6 +256,8 @@ def _count(document: SessionDocument, record: Record) -> None:
         note_turn(document.turn_ids, turned)
     elif record.kind == TAKEN:
         note_taken(document.taken, record.seq, record.payload)
+    elif record.kind in TIMED_KINDS:
+        document.clock = max(document.clock or 0, stamp_of(record.payload)) or msgspec.UNSET
     elif record.kind == META:
         meta = decode(record.payload, Meta)
         _describe(document.metadata, meta)
@@ -290,8 +314,15 @@ def _iso(at: float) -> str:
 
 def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:
     """Return episodic.jsonl or semantic.jsonl after ``records``: a line an item."""
-    items = (decode(record.payload, _Item).item for record in records)
-    return (old or b"") + b"".join(bytes(item) + b"\n" for item in items)
+    parts = [old or b""]
+    for record in records:
+        back = decode(record.payload, ItemsBack)
+        if back.keep < 0:
+            parts.append(bytes(decode(record.payload, _Item).item) + b"\n")
+        else:
+            kept = b"".join(parts).splitlines(keepends=True)[: back.keep]
+            parts = kept + [bytes(item) + b"\n" for item in back.items]
+    return b"".join(parts)
 
 
 def typed(name: str) -> str:

@@ -1,21 +1,64 @@
-"""Retrieval: which memories go back into a working context.
+"""Retrieval: which memories go back into a working context, and which answer a query.
 
-The newest episodes, and the weightiest facts; the same memory always gives the same
-bundle, so that a context that is rebuilt twice is the same twice.
+Into a context go the newest episodes and the weightiest facts; the same memory always gives
+the same bundle, so that a context that is rebuilt twice is the same twice. A query weighs
+how well the words fit, how salient a memory is, and how new.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import final
+from math import sqrt
+from typing import Literal, final
+
+import anyio.to_thread
+import msgspec
 
 from perdure.memory.documents import EPISODIC, SEMANTIC
+from perdure.memory.facts import key_of
 from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, items_of
+from perdure.memory.matching import bm25
 
-__all__ = ["Retriever", "select"]
+__all__ = ["Found", "Retriever", "Weights", "select", "smaller"]
 
 ReadLines = Callable[[str], Awaitable[Sequence[bytes]]]
 """Return the lines of a memory document, by the document's name."""
+Rank = Callable[[str, Sequence[str]], Sequence[float]]
+"""Return how well each text fits a query, from 0 to 1; runs in a thread."""
+Embed = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
+"""Return a vector for each text."""
+Item = EpisodicItem | SemanticItem
+
+_HEAVIEST = 500.0
+
+
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts how much in an answer to a query."""
+
+    text: float = 1.0
+    """How well it fits: by words, or where there are vectors by the better of both."""
+    salience: float = 0.3
+    recency: float = 0.2
+    """The newest memory counts 1, the oldest next to nothing."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A memory that answers a query."""
+
+    item: Item
+    score: float
+    match: float
+    """How well it fits, from 0 to 1."""
+
+    @property
+    def text(self) -> str:
+        """What is remembered."""
+        return text_of(self.item)
+
+
+def text_of(item: Item) -> str:
+    """Return what an item says."""
+    return item.fact if isinstance(item, SemanticItem) else item.summary
 
 
 def select(
@@ -27,6 +70,8 @@ def select(
 ) -> MemoryBundle:
     """Return the newest episodes in their order, and facts by weight, then by age.
 
+    Of facts that say the same, the weightiest counts.
+
     >>> select([], [], max_episodic=3, max_semantic=20)
     MemoryBundle(episodic=(), semantic=())
     """
@@ -34,15 +79,54 @@ def select(
     # The newest of equally weighty facts first; the sort is stable.
     newest_first = list(reversed(semantic))
     newest_first.sort(key=lambda item: -item.salience)
-    return MemoryBundle(newest, tuple(newest_first[: max(max_semantic, 0)]))
+    once = {key_of(item.fact): item for item in reversed(newest_first)}
+    facts = [item for item in newest_first if once[key_of(item.fact)] is item]
+    return MemoryBundle(newest, tuple(facts[: max(max_semantic, 0)]))
+
+
+def smaller(bundle: MemoryBundle) -> MemoryBundle:
+    """Return a bundle with less in it: the oldest episode goes, then the lightest facts; the
+    last summary is cut."""
+    episodic, semantic = bundle.episodic, bundle.semantic
+    if len(episodic) > 1:
+        return MemoryBundle(episodic[1:], semantic)
+    if semantic:
+        return MemoryBundle(episodic, semantic[:-1])
+    if not episodic or len(episodic[0].summary) < 2:
+        return MemoryBundle()
+    summary = episodic[0].summary
+    cut = msgspec.structs.replace(episodic[0], summary=summary[: len(summary) // 2 - 1] + "…")
+    return MemoryBundle((cut,), semantic)
 
 
 @final
 class Retriever:
-    """Fetch memories from a session's long-term memory."""
+    """Fetch memories from a session's long-term memory.
 
-    def __init__(self, read: ReadLines) -> None:
+    Args:
+        read: Returns the lines of a memory document.
+        rank: Says how well texts fit a query; None for BM25.
+        embed: Makes vectors of texts, for matches by meaning; None for words alone.
+        weights: What counts how much.
+        trim: Makes what was retrieved for a context small enough for it.
+
+    """
+
+    def __init__(
+        self,
+        read: ReadLines,
+        *,
+        rank: Rank | None = None,
+        embed: Embed | None = None,
+        weights: Weights | None = None,
+        trim: Callable[[MemoryBundle], MemoryBundle] | None = None,
+    ) -> None:
         self._read = read
+        self._trim = trim
+        self._rank = rank or bm25
+        self._embed = embed
+        self._weights = weights or Weights()
+        self._vectors: dict[str, Sequence[float]] = {}
 
     async def retrieve(self, max_episodic: int, max_semantic: int) -> MemoryBundle:
         """Return what a working context is rebuilt with.
@@ -52,12 +136,41 @@ class Retriever:
             StoreUnavailableError: The store cannot be reached.
 
         """
-        return select(
+        bundle = select(
             await self.episodic(),
             await self.semantic(),
             max_episodic=max_episodic,
             max_semantic=max_semantic,
         )
+        return bundle if self._trim is None else self._trim(bundle)
+
+    async def search(
+        self,
+        query: str,
+        *,
+        limit: int = 10,
+        kind: Literal["episodic", "semantic"] | None = None,
+    ) -> list[Found]:
+        """Return the memories that fit a query, the best first; errors as ``retrieve``.
+
+        An empty query fits all: what is salient and new comes first.
+
+        Args:
+            query: Words; for vectors, a sentence does better.
+            limit: How many at most.
+            kind: Only episodes, or only facts.
+
+        """
+        items: list[Item] = []
+        if kind != "semantic":
+            items += await self.episodic()
+        if kind != "episodic":
+            items += await self.semantic()
+        matches = await self._matches(query, [text_of(item) for item in items])
+        found = scored(items, matches, self._weights)
+        if query.strip():
+            found = [one for one in found if one.match > 0]
+        return found[: max(limit, 0)]
 
     async def episodic(self) -> list[EpisodicItem]:
         """Return all episodes, oldest first."""
@@ -66,3 +179,47 @@ class Retriever:
     async def semantic(self) -> list[SemanticItem]:
         """Return all facts, oldest first."""
         return items_of(await self._read(SEMANTIC), SemanticItem)
+
+    async def _matches(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        if not query.strip() or not texts:
+            return [0.0] * len(texts)
+        by_words = await anyio.to_thread.run_sync(self._rank, query, texts)
+        if self._embed is None:
+            return by_words
+        missing = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        wanted, *vectors = await self._embed([query, *missing])
+        self._vectors.update(zip(missing, vectors, strict=True))
+        self._vectors = {text: self._vectors[text] for text in texts}
+        return [
+            max(words, cosine(wanted, self._vectors[text]))
+            for words, text in zip(by_words, texts, strict=True)
+        ]
+
+
+def scored(items: Sequence[Item], matches: Sequence[float], weights: Weights) -> list[Found]:
+    """Return items with their scores, the best first; of equals the newest."""
+    by_age = sorted(range(len(items)), key=lambda at: (items[at].ts, at))
+    recency = {at: (place + 1) / len(items) for place, at in enumerate(by_age)}
+    found = [
+        Found(
+            item,
+            weights.text * match
+            + weights.salience * min(item.salience / _HEAVIEST, 1.0)
+            + weights.recency * recency[at],
+            match,
+        )
+        for at, (item, match) in enumerate(zip(items, matches, strict=True))
+    ]
+    order = sorted(range(len(found)), key=lambda at: (-found[at].score, -recency[at]))
+    return [found[at] for at in order]
+
+
+def cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return how alike two vectors are, from 0 to 1.
+
+    >>> cosine([1.0, 0.0], [2.0, 0.0])
+    1.0
+    """
+    length = sqrt(sum(x * x for x in one)) * sqrt(sum(x * x for x in other))
+    product = sum(x * y for x, y in zip(one, other, strict=True))
+    return max(product / length, 0.0) if length else 0.0

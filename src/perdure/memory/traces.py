@@ -42,6 +42,8 @@ class RawTurn(msgspec.Struct, kw_only=True):
     id: str = ""
     """Empty for messages outside of any turn."""
     messages: list[bytes] = msgspec.field(default_factory=list)
+    seqs: list[int] = msgspec.field(default_factory=list)
+    """The record of each message."""
     last: int = 0
     """The seq of its last record."""
     phase: Literal["open", "end", "interrupted"] = "open"
@@ -52,6 +54,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._turn: RawTurn | None = None
+        self._is_within = True  # until a turn begins, what comes may be the rest of one
 
     def feed(self, record: Record) -> RawTurn | None:
         """Take in the next record; return the turn that is over by it, if any."""
@@ -64,6 +67,7 @@ class Turns:
             turn, over = RawTurn(), turn
             self._turn = turn
         turn.messages.append(record.payload)
+        turn.seqs.append(record.seq)
         turn.last = record.seq
         return over
 
@@ -73,11 +77,14 @@ class Turns:
 
     def _boundary(self, record: Record) -> RawTurn | None:
         turned, turn = decode(record.payload, Turned), self._turn
+        within, self._is_within = self._is_within, False
         if turned.phase == "begin":
             self._turn = RawTurn(id=turned.turn, last=record.seq)
             return turn  # a process was killed within it, or it has no end of its own
         self._turn = None
-        if turn is None or turn.id != turned.turn:  # its beginning was not read
+        if turn is not None and within:  # its beginning was not read
+            turn.id = turned.turn
+        if turn is None or turn.id != turned.turn:
             return turn
         turn.last = record.seq
         turn.phase = "end" if turned.phase == "end" else "interrupted"

@@ -3,19 +3,16 @@ nothing."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import anyio
 import anyio.to_thread
 
-from perdure._lib.files import Folder, write_all
-from perdure._lib.ids import random_id
-from perdure._lib.platform import sync_data
-from perdure.errors import ConfigError, CorruptRecordError, SessionNotFoundError
+from perdure._lib.new_file import NewFile
+from perdure.errors import CorruptRecordError, SessionNotFoundError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.moving.bundle import Folded, Head, Item, Reader, Writer
@@ -49,7 +46,7 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
     """
     if not await store.head(key):
         raise SessionNotFoundError(f"there is no session {key} in {store.location}", key=str(key))
-    new = await anyio.to_thread.run_sync(_NewFile, path)
+    new = await anyio.to_thread.run_sync(NewFile, path)
     try:
         writer = Writer()
         async with aclosing(items(store, key)) as found:
@@ -60,45 +57,6 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(new.close)
-
-
-@final
-class _NewFile:
-    """A file that nobody sees before it is whole."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._parts: list[bytes] = []
-        self._waiting = self._size = 0
-        self._folder = Folder.root(str(path.absolute().parent))
-        self._temporary = f".{random_id()}.part"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        self._fd = self._folder.open(self._temporary, flags)
-
-    def add(self, data: bytes) -> int:
-        """Take something in, and return how much waits to be written."""
-        self._parts.append(data)
-        self._waiting += len(data)
-        return self._waiting
-
-    def write(self) -> None:
-        data, self._parts = b"".join(self._parts), []
-        self._waiting = 0
-        self._size += write_all(self._fd, data)
-
-    def publish(self) -> int:
-        self.write()
-        sync_data(self._fd)
-        if not self._folder.link(self._temporary, self._path.name):
-            message = f"{self._path} is there already: choose a new file, or remove it"
-            raise ConfigError(message, path=str(self._path))
-        self._folder.sync()
-        return self._size
-
-    def close(self) -> None:
-        os.close(self._fd)
-        self._folder.remove(self._temporary)
-        self._folder.close()
 
 
 async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None) -> Landed:

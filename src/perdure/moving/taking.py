@@ -6,7 +6,10 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Final
 
+from perdure.checkpoints.chain import CHAIN_KINDS, Chain
+from perdure.codec.json import encode
 from perdure.errors import CorruptRecordError, StoreUnavailableError
+from perdure.model.checkpoints import CHECKPOINTS
 from perdure.model.keys import SessionKey
 from perdure.model.records import Record
 from perdure.moving.bundle import Blob, End, Folded, Head, Item, neutral_record
@@ -79,10 +82,18 @@ async def _reached(
     store: Store, key: SessionKey, documents: Documents, head: int
 ) -> dict[str, bytes | None]:
     """Return the blobs that a session reaches, through others too: small ones with their data."""
-    named = named_in(document.data for document in documents.found.values())
+    found = documents.found.copy()
+    links = found.pop(CHECKPOINTS, None)
+    chain = Chain.of(None if links is None else links.data)
+    named = named_in(document.data for document in found.values())
     async with contextlib.aclosing(content(store, key, head)) as records:
         async for record in records:
-            named |= named_in((record.payload,))
+            if record.kind in CHAIN_KINDS:
+                chain.apply(record.kind, record.payload)
+            else:
+                named |= named_in((record.payload,))
+    # States of checkpoints that were pruned are reached by nothing, though the log still has them.
+    named |= named_in(encode(checkpoint.state) for checkpoint in chain.by_id.values())
     if documents.manifest is not None and (base := documents.manifest.base) is not None:
         named |= {name for name in (base.kept, base.folded) if name}
     reached: dict[str, bytes | None] = {}

@@ -34,6 +34,7 @@ __all__ = [
     "RestorableMemory",
     "WorkingContextSnapshotBootstrapOptions",
     "WorkingContextSnapshotBootstrapper",
+    "mending_steps",
 ]
 
 PromptPolicy = Literal["replace", "rebuild", "keep", "error"]
@@ -52,6 +53,7 @@ class WorkingContextSnapshotBootstrapOptions(msgspec.Struct, frozen=True, kw_onl
         system_prompt_policy: What to do about a system prompt that has changed.
         dangling_calls: What becomes of tool calls whose results never came.
         rebuild: Build the context again even if the cache is valid.
+        strict: Refuse a session with a document that cannot be used, instead of making it anew.
 
     Raises:
         ConfigError: A value does not fit.
@@ -64,6 +66,7 @@ class WorkingContextSnapshotBootstrapOptions(msgspec.Struct, frozen=True, kw_onl
     system_prompt_policy: PromptPolicy = "replace"
     dangling_calls: Dangling = "interrupted"
     rebuild: bool = False
+    strict: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_episodic", "max_semantic", "raw_tail_turns"):
@@ -211,7 +214,7 @@ class WorkingContextSnapshotBootstrapper:
         if changed:
             steps.append(RestoreStep("system prompt", options.system_prompt_policy))
         mended = repair(target, options.dangling_calls)
-        steps.extend(_mending(mended))
+        steps.extend(mending_steps(mended))
         # A hash that was never noted is noted with the first context that is written.
         await self._apply(memory, current, target, mended, prompt)
         return Bootstrapped(source, tuple(steps), prompt)
@@ -287,12 +290,14 @@ def _with_prompt(messages: Sequence[Message], prompt: str | None) -> tuple[Messa
     return (*((Message.system(prompt),) if prompt else ()), *rest)
 
 
-def _mending(mended: Repair) -> list[RestoreStep]:
+def mending_steps(mended: Repair) -> list[RestoreStep]:
+    """Return what a repair has done, in steps."""
     counts = {
         "closed": (mended.closed, "tool calls as interrupted"),
         "dropped": (mended.dropped, "tool calls without a result"),
         "left out": (mended.orphans, "results without a call"),
         "moved": (mended.moved, "late results to their calls"),
         "emptied": (mended.empty, "answers with nothing in them"),
+        "joined": (mended.joined, "parts of replies that stood apart"),
     }
     return [RestoreStep(what, f"{count} {of}") for what, (count, of) in counts.items() if count]

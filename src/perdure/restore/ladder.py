@@ -13,12 +13,16 @@ import contextlib
 import msgspec
 
 from perdure.codec.json import decode
-from perdure.errors import FormatError
-from perdure.memory.context import SNAPSHOT, WorkingContext
+from perdure.errors import CorruptRecordError
+from perdure.memory.clock import TIMED_KINDS, stamp_of
+from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import SESSION, SessionDocument, Turned, note_taken, note_turn
+from perdure.memory.ledger import LEDGER_KINDS
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.model.records import (
+    CHECKPOINT,
+    CHECKPOINTS_PRUNED,
     EPOCH,
     ITEM,
     MEMORY_DROP,
@@ -30,13 +34,16 @@ from perdure.model.records import (
     TURN,
     Record,
 )
-from perdure.restore.report import RestoreReport, RestoreStep, Source
-from perdure.restore.validity import snapshot_of
+from perdure.restore.report import RestoreReport, RestoreStep, Source, lost_step
+from perdure.restore.validity import judged
 from perdure.store import Documents, Store
 
 __all__ = ["Restored", "restore"]
 
-KEPT_FOR_LATER = frozenset({ITEM, MEMORY_SET, MEMORY_DROP, STATE, META})
+KEPT_FOR_LATER = (
+    frozenset({CHECKPOINT, CHECKPOINTS_PRUNED, ITEM, MEMORY_SET, MEMORY_DROP, STATE, META})
+    | LEDGER_KINDS
+)
 """Kinds whose documents load when they are first awaited: the tail's records wait for that."""
 
 
@@ -55,6 +62,8 @@ class Restored(msgspec.Struct, kw_only=True):
     turn_ids: dict[str, int] = {}
     taken: dict[str, int] = {}
     messages: int = 0
+    clock: int = 0
+    """The session's logical clock."""
     tail_bytes: int = 0
     """Of all records since the last fold."""
     tail_records: int = 0
@@ -66,24 +75,28 @@ class Restored(msgspec.Struct, kw_only=True):
         return self.documents.manifest
 
 
-async def restore(store: Store, key: SessionKey, *, context_bytes: int) -> Restored:
+async def restore(
+    store: Store, key: SessionKey, *, context_bytes: int, strict: bool = False
+) -> Restored:
     """Read a session back.
 
     Args:
         store: Where it is.
         key: Which session.
         context_bytes: How much of the working context to keep.
+        strict: Raise for a document that cannot be used, whichever, instead of making it anew.
 
     Raises:
-        CorruptRecordError: The log is damaged before its tail.
+        CorruptRecordError: The log is damaged before its tail; or, if strict, a document is.
         UnsupportedVersionError: It was written by a newer release.
 
     """
-    documents = await store.read_documents(key, {SNAPSHOT, SESSION})
-    steps: list[RestoreStep] = [
-        RestoreStep("damaged", f"{name}: made anew from the log") for name in documents.damaged
-    ]
-    context, since = _cached(documents, key, context_bytes, steps)
+    names = None if strict else {SNAPSHOT, SESSION}
+    documents = judged(await store.read_documents(key, names), key)
+    if strict:
+        _require_sound(documents, key)
+    steps = [lost_step(name, documents.why.get(name)) for name in documents.damaged]
+    context, since = _cached(documents, context_bytes)
     info, counted = _described(documents)
     folded = 0 if documents.manifest is None else documents.manifest.as_of_seq
     # A fold that was killed may have written these two and not the documents that load later.
@@ -98,6 +111,7 @@ async def restore(store: Store, key: SessionKey, *, context_bytes: int) -> Resto
         turn_ids={} if info is None else dict(info.turn_ids),
         taken={} if info is None else dict(info.taken),
         messages=0 if info is None else info.messages,
+        clock=0 if info is None else info.clock or 0,
         report=RestoreReport(source="fresh"),
     )
     records = 0
@@ -116,18 +130,25 @@ async def restore(store: Store, key: SessionKey, *, context_bytes: int) -> Resto
     return restored
 
 
-def _cached(
-    documents: Documents, key: SessionKey, limit: int, steps: list[RestoreStep]
-) -> tuple[WorkingContext, int]:
+def _require_sound(documents: Documents, key: SessionKey) -> None:
+    if documents.damaged:
+        why = "; ".join(
+            f"{name}: {documents.why.get(name, 'lost, or not what its manifest says')}"
+            for name in documents.damaged
+        )
+        message = (
+            f"session {key} has documents that cannot be used, and strict=True forbids to make "
+            f"them anew ({why}): run `perdure rebuild {key.agent}`, or open it without strict"
+        )
+        raise CorruptRecordError(message, key=str(key), damaged=documents.damaged)
+
+
+def _cached(documents: Documents, limit: int) -> tuple[WorkingContext, int]:
     """Return the context of the snapshot, or an empty one, and the record it is as of."""
     found = documents.found.get(SNAPSHOT)
     if found is None:
         return WorkingContext(limit), 0
-    snapshot = snapshot_of(found.data, key, found.as_of_seq)
-    if isinstance(snapshot, str):
-        steps.append(RestoreStep("invalid", f"{SNAPSHOT}: {snapshot}"))
-        return WorkingContext(limit), 0
-    context = WorkingContext.of_snapshot(snapshot, limit)
+    context = WorkingContext.of_snapshot(decode(found.data, Snapshot), limit)
     context.seq = found.as_of_seq
     return context, found.as_of_seq
 
@@ -136,10 +157,7 @@ def _described(documents: Documents) -> tuple[SessionDocument | None, int]:
     found = documents.found.get(SESSION)
     if found is None:
         return None, 0
-    try:
-        return decode(found.data, SessionDocument), found.as_of_seq
-    except FormatError:  # its hash is right: it was written by somebody else
-        return None, 0
+    return decode(found.data, SessionDocument), found.as_of_seq
 
 
 def _take_in(restored: Restored, record: Record, since: int, counted: int, folded: int) -> None:
@@ -148,19 +166,26 @@ def _take_in(restored: Restored, record: Record, since: int, counted: int, folde
     if seq > since:
         restored.context.feed(seq, kind, record.payload)
     if seq > counted:
-        if kind in MESSAGE_KINDS:
-            restored.messages += 1
-        elif kind == TURN:
-            turned = decode(record.payload, Turned)
-            restored.turns = max(restored.turns, turned.number)
-            note_turn(restored.turn_ids, turned)
-        elif kind == TAKEN:
-            note_taken(restored.taken, seq, record.payload)
+        _count(restored, record)
     if kind in KEPT_FOR_LATER and (kind != META or seq > counted):
         restored.tail.append(record)
     if seq > folded and kind != EPOCH:
         restored.tail_bytes += len(record.payload)
         restored.tail_records += 1
+
+
+def _count(restored: Restored, record: Record) -> None:
+    kind = record.kind
+    if kind in MESSAGE_KINDS:
+        restored.messages += 1
+    elif kind == TURN:
+        turned = decode(record.payload, Turned)
+        restored.turns = max(restored.turns, turned.number)
+        note_turn(restored.turn_ids, turned)
+    elif kind == TAKEN:
+        note_taken(restored.taken, record.seq, record.payload)
+    elif kind in TIMED_KINDS:
+        restored.clock = max(restored.clock, stamp_of(record.payload))
 
 
 def _report(
@@ -182,7 +207,8 @@ def _report(
         steps.append(RestoreStep("rebuilt", f"the context from {records} records"))
     elif restored.tail_records:
         source = "catch_up"
-        steps.append(RestoreStep("caught up", f"with {records} records after {since}"))
+        behind = restored.head - since
+        steps.append(RestoreStep("caught up", f"with {behind} records after {since}"))
     else:
         source = "snapshot"
         steps.append(RestoreStep("read", f"the snapshot as of record {since}"))

@@ -8,7 +8,7 @@ import msgspec
 
 from perdure._lib.display import card
 
-__all__ = ["RestoreReport", "RestoreStep", "Source"]
+__all__ = ["RestoreReport", "RestoreStep", "Source", "lost_step"]
 
 Source = Literal["fresh", "snapshot", "catch_up", "rebuild"]
 """Where the working context came from: nothing was there; the snapshot as it lay; the
@@ -21,6 +21,15 @@ class RestoreStep(msgspec.Struct, frozen=True):
     what: str
     """``read``, ``caught up``, ``rebuilt``, ``damaged``, ``unsettled`` …"""
     detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.detail}".strip()
+
+
+def lost_step(name: str, why: str | None) -> RestoreStep:
+    """Return the step for a document that cannot be used."""
+    why = why or "it is lost, or not what its manifest says"
+    return RestoreStep("damaged", f"{name}: {why}; made anew from the log")
 
 
 class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -36,8 +45,19 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
     settled: bool = True
     """False when a takeover was under way, so that the newest records may be missing."""
 
+    def with_step(self, *steps: RestoreStep) -> RestoreReport:
+        """Return the report with more steps."""
+        return msgspec.structs.replace(self, steps=(*self.steps, *steps))
+
+    def with_damaged(self, name: str, why: str | None) -> RestoreReport:
+        """Return the report with one more document that was unusable, once."""
+        if name in self.damaged:
+            return self
+        known = msgspec.structs.replace(self, damaged=(*self.damaged, name))
+        return known.with_step(lost_step(name, why))
+
     def __str__(self) -> str:
-        steps = "; ".join(f"{step.what} {step.detail}".strip() for step in self.steps)
+        steps = "; ".join(map(str, self.steps))
         return f"restored from {self.source} at record {self.head}: {steps}"
 
     def _repr_html_(self) -> str:

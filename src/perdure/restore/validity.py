@@ -1,13 +1,95 @@
-"""Whether a working context's snapshot may be used: pure, and never raising."""
+"""Whether a stored document may be used: pure, and never raising.
+
+Its bytes are those that its manifest names, so nothing was lost on the way. What is asked here
+is whether they mean something to this release, and to this session: a newer release may
+have written them, or somebody may have put another session's document here. Whatever may not
+be used is made anew from the log.
+"""
 
 from __future__ import annotations
 
+import msgspec
+
 from perdure.codec.json import decode
 from perdure.errors import FormatError
-from perdure.memory.context import SCHEMA_VERSION, Snapshot
+from perdure.memory.context import SCHEMA_VERSION, SNAPSHOT, Snapshot
+from perdure.memory.documents import EPISODIC, MEMORY, SEMANTIC, SESSION, SessionDocument
 from perdure.model.keys import SessionKey
+from perdure.store import Documents
 
-__all__ = ["snapshot_of"]
+__all__ = ["judged", "problem_of", "snapshot_of"]
+
+VERSION = 1
+"""Of session.json and memory.json, as this release writes them."""
+
+
+class _Versioned(msgspec.Struct):
+    version: int = VERSION
+
+
+class _Schema(msgspec.Struct):
+    schema_version: int
+
+
+def judged(have: Documents, key: SessionKey, *, own_numbers: bool = False) -> Documents:
+    """Return the documents with those that may not be used among the damaged.
+
+    Args:
+        have: What was read.
+        key: Whose they are.
+        own_numbers: Whether a fork's records are numbered as its own log is, from 1.
+
+    """
+    base = None if have.manifest is None or not own_numbers else have.manifest.base
+    at = 0 if base is None else base.at
+    problems = {
+        name: problem
+        for name, one in have.found.items()
+        if (problem := problem_of(name, one.data, key, one.as_of_seq + at)) is not None
+    }
+    if not problems:
+        return have
+    return Documents(
+        have.manifest,
+        {name: one for name, one in have.found.items() if name not in problems},
+        (*have.damaged, *problems),
+        {**have.why, **problems},
+        {**have.remains, **{name: have.found[name].data for name in problems}},
+    )
+
+
+def problem_of(name: str, data: bytes, key: SessionKey, as_of_seq: int) -> str | None:
+    """Return why a document of this name may not be used, None if it may.
+
+    >>> problem_of("memory.json", b'{"version": 9}', SessionKey("ada"), 4)
+    'its version is 9, this release reads 1'
+    """
+    try:
+        if name == SNAPSHOT:
+            snapshot = snapshot_of(data, key, as_of_seq)
+            return snapshot if isinstance(snapshot, str) else None
+        if name == SESSION:
+            return _session_problem(decode(data, SessionDocument), key)
+        if name == MEMORY:
+            return _version_problem(decode(data, _Versioned).version)
+        if name in {EPISODIC, SEMANTIC}:
+            for line in data.splitlines():
+                decode(line, dict[str, msgspec.Raw])
+        elif name.endswith(".json"):
+            decode(data, msgspec.Raw)
+    except FormatError as error:
+        return f"it is not well-formed ({error})"
+    return None
+
+
+def _session_problem(document: SessionDocument, key: SessionKey) -> str | None:
+    if (document.agent_id, document.session_id) != (key.agent, key.session):
+        return f"it belongs to {document.agent_id}/{document.session_id}"
+    return _version_problem(document.version)
+
+
+def _version_problem(version: int) -> str | None:
+    return None if version == VERSION else f"its version is {version}, this release reads {VERSION}"
 
 
 def snapshot_of(data: bytes, key: SessionKey, as_of_seq: int) -> Snapshot | str:
@@ -19,14 +101,27 @@ def snapshot_of(data: bytes, key: SessionKey, as_of_seq: int) -> Snapshot | str:
     try:
         snapshot = decode(data, Snapshot)
     except FormatError as error:
-        return f"it is not well-formed ({error})"
+        return _schema_problem(data) or f"it is not well-formed ({error})"
     if snapshot.schema_version != SCHEMA_VERSION:
-        return f"its schema version is {snapshot.schema_version}, not {SCHEMA_VERSION}"
+        return _other_schema(snapshot.schema_version)
     if (snapshot.agent_id, snapshot.session_id) != (key.agent, key.session):
         return f"it belongs to {snapshot.agent_id}/{snapshot.session_id}"
     if snapshot.seq != as_of_seq:
         return f"it is as of record {snapshot.seq}, the manifest says {as_of_seq}"
     return _shape_problem(snapshot) or snapshot
+
+
+def _schema_problem(data: bytes) -> str | None:
+    """Return what is wrong with the version of a snapshot that cannot be read otherwise."""
+    try:
+        version = decode(data, _Schema).schema_version
+    except FormatError:
+        return None
+    return None if version == SCHEMA_VERSION else _other_schema(version)
+
+
+def _other_schema(version: int) -> str:
+    return f"its schema version is {version}, not {SCHEMA_VERSION}"
 
 
 def _shape_problem(snapshot: Snapshot) -> str | None:

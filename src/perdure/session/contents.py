@@ -12,11 +12,14 @@ from typing import Any
 
 import msgspec
 
+from perdure.checkpoints.chain import Chain
+from perdure.checkpoints.digest import LogDigest
 from perdure.codec.encoded import RESERVED_KINDS
 from perdure.codec.json import decode
 from perdure.codec.messages import decode_message
 from perdure.codec.registry import Registry
 from perdure.errors import StoreError
+from perdure.memory.clock import TIMED_KINDS, stamp_of
 from perdure.memory.context import CONTEXT_KINDS, Retraction, WorkingContext
 from perdure.memory.documents import (
     SessionDocument,
@@ -25,12 +28,15 @@ from perdure.memory.documents import (
     names_of,
     note_taken,
 )
+from perdure.memory.lazy import Lazy
 from perdure.memory.state import States
 from perdure.memory.values import Values
 from perdure.memory.working import Room, WorkingMemory
+from perdure.model.checkpoints import CHECKPOINTS
 from perdure.model.keys import SessionKey
 from perdure.model.messages import Message
 from perdure.model.records import (
+    EVENT,
     MEMORY_DROP,
     MEMORY_SET,
     MESSAGE_KINDS,
@@ -41,6 +47,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.restore.ladder import KEPT_FOR_LATER, Restored
+from perdure.restore.report import RestoreReport
 from perdure.session.hindsight import context_at
 from perdure.store import Store
 
@@ -86,12 +93,17 @@ class Contents:
         "_registry",
         "_session_tail",
         "_store",
+        "chain",
+        "clock",
         "context",
+        "damaged",
+        "digest",
         "info_document",
         "key",
         "memory",
         "messages",
         "names",
+        "report",
         "state",
         "taken",
         "turn_ids",
@@ -111,6 +123,10 @@ class Contents:
         self._catch_up = catch_up
         self._registry = registry
         self.key: SessionKey = restored.key
+        self.report: RestoreReport = restored.report
+        """How it came back; what loads later and is damaged is added when it does."""
+        self.damaged: set[str] = set()
+        """Documents that were made anew when they were loaded, and are to be with the next fold."""
         self.context: WorkingContext = restored.context
         self.turns: int = restored.turns
         self.turn_ids: dict[str, int] = restored.turn_ids
@@ -118,6 +134,11 @@ class Contents:
         self.taken: dict[str, int] = restored.taken
         """What was posted and is in the log, by op id."""
         self.messages: int = restored.messages
+        self.clock: int = restored.clock
+        """The session's logical clock: the newest time that an event or a checkpoint has."""
+        self.chain: Lazy[Chain] = Lazy(self._load_chain)
+        self.digest: LogDigest | None = None
+        """Of the log since the last checkpoint, once somebody makes checkpoints."""
         self.info_document: SessionDocument | None = restored.info
         manifest = restored.manifest
         self._folded = 0 if manifest is None else manifest.as_of_seq
@@ -130,8 +151,10 @@ class Contents:
 
     def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
         """Take in entries that were accepted, ``first`` being the seq of the first."""
-        context = self.context
+        context, digest = self.context, self.digest
         for seq, (kind, payload, end) in enumerate(entries, first):
+            if digest is not None:
+                digest.feed(seq, kind, payload)
             if kind in CONTEXT_KINDS:
                 context.feed(seq, kind, payload)
                 if kind in MESSAGE_KINDS:
@@ -142,6 +165,8 @@ class Contents:
                 self._note_later(Record(seq, epoch, kind, payload, end))
             elif kind == TAKEN:
                 note_taken(self.taken, seq, payload)
+            if kind in TIMED_KINDS:
+                self.clock = max(self.clock, stamp_of(payload))
 
     def _note_later(self, record: Record) -> None:
         if record.kind == META:
@@ -150,11 +175,14 @@ class Contents:
         self._overlay.append(record)
         if record.kind in {MEMORY_SET, MEMORY_DROP}:
             self.memory.note((record,))
+        elif self.chain.value is not None:
+            self.chain.value.apply(record.kind, record.payload)
 
     def folded(self, as_of_seq: int, names: Iterable[str]) -> None:
         """Drop what the documents have taken in."""
         self._folded = as_of_seq
         self.names = set(names)
+        self.damaged.clear()
         self._overlay = [record for record in self._overlay if record.seq > as_of_seq]
         self.memory.folded(as_of_seq)
 
@@ -166,6 +194,9 @@ class Contents:
             found = documents.found.get(name)
             as_of = 0 if found is None else found.as_of_seq
             lost = name in documents.damaged
+            if lost:
+                self.damaged.add(name)
+                self.report = self.report.with_damaged(name, documents.why.get(name))
             older = await self._older(name) if lost else []
             manifest = documents.manifest
             seen = 0 if manifest is None else manifest.as_of_seq
@@ -191,6 +222,9 @@ class Contents:
             async for chunk in log:
                 records.extend(one for one in chunk.records if name in names_of(one))
         return records
+
+    async def _load_chain(self) -> Chain:
+        return Chain.of(*await self._read(CHECKPOINTS))
 
     async def _state_names(self) -> set[str]:
         self._catch_up()
@@ -241,7 +275,7 @@ class Contents:
             value: Any = decode_message(record.payload, self._registry)
         elif record.kind.startswith("x:"):
             value = self._registry.decode_record(record.kind, record.payload)
-        elif record.kind in RESERVED_KINDS:
+        elif record.kind in RESERVED_KINDS and not _is_their_own(record):
             return
         else:
             value = decode(record.payload)
@@ -254,3 +288,8 @@ class Contents:
     def decoded(self) -> list[Message]:
         """Return the working context's messages."""
         return [decode_message(payload, self._registry) for payload in self.context.messages()]
+
+
+def _is_their_own(record: Record) -> bool:
+    """Whether an event is an application's, from before the kind was reserved."""
+    return record.kind == EVENT and not stamp_of(record.payload)

@@ -94,18 +94,20 @@ class Attachment:
 class Contributors:
     """Those of one session, in the order in which they were attached."""
 
-    __slots__ = ("_attached", "_coming", "_session")
+    __slots__ = ("_aside", "_attached", "_coming", "_session", "_takes")
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._attached: dict[str, Attachment] = {}
         self._coming: set[str] = set()
+        self._aside: dict[str, Attachment] = {}  # their states are being taken back
+        self._takes = 0  # how often that was
         session.tracked.before_capture = self._before_save
 
     async def attach(self, contributor: Contributor, *, restore: bool = True) -> Attachment:
         """Restore a contributor's state, if it wants that, then ask it before each save."""
         name = _checked(contributor)
-        known = self._attached.get(name)
+        known = self._attached.get(name) or self._aside.get(name)
         if known is not None and known.contributor is contributor:
             return known
         if known is not None or name in self._coming:
@@ -125,13 +127,29 @@ class Contributors:
     def detach(self, attachment: Attachment) -> None:
         """Forget a contributor."""
         name = attachment.contributor.name
-        if self._attached.get(name) is attachment:
-            del self._attached[name]
+        for those in (self._attached, self._aside):
+            if those.get(name) is attachment:
+                del those[name]
 
     def forget(self) -> None:
         """Write every state anew: what the log had of them was dropped."""
         for one in self._attached.values():
             one.kept = Kept()
+
+    def set_aside(self) -> None:
+        """Ask nobody until `take_back`: what is stored is about to become what it was."""
+        self._takes += 1
+        self._aside |= self._attached
+        self._attached = {}
+
+    async def take_back(self) -> None:
+        """Have those who were set aside restore what is stored of them by now."""
+        try:
+            for one in tuple(self._aside.values()):
+                one.kept = await self._restore(one.contributor, wanted=True)
+        finally:
+            self._attached = {**self._aside, **self._attached}
+            self._aside = {}
 
     def ask_soon(self) -> None:
         """Have everybody asked in the background."""
@@ -176,7 +194,7 @@ class Contributors:
             Exception: What the one that failed has raised; a group of them if several have.
 
         """
-        asked = tuple(self._attached.values())
+        asked, takes = tuple(self._attached.values()), self._takes
         states: dict[Attachment, Any] = {}
         errors: list[Exception] = []
         try:
@@ -189,7 +207,8 @@ class Contributors:
             log.warning("contributors did not answer in time", extra=facts)
             raise
         finally:
-            self._keep(asked, states, errors)
+            if takes == self._takes:  # else what they held does not count any more
+                self._keep(asked, states, errors)
         if errors:
             raise errors[0] if len(errors) == 1 else ExceptionGroup("contributors failed", errors)
 

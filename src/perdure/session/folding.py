@@ -10,29 +10,34 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 
 import anyio.to_thread
 import msgspec
 
+from perdure.checkpoints.chain import fold_chain
 from perdure.codec.json import decode
 from perdure.memory.context import SNAPSHOT, WorkingContext
 from perdure.memory.documents import (
     EPISODIC,
+    LEDGER,
     MEMORY,
     SEMANTIC,
     SESSION,
     SessionDocument,
     fold_items,
+    fold_ledger,
     fold_session,
     fold_state,
     names_of,
 )
 from perdure.memory.index import split_memory
+from perdure.model.checkpoints import CHECKPOINTS
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.model.records import Record
+from perdure.restore.quarantine import keep_evidence
 from perdure.restore.validity import snapshot_of
 from perdure.session.options import Limits
 from perdure.store import Document, Documents, Store
@@ -96,9 +101,17 @@ def fold_first(*, tail_bytes: int, tail_records: int, rewrite_bytes: int) -> boo
 
 
 async def fold(
-    store: Store, key: SessionKey, *, epoch: int, upto: int, limits: Limits
+    store: Store,
+    key: SessionKey,
+    *,
+    epoch: int,
+    upto: int,
+    limits: Limits,
+    mend: Collection[str] = (),
 ) -> Manifest | None:
     """Fold everything up to a durable record; return the new manifest, None for nothing to do.
+
+    What is damaged is made anew from the log, *mend* being documents that are known to be.
 
     Raises:
         LeaseLostError: The epoch is not the newest any more.
@@ -114,27 +127,33 @@ async def fold(
     records = await _read(store, key, since, upto)
     if not records:
         return None
-    touched = {name for record in records for name in names_of(record)} | set(have.damaged)
+    touched = {name for record in records for name in names_of(record)}
+    touched |= {*have.damaged, *mend}
+    await keep_evidence(store, key, have)
     old = dict(have.found)
     wanted = touched - {SESSION, SNAPSHOT}
     if wanted:
         more = await store.read_documents(key, wanted)
+        await keep_evidence(store, key, more)
         old.update(more.found)
         if more.damaged and since:
             records = await _read(store, key, 0, upto)
     work = Work(key, old, records, upto, limits)
-    size = sum(len(record.payload) for record in records)
-    size += sum(len(document.data) for document in old.values())
-    if size > OFFLOAD:
-        changed = await anyio.to_thread.run_sync(work.documents, touched)
-    else:
-        changed = work.documents(touched)
+    changed = await _computed(work, touched)
     await put_blobs(store, key.tenant, work.blobs)
     manifest = manifest_of(key, epoch, upto, before, changed)
     await store.write_documents(
         key, {name: data for name, data in changed.items() if data is not None}, manifest
     )
     return manifest
+
+
+async def _computed(work: Work, touched: set[str]) -> dict[str, bytes | None]:
+    size = sum(len(record.payload) for record in work.records)
+    size += sum(len(document.data) for document in work.old.values())
+    if size > OFFLOAD:
+        return await anyio.to_thread.run_sync(work.documents, touched)
+    return work.documents(touched)
 
 
 async def put_blobs(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
@@ -197,6 +216,10 @@ class Work(msgspec.Struct):
             return document
         if name in {EPISODIC, SEMANTIC}:
             return fold_items(data, mine)
+        if name == LEDGER:
+            return fold_ledger(data, mine)
+        if name == CHECKPOINTS:
+            return fold_chain(data, mine)
         return fold_state(name, data, mine)
 
     def _snapshot(self) -> bytes:

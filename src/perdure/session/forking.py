@@ -18,8 +18,9 @@ from perdure.codec.json import decode, encode
 from perdure.errors import ConfigError, SessionError, SessionNotFoundError, StoreError
 from perdure.memory.traces import find_turn
 from perdure.model.base import Base, Forking
+from perdure.model.checkpoints import GROUP, Checkpoint
 from perdure.model.keys import SessionKey
-from perdure.model.records import BASE, ENDING, FORK, Entry, Record
+from perdure.model.records import BASE, CHECKPOINT, ENDING, FORK, Entry, Record
 from perdure.session.keepsakes import keep_documents, keep_history
 from perdure.session.tending import Begun, Hold, Tending, Terms, group_of, require_different
 from perdure.store import Posted
@@ -49,11 +50,14 @@ class Forker:
 
     # forks
 
-    async def fork(self, parent: SessionKey, child: SessionKey, at: int | str | None) -> Forked:
+    async def fork(
+        self, parent: SessionKey, child: SessionKey, at: int | str | Checkpoint | None
+    ) -> Forked:
         """Begin a session with another one's history up to a record, and write one record.
 
         Raises:
-            ConfigError: ``at`` names no end of a group, or no turn that is over.
+            ConfigError: ``at`` names no end of a group, no turn that is over, or a checkpoint of
+                another session.
             SessionError: The new session exists.
             SessionNotFoundError: The parent does not, or was deleted meanwhile.
 
@@ -79,9 +83,13 @@ class Forker:
             raise _no_record(session.key, at, session.version)
         return await self._begin(session.key, child, point, unsaved)
 
-    async def _point(self, parent: SessionKey, head: int, at: int | str | None) -> Record:
+    async def _point(
+        self, parent: SessionKey, head: int, at: int | str | Checkpoint | None
+    ) -> Record:
         """Return the record that a fork goes on behind."""
         seq = at if isinstance(at, int) else head
+        if isinstance(at, Checkpoint):
+            seq = await self._end_of(parent, at)
         if isinstance(at, str):
             turn = await find_turn(self._store, parent, at)
             if turn is None or turn.phase == "open":
@@ -101,6 +109,18 @@ class Forker:
             )
             raise ConfigError(message, key=str(parent), at=seq)
         return point
+
+    async def _end_of(self, parent: SessionKey, checkpoint: Checkpoint) -> int:
+        """Return the record that ends a checkpoint's group."""
+        record = await self._tending.record(parent, checkpoint.event_seq + 1)
+        mine = record is not None and record.kind == CHECKPOINT
+        if record is None or not mine or decode(record.payload, Checkpoint) != checkpoint:
+            message = (
+                f"checkpoint {checkpoint.id} ({checkpoint.label!r}) does not stand in the log of "
+                f"session {parent}: give one of that session's, whose history was not pruned"
+            )
+            raise ConfigError(message, key=str(parent), checkpoint=checkpoint.id)
+        return checkpoint.event_seq + GROUP
 
     async def _begin(
         self, parent: SessionKey, child: SessionKey, point: Record, more: Sequence[Entry]

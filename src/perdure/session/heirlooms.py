@@ -26,7 +26,7 @@ def raised(have: Documents, at: int) -> Documents:
     if have.manifest is None or not at:
         return have
     found = {name: Document(one.data, one.as_of_seq + at) for name, one in have.found.items()}
-    return Documents(_shifted(have.manifest, at), found, have.damaged)
+    return msgspec.structs.replace(have, manifest=_shifted(have.manifest, at), found=found)
 
 
 def lowered(manifest: Manifest, base: Base) -> Manifest:
@@ -55,7 +55,7 @@ def handed_down(have: Documents, key: SessionKey, base: Base) -> Documents:
     manifest = msgspec.structs.replace(
         have.manifest, key=key, epoch=0, documents=listed, base=base, position=msgspec.Raw(b"null")
     )
-    return Documents(manifest, found, have.damaged)
+    return msgspec.structs.replace(have, manifest=manifest, found=found)
 
 
 def _renamed(name: str, document: Document, key: SessionKey) -> Document:

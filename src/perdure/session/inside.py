@@ -6,10 +6,13 @@ store behind it, long-term memory, and the claim that makes a worker the only on
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from perdure.errors import SessionAlreadyActiveError
-from perdure.memory.documents import fold_items
+from perdure.memory.documents import fold_items, fold_state
+from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
 from perdure.session.contributors import Attachment, Contributor, Contributors
 
 if TYPE_CHECKING:
@@ -18,15 +21,22 @@ if TYPE_CHECKING:
     from perdure.memory.context import WorkingContext
     from perdure.model.records import Entry
     from perdure.session.session import Session
+    from perdure.session.turn import Turn
+    from perdure.session.view import SessionView
     from perdure.store import Store
 
 __all__ = [
     "attach",
     "claim",
     "disclaim",
+    "document_of",
+    "end_with",
     "folder_of",
+    "grouped",
     "has_content",
     "home_of",
+    "ledger_of",
+    "let_go",
     "lines_of",
     "overhear",
     "registry_of",
@@ -68,14 +78,20 @@ def home_of(session: Session) -> Affinity:
     return session._runtime.home
 
 
-def registry_of(session: Session) -> Registry:
+async def let_go(session: Session) -> None:
+    """Unpin a session, and let other processes have it at once if nobody here does."""
+    session._keeper.unpin(session)
+    await session._runtime.host.call(session._keeper.idle, session)
+
+
+def registry_of(session: Session | SessionView) -> Registry:
     """Return the application's types."""
-    return session._runtime.registry
+    return session._contents._registry
 
 
-def store_of(session: Session) -> Store:
+def store_of(session: Session | SessionView) -> Store:
     """Return the store that the session lies in."""
-    return session._runtime.store
+    return session._contents._store
 
 
 def working_context(session: Session) -> WorkingContext:
@@ -89,12 +105,40 @@ async def lines_of(session: Session, name: str) -> list[bytes]:
     return fold_items(data, records).splitlines()
 
 
+async def document_of(session: Session | SessionView, name: str) -> bytes | None:
+    """Return a document of STATE records, with what is not folded or saved yet; None for none."""
+    data, records = await session._contents._read(name)
+    return fold_state(name, data, records)
+
+
 async def attach(session: Session, contributor: Contributor, *, restore: bool) -> Attachment:
     """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
     session._check_open()
     if session.contributors is None:
         session.contributors = Contributors(session)
     return await session.contributors.attach(contributor, restore=restore)
+
+
+async def ledger_of(session: Session | SessionView) -> Ledger:
+    """Return what is under way, with what is not folded or saved yet."""
+    data, records = await session._contents._read(LEDGER)
+    return Ledger(fold_ledger(data, records))
+
+
+@contextlib.contextmanager
+def grouped(session: Session) -> Iterator[None]:
+    """Make one group of what is appended in the block, which must not await."""
+    saver, tracked = session._runtime.saver, session.tracked
+    saver.open_group(tracked)
+    try:
+        yield
+    finally:
+        saver.close_group(tracked)
+
+
+def end_with(turn: Turn, *entries: Entry) -> None:
+    """Have entries enter the log with the turn's last record, as one group."""
+    turn._closing = entries
 
 
 def overhear(session: Session, *entries: Entry) -> None:

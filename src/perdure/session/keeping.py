@@ -127,6 +127,7 @@ class Keeper:
                 epoch=session.epoch,
                 upto=upto,
                 limits=runtime.limits,
+                mend=tuple(session._contents.damaged),
             )
         except PerdureError as error:
             log.warning("fold failed", extra={"session": str(session.key)}, exc_info=error)

@@ -25,6 +25,7 @@ from perdure.model.base import Base
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.model.records import BASE, EPOCH, Record
+from perdure.restore.validity import judged
 from perdure.session import heirlooms, keepsakes
 from perdure.session.through import Through
 from perdure.store import (
@@ -253,7 +254,7 @@ class Lineage(Through):
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         """Read documents: the session's own, else those that it began with."""
-        have = await self.inner.read_documents(key, names)
+        have = judged(await self.inner.read_documents(key, names), key, own_numbers=True)
         if have.manifest is not None:
             if have.manifest.epoch > self._epoch_of(key):
                 self.forget(key)  # somebody else has it by now, and maybe another life of it

@@ -18,6 +18,7 @@ from perdure.session.retention import Retention
 from perdure.session.tending import Tending, Terms
 
 if TYPE_CHECKING:
+    from perdure.model.checkpoints import Checkpoint
     from perdure.session.connected import Connected
 
 __all__ = ["Acts", "Lives"]
@@ -56,7 +57,7 @@ class Lives(ABC):
         id: str,
         new_id: str,
         *,
-        at: int | str | None = None,
+        at: int | str | Checkpoint | None = None,
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",
@@ -69,14 +70,15 @@ class Lives(ABC):
         Args:
             id: The agent's id.
             new_id: The id of the fork.
-            at: Where it goes on: the seq of the last record that both have, or the id of a turn
-                that has ended. None for the end.
+            at: Where it goes on: the seq of the last record that both have, the id of a turn
+                that has ended, or a checkpoint. None for the end.
             session: Which of the agent's conversations.
             new_session: The fork's session id; None for the same.
             tenant: Whose both are.
 
         Raises:
-            ConfigError: There is no such record or turn, or it is the middle of a group.
+            ConfigError: There is no such record, turn or checkpoint, or it is the middle of a
+                group.
             SessionError: A session of the new id exists.
             SessionNotFoundError: There is nothing to fork.
 

@@ -40,6 +40,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     on_held: OnHeld = "handover"
     wait: float = 10.0
     force: bool = False
+    strict: bool = False
     autosave: Autosave | Inherit | None = INHERIT
 
 
@@ -181,7 +182,10 @@ class Opener:
     async def _restore(self, grant: Grant, wanted: Wanted) -> Session:
         runtime = self._runtime
         restored = await restore(
-            runtime.store, grant.key, context_bytes=runtime.limits.context_bytes
+            runtime.store,
+            grant.key,
+            context_bytes=runtime.limits.context_bytes,
+            strict=wanted.strict,
         )
         if restored.head != grant.head:
             message = (

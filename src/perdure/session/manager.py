@@ -26,9 +26,9 @@ from perdure.session.display import manager_facts
 from perdure.session.hooks import EventName, Hook
 from perdure.session.inbox import PostReceipt
 from perdure.session.lineage import followed
-from perdure.session.lives import Lives
 from perdure.session.loading import Opening, Wanted
 from perdure.session.options import Autosave, Engine, Lease, Limits, OnHeld, Shutdown
+from perdure.session.restoring import Restoring
 from perdure.session.runtime import wrong_loop
 from perdure.session.view import SessionView
 from perdure.store import SessionInfo, Store
@@ -40,7 +40,7 @@ __all__ = ["SessionManager"]
 
 
 @final
-class SessionManager(Lives):
+class SessionManager(Restoring):
     """Keep the sessions of one process: ``async with perdure.connect(…) as sessions``.
 
     Also awaitable, for frameworks that close by ``aclose``. May be opened in one task and closed in
@@ -143,6 +143,7 @@ class SessionManager(Lives):
         on_held: OnHeld = "handover",
         wait: float = 10.0,
         force: bool = False,
+        strict: bool = False,
         autosave: Autosave | Inherit | None = INHERIT,
     ) -> Opening:
         """Open a session to write: await it, or ``async with`` it.
@@ -161,13 +162,14 @@ class SessionManager(Lives):
                 raise at once, or steal it once its holder has expired.
             wait: Seconds to wait for another process.
             force: Open it even if it is quarantined in this process.
+            strict: Raise if one of its documents cannot be used, instead of making it anew.
             autosave: This session's own settings; None for no timers.
 
         Raises:
             LeaseHeldError: Another process goes on holding it.
             SessionNotFoundError: It does not exist, and ``create`` is False.
             SessionQuarantinedError: The store refuses one of its records for good.
-            CorruptRecordError: Its log is damaged before the tail.
+            CorruptRecordError: Its log is damaged before the tail; if strict, or a document is.
             UnsupportedVersionError: A newer release wrote it.
             StoreUnavailableError: The store cannot be reached.
 
@@ -180,6 +182,7 @@ class SessionManager(Lives):
             on_held=on_held,
             wait=wait,
             force=force,
+            strict=strict,
             autosave=autosave,
         )
         return Opening(self._check().opener, wanted)

@@ -13,26 +13,28 @@ from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from typing import final
 
-import anyio.to_thread
 import msgspec
 from msgspec import UNSET
 
+from perdure.checkpoints.chain import Chain
 from perdure.codec.json import decode
 from perdure.errors import CorruptRecordError, LeaseHeldError, StoreUnavailableError
-from perdure.memory.documents import MEMORY, Turned, names_of
+from perdure.memory.documents import MEMORY, Turned
 from perdure.memory.index import Index
 from perdure.memory.values import Values
 from perdure.model.base import Base
+from perdure.model.checkpoints import CHECKPOINTS
 from perdure.model.keys import SessionKey
-from perdure.model.records import TURN, Record
-from perdure.session.folding import Work, manifest_of, put_blobs
+from perdure.model.records import TURN
+from perdure.session.asof import folded_at
+from perdure.session.folding import put_blobs
 from perdure.session.forgetting import Forgetter, every
 from perdure.session.keepsakes import keep_documents, keep_history
 from perdure.session.retention import Ended, Retention, cut_after, is_expired
 from perdure.session.tending import Tending, Terms
 from perdure.store import Document, Documents
 
-__all__ = ["PruneReport", "Pruned", "Pruner"]
+__all__ = ["KeptFor", "PruneReport", "Pruned", "Pruner"]
 
 
 class Pruned(msgspec.Struct, frozen=True):
@@ -47,6 +49,14 @@ class Pruned(msgspec.Struct, frozen=True):
     """What the store has freed at once; it removes whole files or rows."""
 
 
+class KeptFor(msgspec.Struct, frozen=True):
+    """A session whose history a checkpoint keeps from going as far as it might."""
+
+    key: SessionKey
+    checkpoint: int
+    """The oldest checkpoint of the session itself: prune it first, to let the history go."""
+
+
 class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was pruned, or would be."""
 
@@ -55,12 +65,16 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that were forgotten."""
     held: tuple[SessionKey, ...] = ()
     """Sessions that another process holds: they were left alone."""
+    kept_for: tuple[KeptFor, ...] = ()
+    """Sessions that keep more than the retention asks for, since they have checkpoints."""
     dry_run: bool = False
 
 
 class _Cut(msgspec.Struct):
     after: int
     turns: int
+    kept_for: tuple[KeptFor, ...] = ()
+    """What holds it back."""
 
 
 @final
@@ -92,19 +106,26 @@ class Pruner:
             except LeaseHeldError:
                 held.append(key)
         pruned: list[Pruned] = []
+        kept_for: list[KeptFor] = []
         if retention.cuts:
             chosen = keys if keys is not None else [key async for key in every(self._store, tenant)]
             for key in chosen:
                 if key in expired:
                     continue
                 try:
-                    pruned += await self._prune(key, retention, now, terms, dry_run=dry_run)
+                    cut = await self._cut(key, retention, now)
+                    kept_for += cut.kept_for
+                    pruned += await self._prune(key, cut, terms, dry_run=dry_run)
                 except LeaseHeldError:
                     held.append(key)
         if not dry_run and (pruned or gone):
             await self._store.scrub()
         return PruneReport(
-            pruned=tuple(pruned), expired=tuple(gone), held=tuple(held), dry_run=dry_run
+            pruned=tuple(pruned),
+            expired=tuple(gone),
+            held=tuple(held),
+            kept_for=tuple(kept_for),
+            dry_run=dry_run,
         )
 
     async def _expired(
@@ -123,9 +144,8 @@ class Pruner:
         return [key for key in found if key not in self._tending.runtime.sessions]
 
     async def _prune(
-        self, key: SessionKey, retention: Retention, now: float, terms: Terms, *, dry_run: bool
+        self, key: SessionKey, cut: _Cut, terms: Terms, *, dry_run: bool
     ) -> list[Pruned]:
-        cut = await self._cut(key, retention, now)
         before = await self._store.base_of(key)
         if cut.after <= (before.cut if before else 0):
             return []
@@ -146,7 +166,25 @@ class Pruner:
                         if turned.phase != "begin":
                             turns.append(Ended(record.seq, turned.at))
         after = cut_after(turns, retention, now)
-        return _Cut(after, sum(turn.seq <= after for turn in turns))
+        needed = (await self._chain(key)).needed
+        if needed is None or needed.event_seq >= after:
+            return _Cut(after, sum(turn.seq <= after for turn in turns))
+        left = [turn for turn in turns if turn.seq <= needed.event_seq]
+        kept_for = (KeptFor(key, needed.id),)
+        return _Cut(left[-1].seq if left else 0, len(left), kept_for)
+
+    async def _chain(self, key: SessionKey) -> Chain:
+        """Return the chain of a session's checkpoints, whoever has it."""
+        have = await self._store.read_documents(key, {CHECKPOINTS})
+        found = have.found.get(CHECKPOINTS)
+        chain, since = Chain(), 0
+        if found is not None:
+            chain, since = Chain.of(found.data), found.as_of_seq
+        async with aclosing(self._store.read_log(key, after=since)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    chain.apply(record.kind, record.payload)
+        return chain
 
     async def _base(self, key: SessionKey, cut: int) -> Base:
         """Keep what the session was at the cut, and what is behind it of others' history."""
@@ -159,23 +197,12 @@ class Pruner:
         return Base(at=before.at, kept=kept, cut=cut, folded=folded, moved=before.moved)
 
     async def _documents(self, key: SessionKey, cut: int) -> str:
-        store, limits = self._store, self._tending.runtime.limits
-        have = await store.documents_upto(key, cut)
-        since = 0 if have.manifest is None or have.damaged else have.manifest.as_of_seq
-        records: list[Record] = []
-        async with aclosing(store.read_log(key, after=since, before=cut + 1)) as log:
-            async for chunk in log:
-                records += chunk.records
-        work = Work(key, have.found, records, cut, limits)
-        touched = {name for record in records for name in names_of(record)} | set(have.damaged)
-        changed = await anyio.to_thread.run_sync(work.documents, touched)
-        await put_blobs(store, key.tenant, work.blobs)
-        manifest = manifest_of(key, 0, cut, have.manifest, changed)
-        data = {name: one.data for name, one in have.found.items()}
-        data |= {name: new for name, new in changed.items() if new is not None}
-        await self._keep_values(key, data)
-        found = {name: Document(data[name], cut) for name in manifest.documents}
-        return await keep_documents(store, key.tenant, Documents(manifest, found))
+        store = self._store
+        was = await folded_at(store, key, cut, self._tending.runtime.limits)
+        await put_blobs(store, key.tenant, was.blobs)
+        await self._keep_values(key, was.data)
+        found = {name: Document(data, cut) for name, data in was.data.items()}
+        return await keep_documents(store, key.tenant, Documents(was.manifest, found))
 
     async def _keep_values(self, key: SessionKey, data: Mapping[str, bytes]) -> None:
         """Put blobs that are lost again, as long as the log still has what they held."""

@@ -8,7 +8,7 @@ tells whether they are true. Never changes the log.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import anyio.to_thread
 import msgspec
@@ -20,6 +20,7 @@ from perdure.memory.documents import names_of
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.model.records import Record
+from perdure.restore.quarantine import keep_evidence
 from perdure.session.folding import Work, manifest_of, put_blobs
 from perdure.session.hindsight import base_documents
 from perdure.session.lineage import followed
@@ -62,10 +63,18 @@ def context_bytes_of(snapshot: bytes | None) -> int:
     return sum(len(bytes(raw)) for raw in stored.messages[int(stored.pinned) :])
 
 
-async def rebuild(store: Store, key: SessionKey, *, epoch: int, limits: Limits) -> Manifest:
+async def rebuild(
+    store: Store,
+    key: SessionKey,
+    *,
+    epoch: int,
+    limits: Limits,
+    wrong: Collection[str] = (),
+) -> Manifest:
     """Write all documents anew, as the holder of an epoch; return the new manifest.
 
-    The snapshot keeps at least as much of the context as the stored one holds.
+    The snapshot keeps at least as much of the context as the stored one holds. What lay there is
+    kept as evidence where it could not be used, or is *wrong* by the caller's judgement.
 
     Raises:
         CorruptRecordError: The log itself is damaged before its tail, or empty.
@@ -74,7 +83,8 @@ async def rebuild(store: Store, key: SessionKey, *, epoch: int, limits: Limits) 
     """
     store = followed(store)
     began = (await base_documents(store, key)).found
-    stored = (await store.read_documents(key, {SNAPSHOT})).found.get(SNAPSHOT)
+    have = await store.read_documents(key, None)
+    stored = have.found.get(SNAPSHOT)
     held = context_bytes_of(None if stored is None else stored.data)
     limits = msgspec.structs.replace(limits, context_bytes=max(limits.context_bytes, held))
     records = await _read_all(store, key)
@@ -83,6 +93,9 @@ async def rebuild(store: Store, key: SessionKey, *, epoch: int, limits: Limits) 
         raise CorruptRecordError(message, key=str(key))
     work = Work(key, began, records, records[-1].seq, limits)
     documents = await anyio.to_thread.run_sync(_folded, work)
+    remains = {name: have.found[name].data for name in wrong if name in have.found}
+    have = msgspec.structs.replace(have, remains={**remains, **have.remains})
+    await keep_evidence(store, key, have)
     await put_blobs(store, key.tenant, work.blobs)
     manifest = manifest_of(key, epoch, records[-1].seq, None, documents)
     await store.write_documents(key, documents, manifest)

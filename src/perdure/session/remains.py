@@ -24,6 +24,7 @@ from perdure.memory.documents import (
 )
 from perdure.memory.index import MemoryDocument, MemoryEntry
 from perdure.memory.values import Values
+from perdure.model.checkpoints import CHECKPOINTS
 from perdure.model.keys import SessionKey
 from perdure.model.records import CONTEXT, EPOCH, ITEM, MEMORY_SET, META, STATE, TURN, Entry, Record
 from perdure.session.hindsight import base_documents
@@ -45,6 +46,7 @@ async def remains(store: Store, key: SessionKey) -> list[Record]:
     memory = decode(found.pop(MEMORY, b"{}"), MemoryDocument)
     entries += [_remembered(entry, await values.of(entry)) for entry in memory.entries]
     snapshot = found.pop(SNAPSHOT, None)
+    found.pop(CHECKPOINTS, None)  # they are of this log, and mean nothing in another
     entries += _states(found)
     if snapshot is not None:
         context = WorkingContext.of_snapshot(decode(snapshot, Snapshot), 2**62)

@@ -17,18 +17,21 @@ from perdure.model.messages import Message
 from perdure.model.records import CONTEXT, RETRACT, TURN, Entry, Record
 from perdure.restore.ladder import Restored
 from perdure.restore.report import RestoreReport, RestoreStep
-from perdure.session.accepting import Accepting
+from perdure.session.checkpointing import checkpoints_of, events_of
 from perdure.session.contents import HistoryItem
 from perdure.session.contributors import Attachment, Contributor, Contributors
 from perdure.session.display import session_card, session_text
 from perdure.session.entries import entry_of, meta_entry
 from perdure.session.inside import attach
-from perdure.session.rendering import ContextFormat, render
+from perdure.session.planned import Planned
+from perdure.session.rendering import Rendered
 from perdure.session.runtime import Runtime
 from perdure.session.turn import Turn, TurnQueue
 
 if TYPE_CHECKING:
     from perdure.autosave.core import Tracked
+    from perdure.checkpoints.engine import CheckpointEngine
+    from perdure.checkpoints.events import EventStream
     from perdure.memory.state import States
     from perdure.memory.working import WorkingMemory
     from perdure.model.manifest import Manifest
@@ -48,7 +51,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 @final
-class Session(Accepting):
+class Session(Planned, Rendered):
     """One conversation and its state, written by one process at a time.
 
     Made by ``SessionManager.open``. Everybody in the process who opens the same id shares the
@@ -57,8 +60,8 @@ class Session(Accepting):
     """
 
     __slots__ = (
+        "_checkpoints",
         "_keeper",
-        "_report",
         "_turns",
         "_worker",
         "contributors",
@@ -72,8 +75,8 @@ class Session(Accepting):
     ) -> None:
         super().__init__(runtime, restored, tracked)
         self._keeper = keeper
-        self._report = restored.report
         self._turns = TurnQueue()
+        self._checkpoints: CheckpointEngine | None = None
         self._worker: object | None = None  # the agent that works on it, if one does
         self.contributors: Contributors | None = None  # made when the first is attached
         self.pins: int = 0
@@ -134,8 +137,8 @@ class Session(Accepting):
 
     @property
     def restore_report(self) -> RestoreReport:
-        """How it came back when it was opened."""
-        return self._report
+        """How it came back; a document that loads later and is damaged is added when it does."""
+        return self._behind.report
 
     @property
     def memory(self) -> WorkingMemory:
@@ -146,6 +149,18 @@ class Session(Accepting):
     def state(self) -> States:
         """Named states; each loads when it is first awaited."""
         return self._contents.state
+
+    @property
+    def checkpoints(self) -> CheckpointEngine:
+        """Its checkpoints: labelled points to look at and to go back to."""
+        if self._checkpoints is None:
+            self._checkpoints = checkpoints_of(self)
+        return self._checkpoints
+
+    @property
+    def events(self) -> EventStream:
+        """Its kernel events: what an agent did, on the session's logical clock."""
+        return events_of(self)
 
     # changing it
 
@@ -304,15 +319,6 @@ class Session(Accepting):
 
     # reading it
 
-    def context(self, format: ContextFormat = None) -> list[Any]:
-        """Return what the model sees next: the newest whole messages within the limit.
-
-        Args:
-            format: None for `Message` objects, ``"openai"`` for Chat Completions dicts.
-
-        """
-        return render(self._contents.decoded(), format)
-
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
         return await self._contents.history(before=before, limit=limit, unsaved=self.unsaved())
@@ -330,19 +336,24 @@ class Session(Accepting):
 
     def renew(self, restored: Restored) -> None:
         """Hold what the store has, and what was appended while that was read."""
+        restored.report = self.restore_report
         self._hold(restored)
         if self.contributors is not None:
             self.contributors.forget()
 
     def report_step(self, what: str, detail: str) -> None:
         """Add a step to the restore report."""
-        steps = (*self._report.steps, RestoreStep(what, detail))
-        self._report = msgspec.structs.replace(self._report, steps=steps)
+        self._behind.report = self._behind.report.with_step(RestoreStep(what, detail))
 
     @property
     def is_writable(self) -> bool:
         """Whether an append would be accepted, size and room aside."""
         return self.closed_by is None and self.tracked.writable
+
+    @property
+    def running_turn(self) -> int:
+        """The number of the turn that is running, 0 between turns."""
+        return self._turns.number
 
     async def begin_turn(self, turn_id: str) -> int | None:
         """Wait for room, and return the number of a turn of this id that has ended before."""
@@ -355,9 +366,9 @@ class Session(Accepting):
         self._contents.turns += 1
         return self._contents.turns
 
-    def end_turn(self, turned: Turned) -> None:
-        """Append a turn's last record; a save is due with it."""
-        self.accept((Entry(TURN, encode(turned)),))
+    def end_turn(self, turned: Turned, closing: tuple[Entry, ...] = ()) -> None:
+        """Append a turn's last record, in one group with others; a save is due with it."""
+        self.accept((*closing, Entry(TURN, encode(turned))))
         note_turn(self._contents.turn_ids, turned)
         self._runtime.saver.turn_ended(self.tracked)
 

@@ -33,12 +33,13 @@ class Turn:
     cancellation does not wait for that.
     """
 
-    __slots__ = ("_given", "_queue", "_session", "id", "number", "replayed")
+    __slots__ = ("_closing", "_given", "_queue", "_session", "id", "number", "replayed")
 
     def __init__(self, session: Session, queue: TurnQueue, turn_id: str | None) -> None:
         self._session = session
         self._queue = queue
         self._given = turn_id is not None
+        self._closing: tuple[Entry, ...] = ()
         self.replayed: bool = False
         """Whether a turn of this id has ended before: there is nothing left to do in it."""
         self.id: str = turn_id or ""
@@ -55,6 +56,7 @@ class Turn:
             self.id = self.id or f"turn_{self.number:04d}"
             if not self.replayed:
                 self._session.accept((self._entry("begin"),))
+            self._queue.number = self.number
         except BaseException:
             self._queue.leave()
             raise
@@ -70,10 +72,11 @@ class Turn:
             if self.replayed:
                 await self._session.save()
             elif exc_type is None:
-                self._session.end_turn(self._turned("end"))
+                self._session.end_turn(self._turned("end"), self._closing)
                 await self._session.save()
             elif self._session.is_writable:
-                self._session.end_turn(self._turned("interrupted", exc_type.__name__))
+                turned = self._turned("interrupted", exc_type.__name__)
+                self._session.end_turn(turned, self._closing)
                 if issubclass(exc_type, Exception):
                     await self._session.save()
         finally:
@@ -114,7 +117,7 @@ class Turn:
 class TurnQueue:
     """First come, first served; refuses a turn inside a turn instead of waiting for ever."""
 
-    __slots__ = ("_free", "_since", "_task", "_used", "idle")
+    __slots__ = ("_free", "_since", "_task", "_used", "idle", "number")
 
     def __init__(self) -> None:
         self._free = anyio.Semaphore(1)
@@ -123,6 +126,8 @@ class TurnQueue:
         self._since = anyio.current_time()
         self.idle: anyio.Event | None = None
         """Set when the running turn ends, if somebody waits for that."""
+        self.number: int = 0
+        """The running turn's number, 0 between turns."""
 
     @property
     def busy(self) -> bool:
@@ -163,7 +168,7 @@ class TurnQueue:
 
     def leave(self) -> None:
         """Let the next one in."""
-        self._task = 0
+        self._task = self.number = 0
         self._free.release()
         if self.idle is not None:
             self.idle.set()

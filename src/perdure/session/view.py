@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from perdure.errors import SessionError
 from perdure.model.records import Entry
+from perdure.session.checkpointing import view_checkpoints, view_events
 from perdure.session.contents import Contents, HistoryItem
-from perdure.session.rendering import ContextFormat, render
+from perdure.session.rendering import Rendered
 
 if TYPE_CHECKING:
+    from perdure.checkpoints.events import EventReader
+    from perdure.checkpoints.reader import CheckpointReader
     from perdure.codec.registry import Registry
     from perdure.memory.documents import SessionDocument
     from perdure.memory.state import States
@@ -23,14 +26,13 @@ __all__ = ["SessionView"]
 
 
 @final
-class SessionView:
+class SessionView(Rendered):
     """What ``SessionManager.load`` returns: read-only, as of ``seq``, in nobody's way."""
 
-    __slots__ = ("_contents", "_report", "seq")
+    __slots__ = ("_contents", "seq")
 
     def __init__(self, store: Store, registry: Registry, restored: Restored) -> None:
         self._contents = Contents(store, registry, restored, self._refuse)
-        self._report = restored.report
         self.seq: int = restored.head
         """The last record that it shows."""
 
@@ -45,7 +47,7 @@ class SessionView:
     @property
     def settled(self) -> bool:
         """False when a takeover was under way, so that the newest records may be missing."""
-        return self._report.settled
+        return self._contents.report.settled
 
     @property
     def info(self) -> SessionDocument:
@@ -55,7 +57,7 @@ class SessionView:
     @property
     def restore_report(self) -> RestoreReport:
         """How it was read."""
-        return self._report
+        return self._contents.report
 
     @property
     def memory(self) -> WorkingMemory:
@@ -67,9 +69,15 @@ class SessionView:
         """Named states; each loads when it is first awaited."""
         return self._contents.state
 
-    def context(self, format: ContextFormat = None) -> list[Any]:
-        """Return what the model would see next; as for `Session.context`."""
-        return render(self._contents.decoded(), format)
+    @property
+    def checkpoints(self) -> CheckpointReader:
+        """Its checkpoints, as of ``seq``."""
+        return view_checkpoints(self)
+
+    @property
+    def events(self) -> EventReader:
+        """Its kernel events, as of ``seq``."""
+        return view_events(self)
 
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""

@@ -1,6 +1,7 @@
 """The backends, each behind the port in `perdure.store`.
 
-`StateStore` makes one of a storage of your own that keeps whole states.
+`StateStore` makes one of a storage of your own that keeps whole states, `ObjectStore` one of a
+place of your own that has conditional writes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.interchange.storage import StateStorage as StateStorage
+    from perdure.stores.objects import Bucket as Bucket
+    from perdure.stores.objects import Found as Found
+    from perdure.stores.objects import Listed as Listed
+    from perdure.stores.objects import ObjectStore as ObjectStore
     from perdure.stores.postgres import PostgresStore as PostgresStore
     from perdure.stores.redis import RedisStore as RedisStore
     from perdure.stores.s3 import S3Store as S3Store
@@ -20,9 +25,13 @@ if TYPE_CHECKING:
     from perdure.stores.wrapped import MasterKeys as MasterKeys
 
 _HOME_OF = {
+    "Bucket": "perdure.stores.objects",
     "CompressedStore": "perdure.stores.wrapped",
     "EncryptedStore": "perdure.stores.wrapped",
+    "Found": "perdure.stores.objects",
+    "Listed": "perdure.stores.objects",
     "MasterKeys": "perdure.stores.wrapped",
+    "ObjectStore": "perdure.stores.objects",
     "PostgresStore": "perdure.stores.postgres",
     "RedisStore": "perdure.stores.redis",
     "S3Store": "perdure.stores.s3",

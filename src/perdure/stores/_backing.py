@@ -177,7 +177,8 @@ def documents_of(key: SessionKey, session: Session, names: Collection[str] | Non
             damaged.append(name)
         else:
             found[name] = Document(data, folded.as_of_seq)
-    return Documents(manifest, found, tuple(damaged))
+    remains = {name: session.documents[name] for name in damaged if name in session.documents}
+    return Documents(manifest, found, tuple(damaged), remains=remains)
 
 
 def fits(info: SessionInfo, owner: str | None, tag: str | None) -> bool:

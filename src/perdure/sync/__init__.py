@@ -15,6 +15,8 @@ thread of the process may use it. What lies here only passes calls on.
 
 from __future__ import annotations
 
+from perdure.sync.archives import Archives
+from perdure.sync.checkpoints import CheckpointEngine, CheckpointReader, EventReader, EventStream
 from perdure.sync.contributors import Attachment, Contributor
 from perdure.sync.manager import SessionManager, connect
 from perdure.sync.memory import States, TypedState, WorkingMemory
@@ -22,8 +24,13 @@ from perdure.sync.session import Session, SessionView
 from perdure.sync.turn import Turn
 
 __all__ = [
+    "Archives",
     "Attachment",
+    "CheckpointEngine",
+    "CheckpointReader",
     "Contributor",
+    "EventReader",
+    "EventStream",
     "Session",
     "SessionManager",
     "SessionView",

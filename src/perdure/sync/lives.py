@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from perdure.model.keys import DEFAULT_SESSION
 
 if TYPE_CHECKING:
+    from perdure.model.checkpoints import Checkpoint
     from perdure.session import manager
     from perdure.session.forgetting import ForgetReport
     from perdure.session.forking import Forked
@@ -33,7 +34,7 @@ class Lives:
         id: str,
         new_id: str,
         *,
-        at: int | str | None = None,
+        at: int | str | Checkpoint | None = None,
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",

@@ -24,8 +24,8 @@ from perdure.errors import SessionClosedError, StoreError
 from perdure.model.keys import DEFAULT_SESSION
 from perdure.sync import exiting
 from perdure.sync.hooks import HookThread
-from perdure.sync.lives import Lives
 from perdure.sync.loop import LoopThread, closed
+from perdure.sync.restoring import Restoring
 from perdure.sync.session import Session, SessionView
 from perdure.sync.signals import TermWatch
 
@@ -56,6 +56,7 @@ def connect(
     limits: Limits = DEFAULT,
     types: Sequence[Any] = (),
     engine: Engine | None = None,
+    config: str | os.PathLike[str] | None = None,
 ) -> SessionManager:
     """Connect at once: ``with perdure.sync.connect(…) as sessions``.
 
@@ -74,12 +75,13 @@ def connect(
         limits=limits,
         types=types,
         engine=engine,
+        config=config,
     )
     return SessionManager(inner)
 
 
 @final
-class SessionManager(Lives):
+class SessionManager(Restoring):
     """Keep the sessions of one process, for blocking code. As `perdure.SessionManager`.
 
     Any thread may use it. A process that ends without closing it still saves what it accepted.
@@ -142,6 +144,7 @@ class SessionManager(Lives):
         on_held: OnHeld = "handover",
         wait: float = 10.0,
         force: bool = False,
+        strict: bool = False,
         autosave: Autosave | Inherit | None = INHERIT,
     ) -> Session:
         """Open a session to write: ``with sessions.open("my-assistant") as session``.
@@ -183,6 +186,7 @@ class SessionManager(Lives):
                 on_held=on_held,
                 wait=wait,
                 force=force,
+                strict=strict,
                 autosave=autosave,
             )
             return self._share(inner)

@@ -9,8 +9,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
+from perdure.sync.checkpoints import CheckpointEngine, CheckpointReader, EventReader, EventStream
 from perdure.sync.contributors import Attachment, Contributor, relayed
 from perdure.sync.memory import States, WorkingMemory
+from perdure.sync.rendering import Rendered
+from perdure.sync.restoring import Planned
 from perdure.sync.turn import InTurn, Turn
 
 if TYPE_CHECKING:
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from perdure.session.contents import HistoryItem
     from perdure.session.contributors import Contributor as AsyncContributor
     from perdure.session.forking import Forked
-    from perdure.session.rendering import ContextFormat
     from perdure.session.session import Receipt
     from perdure.sync.loop import LoopThread
 
@@ -32,7 +34,7 @@ __all__ = ["Session", "SessionView"]
 
 
 @final
-class Session:
+class Session(Planned, Rendered):
     """One conversation and its state: ``with sessions.open("my-assistant") as session``.
 
     As `perdure.Session`, blocking. Whoever opens the same id shares the object, in whichever
@@ -114,6 +116,16 @@ class Session:
     def state(self) -> States:
         """Named states; each loads when it is first asked for."""
         return States(self._loop, self._inner.state)
+
+    @property
+    def checkpoints(self) -> CheckpointEngine:
+        """Its checkpoints: labelled points to look at and to go back to."""
+        return CheckpointEngine(self._loop, self._inner.checkpoints)
+
+    @property
+    def events(self) -> EventStream:
+        """Its kernel events: what an agent did, on the session's logical clock."""
+        return EventStream(self._loop, self._inner.events)
 
     # changing it
 
@@ -236,15 +248,6 @@ class Session:
 
     # reading it
 
-    def context(self, format: ContextFormat = None) -> list[Any]:
-        """Return what the model sees next: the newest whole messages within the limit.
-
-        Args:
-            format: None for `Message` objects, ``"openai"`` for Chat Completions dicts.
-
-        """
-        return self._loop.read(lambda: self._inner.context(format))
-
     def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items of the log, oldest first, that end before a seq.
 
@@ -263,7 +266,7 @@ class Session:
 
 
 @final
-class SessionView:
+class SessionView(Rendered):
     """What ``SessionManager.load`` returns: read-only, as of ``seq``, in nobody's way."""
 
     def __init__(self, loop: LoopThread, inner: view.SessionView) -> None:
@@ -308,9 +311,15 @@ class SessionView:
         """Named states; each loads when it is first asked for."""
         return States(self._loop, self._inner.state)
 
-    def context(self, format: ContextFormat = None) -> list[Any]:
-        """Return what the model would see next; as for `Session.context`."""
-        return self._inner.context(format)
+    @property
+    def checkpoints(self) -> CheckpointReader:
+        """Its checkpoints, as of ``seq``."""
+        return CheckpointReader(self._loop, self._inner.checkpoints)
+
+    @property
+    def events(self) -> EventReader:
+        """Its kernel events, as of ``seq``."""
+        return EventReader(self._loop, self._inner.events)
 
     def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""

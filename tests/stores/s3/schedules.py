@@ -25,9 +25,9 @@ from perdure.model.keys import SessionKey
 from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.model.records import MESSAGE, Entry
 from perdure.store import Batch, Status
-from perdure.stores.s3 import directory, folding, leases, reading
-from perdure.stores.s3.bucket import Found, Listed
-from perdure.stores.s3.writing import Writer
+from perdure.stores.objects import directory, folding, leases, reading
+from perdure.stores.objects.bucket import Found, Listed
+from perdure.stores.objects.writing import Writer
 
 KEY = SessionKey("agent")
 

@@ -12,7 +12,8 @@ from perdure.errors import CorruptRecordError, FormatError, PerdureError, Unsupp
 from perdure.model.keys import SessionKey
 from perdure.model.records import MESSAGE, Entry, Record
 from perdure.store import Batch, Grant, Posted, Status
-from perdure.stores.s3 import S3Store, layout, objects
+from perdure.stores.objects import framing, layout
+from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of
 from tests.stores.s3.conftest import OpenS3
 
@@ -221,11 +222,11 @@ async def test_a_deleted_session_leaves_nothing_of_what_it_said(
     places = [name for name in everything if "/log/" in name]
     assert places
     for name in places:
-        assert bytes(obstore.get(raw, name).bytes()) == objects.GONE
+        assert bytes(obstore.get(raw, name).bytes()) == framing.GONE
 
 
 async def test_a_scrub_ends_what_a_killed_delete_began(open_store: OpenS3, raw: Any) -> None:
-    from perdure.stores.s3 import directory, heads
+    from perdure.stores.objects import directory, heads
 
     store = await open_store()
     await write(store, fold=True)
@@ -236,7 +237,7 @@ async def test_a_scrub_ends_what_a_killed_delete_began(open_store: OpenS3, raw: 
     assert names(raw) == before
     await store.scrub()
     left = [name for name in names(raw) if name != HEAD]
-    assert {bytes(obstore.get(raw, name).bytes()) for name in left} == {objects.GONE}
+    assert {bytes(obstore.get(raw, name).bytes()) for name in left} == {framing.GONE}
 
 
 async def test_a_scrub_removes_what_killed_folds_left_of_epochs_that_are_over(

@@ -9,8 +9,8 @@ import pytest
 from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.model.records import MESSAGE, Entry
 from perdure.store import Batch, Status
-from perdure.stores.s3 import folding, layout, leases, merging, reading
-from perdure.stores.s3.writing import Writer
+from perdure.stores.objects import folding, layout, leases, merging, reading
+from perdure.stores.objects.writing import Writer
 from tests.stores.s3.schedules import KEY, Requests, World, texts_of
 
 FOLDER = layout.folder_of(KEY)
@@ -134,7 +134,7 @@ def test_a_taker_that_slept_through_a_merge_takes_its_record_back(bucket: Any) -
 
 
 def test_a_taker_that_slept_through_a_delete_takes_its_record_back(bucket: Any) -> None:
-    from perdure.stores.s3 import directory
+    from perdure.stores.objects import directory
 
     other = Requests(bucket.world)
     holder = leases.take(other, KEY, 0, "holder")  # type: ignore[arg-type]
@@ -219,7 +219,7 @@ def test_merging_again_and_again_keeps_segments_few_and_large(
 def test_a_head_that_arrives_after_its_sender_gave_it_up_is_not_taken_for_undone(
     bucket: Any,
 ) -> None:
-    from perdure.stores.s3 import directory
+    from perdure.stores.objects import directory
 
     late: list[Any] = []
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.stores.s3 import merging
+from perdure.stores.objects import merging
 from tests.stores.s3.schedules import play
 
 SEEDS = 60

@@ -26,6 +26,10 @@ class Usage(msgspec.Struct, frozen=True):
 
     input_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int = 0
+    """How many of those that were read the provider had read before."""
+    reasoning_tokens: int = 0
+    """How many of those that were written are reasoning."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +41,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Whole calls: who speaks a provider's protocol puts their parts together."""
     extra: Extra = {}
     """Fields of the provider for the message, byte for byte; a later chunk's count."""
+    message: Message | None = None
+    """The whole answer, in the last chunk of a model that knows more of it than its pieces say:
+    it counts instead of them."""
     usage: Usage | None = None
 
 
@@ -57,13 +64,14 @@ class Model(Protocol):
 class Reply:
     """An answer that is coming in."""
 
-    __slots__ = ("_calls", "_extra", "_reasoning", "_text", "usage")
+    __slots__ = ("_calls", "_extra", "_reasoning", "_text", "_whole", "usage")
 
     def __init__(self) -> None:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
         self._extra: Extra = {}
+        self._whole: Message | None = None
         self.usage: Usage | None = None
 
     def take(self, chunk: Chunk) -> None:
@@ -75,6 +83,7 @@ class Reply:
         self._calls.extend(chunk.tool_calls)
         if chunk.extra:
             self._extra = {**self._extra, **chunk.extra}
+        self._whole = chunk.message or self._whole
         self.usage = chunk.usage or self.usage
 
     @property
@@ -84,7 +93,7 @@ class Reply:
 
     def message(self) -> Message:
         """Return the whole answer."""
-        return self._message(tuple(self._calls), self._extra)
+        return self._whole or self._message(tuple(self._calls), self._extra)
 
     def partial(self) -> Message | None:
         """Return what has come of an answer that was stopped, marked as such; None for nothing.

@@ -199,7 +199,14 @@ def write(
     for name in folder.names():
         found = manifest_epoch(name)
         if found is not None and found[0] < manifest.epoch:
+            _keep_if_damaged(folder, name)
             folder.remove(name)
+
+
+def _keep_if_damaged(folder: Folder, manifest: str) -> None:
+    data = folder.read(manifest)
+    if data is not None and unsealed(data, Manifest) is None:
+        _keep(folder, manifest, data)
 
 
 def _others(folder: Folder, key: SessionKey) -> list[Seen]:
@@ -228,12 +235,15 @@ def keep_evidence(folder: Folder, names: Collection[str]) -> None:
             "a document is damaged, it is made again from the log",
             extra={"path": f"{folder.path}/{name}", "bytes": len(data or b"")},
         )
-        if data is None:
-            continue
-        copy = f"{encode_name(name)}.{hashlib.sha256(data).hexdigest()[:12]}"
-        with folder.make(QUARANTINE) as quarantine:
-            if quarantine.stat(copy) is None:
-                quarantine.replace(copy, data)
+        if data is not None:
+            _keep(folder, name, data)
+
+
+def _keep(folder: Folder, name: str, data: bytes) -> None:
+    copy = f"{encode_name(name)}.{hashlib.sha256(data).hexdigest()[:12]}"
+    with folder.make(QUARANTINE) as quarantine:
+        if quarantine.stat(copy) is None:
+            quarantine.replace(copy, data)
 
 
 def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool) -> None:

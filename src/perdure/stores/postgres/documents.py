@@ -61,7 +61,8 @@ def read(
             damaged.append(name)
         else:
             found[name] = Document(data, folded.as_of_seq)
-    return Documents(manifest, found, tuple(damaged))
+    remains = {name: stored[name] for name in damaged if name in stored}
+    return Documents(manifest, found, tuple(damaged), remains=remains)
 
 
 def _manifest(key: SessionKey, sealed: bytes, head: int) -> Manifest | None:

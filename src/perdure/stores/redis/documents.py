@@ -58,7 +58,7 @@ class Views:
         held = dict(zip(map(bytes.decode, parts[::2]), parts[1::2], strict=True))
         manifest = None if sealed is None else _manifest_of(key, sealed)
         if manifest is None:  # lost, or damaged: what there is of documents matches nothing
-            return Documents(damaged=tuple(sorted(held)))
+            return Documents(damaged=tuple(sorted(held)), remains=held)
         found: dict[str, Document] = {}
         broken: list[str] = []
         for name, folded in manifest.documents.items():
@@ -69,7 +69,8 @@ class Views:
                 broken.append(name)
             else:
                 found[name] = Document(data, folded.as_of_seq)
-        return Documents(manifest, found, tuple(broken))
+        remains = {name: held[name] for name in broken if name in held}
+        return Documents(manifest, found, tuple(broken), remains=remains)
 
     async def write(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest

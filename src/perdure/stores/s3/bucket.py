@@ -1,8 +1,4 @@
-"""A bucket as this store uses it: whole objects, created once or replaced by compare-and-swap.
-
-Blocking; each call is one request, with a deadline. Writes are never sent a second time here:
-whether the first one arrived, only the caller can find out. Reads may be.
-"""
+"""A bucket of S3, or of a service like it: each call is one request, with a deadline."""
 
 from __future__ import annotations
 
@@ -12,13 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, final
 
-import msgspec
-
 from perdure.errors import MissingExtraError
+from perdure.stores.objects.bucket import Bucket, Found, Listed
 from perdure.stores.s3.options import Place
 from perdure.stores.s3.trouble import missing_bucket, trouble
 
-__all__ = ["Bucket", "Found", "Listed"]
+__all__ = ["S3Bucket"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -31,24 +26,8 @@ _RETRIES = 2
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
-class Found(msgspec.Struct, frozen=True):
-    """An object that was read, and what to compare when it is replaced."""
-
-    data: bytes
-    tag: str
-
-
-class Listed(msgspec.Struct, frozen=True):
-    """An object in a listing."""
-
-    name: str
-    size: int
-    modified: float
-    """Seconds since 1970, by the server's clock."""
-
-
 @final
-class Bucket:
+class S3Bucket(Bucket):
     """The objects under a prefix. Credentials go to the driver and are kept nowhere else."""
 
     def __init__(self, place: Place, credentials: dict[str, str]) -> None:
@@ -116,10 +95,6 @@ class Bucket:
             self._require_gone(error, f"look at {name} of")
             return None
         return self._one(meta)
-
-    def listed(self, prefix: str, after: str | None = None) -> list[Listed]:
-        """Return the objects under *prefix* (which ends in a slash), by name."""
-        return [one for page in self.pages(prefix, after) for one in page]
 
     def pages(self, prefix: str, after: str | None = None) -> Iterator[list[Listed]]:
         """Give the objects under *prefix* whose names are above *after*, by name, in pages."""

@@ -1,69 +1,26 @@
-"""The S3 store: the port of `perdure.store` on a bucket, for any number of servers.
+"""The S3 store: an object store on a bucket of S3, for any number of servers.
 
 Any service that knows conditional writes (If-None-Match, If-Match) will do; ``open`` tries them
-out and refuses one that ignores them. A commit is one object. What takes what place, and why a
-holder that wakes up late finds its place taken, stands in `perdure.stores.s3.writing`; how a
-session is taken, in `perdure.stores.s3.leases`.
-
-Use it from the event loop that opened it. Each call is one hop into a thread; cancelling a call
-abandons its thread, which goes on to its end and leaves what is stored whole.
+out and refuses one that ignores them.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from typing import TypeVar, TypeVarTuple, final
+from collections.abc import Mapping
+from typing import final
 
-import anyio
-
-from perdure._lib.ids import random_id
-from perdure.errors import ConfigError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import Manifest
-from perdure.store import (
-    Asked,
-    Batch,
-    Capabilities,
-    Documents,
-    Grant,
-    Holder,
-    LogChunk,
-    Outcome,
-    Posted,
-    SessionInfo,
-    Status,
-    Swept,
-)
-from perdure.stores.s3 import blobs as stored_blobs
-from perdure.stores.s3 import directory, folding, inbox, leases, reading, tenancy
-from perdure.stores.s3.bucket import Bucket
-from perdure.stores.s3.opened import PARALLELISM, Opened, idle
+from perdure.errors import ConfigError
+from perdure.stores.objects import ObjectStore
+from perdure.stores.s3.bucket import S3Bucket
 from perdure.stores.s3.options import Place, place_of
-from perdure.stores.s3.writing import MAX_RECORD_BYTES, Writer, lost
 
 __all__ = ["S3Store"]
 
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
-
-_CAPABILITIES = Capabilities(
-    durability="object",
-    batch_max=1,
-    parallelism=PARALLELISM,
-    max_record_bytes=MAX_RECORD_BYTES,
-    shared=True,
-)
-
-
-class _Claim:
-    """Whether somebody still waits for an acquire; guarded by the store's lock."""
-
-    abandoned = False
+_SECRETS = frozenset({"access_key_id", "secret_access_key", "session_token"})
 
 
 @final
-class S3Store:
+class S3Store(ObjectStore):
     """Keep sessions in a bucket of S3, or of a service like it.
 
     Args:
@@ -93,25 +50,22 @@ class S3Store:
         owner: str | None = None,
     ) -> None:
         prefix = prefix.strip("/")
-        self._place = Place(
+        place = Place(
             bucket=bucket,
             prefix=f"{prefix}/" if prefix else "",
             endpoint=endpoint,
             region=region,
             timeout=timeout,
         )
-        self._credentials = dict(credentials or {})
-        unknown = self._credentials.keys() - {"access_key_id", "secret_access_key", "session_token"}
+        secrets = dict(credentials or {})
+        unknown = secrets.keys() - _SECRETS
         if unknown:
             message = (
                 f"credentials has no {min(unknown)!r}: it takes access_key_id, secret_access_key "
                 "and session_token"
             )
             raise ConfigError(message, option="credentials")
-        self._owner = owner or random_id()
-        self._opened: Opened | None = None
-        self._writers: dict[SessionKey, Writer] = {}
-        self._lock = threading.Lock()
+        super().__init__(lambda: S3Bucket(place, secrets), location=str(place), owner=owner)
 
     @classmethod
     def at(cls, url: str) -> S3Store:
@@ -129,248 +83,3 @@ class S3Store:
             region=place.region,
             timeout=place.timeout,
         )
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this store is."""
-        return _CAPABILITIES
-
-    @property
-    def owner(self) -> str:
-        """The id of this store object as a holder of leases."""
-        return self._owner
-
-    @property
-    def location(self) -> str:
-        """The bucket, the prefix and the endpoint."""
-        return str(self._place)
-
-    def __repr__(self) -> str:
-        return f"<S3Store {self.location}>"
-
-    async def open(self) -> None:
-        """Try the bucket out, and become known as an owner.
-
-        Raises:
-            ConfigError: The service ignores the conditions of conditional writes.
-            MissingExtraError: The driver is not installed.
-            StoreUnavailableError: The bucket cannot be reached or written.
-
-        """
-        if self._opened is None:
-            self._opened = await Opened.enter(self._place, self._credentials, self._owner)
-
-    async def aclose(self) -> None:
-        """Leave; sessions that were not released look like a dead owner's."""
-        here, self._opened = self._opened, None
-        self._writers.clear()
-        if here is not None and here.mine:
-            await here.leave()
-
-    async def _hop(self, function: Callable[[Bucket, *Ts], T], *args: *Ts) -> T:
-        return await self._here.hop(function, *args)
-
-    @property
-    def _here(self) -> Opened:
-        here = self._opened
-        if here is not None and here.mine:
-            return here
-        message = (
-            f"the store at {self.location} was opened in another process: open a store of its "
-            "own in this one"
-            if here
-            else f"the store at {self.location} is not open: await its open() first"
-        )
-        raise StoreUnavailableError(message, path=self.location)
-
-    # the log
-
-    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append each batch in a thread of its own; see the port."""
-        if len(batches) == 1:
-            return [await self._append(batches[0])]
-        outcomes: dict[int, Outcome] = {}
-
-        async def append(place: int, batch: Batch) -> None:
-            outcomes[place] = await self._append(batch)
-
-        async with anyio.create_task_group() as tasks:
-            for place, batch in enumerate(batches):
-                tasks.start_soon(append, place, batch)
-        return [outcomes[place] for place in range(len(batches))]
-
-    async def _append(self, batch: Batch) -> Outcome:
-        writer, here = self._writers.get(batch.key), self._opened
-        if writer is None or writer.epoch != batch.epoch or here is None or not here.mine:
-            return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch))
-        outcome = await here.append(writer, batch)
-        if outcome.status is Status.CONFLICT and self._writers.get(batch.key) is writer:
-            del self._writers[batch.key]  # an epoch that is over never begins again
-        return outcome
-
-    async def read_log(
-        self,
-        key: SessionKey,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> AsyncGenerator[LogChunk, None]:
-        """Read records, several objects at a time; see the port."""
-        stream = reading.Stream(self._here.bucket, key, after, before, reverse=reverse)
-        left = limit
-        while left is None or left > 0:
-            records = (await self._hop(lambda _: stream.part()))[:left]
-            if not records:
-                return
-            yield LogChunk(tuple(records))
-            left = None if left is None else left - len(records)
-
-    async def head(self, key: SessionKey) -> int:
-        """Return the seq of the log's last record, 0 for an unknown session."""
-        return await self._hop(reading.head_of, key)
-
-    # documents
-
-    async def read_documents(
-        self, key: SessionKey, names: Collection[str] | None = None
-    ) -> Documents:
-        """Read documents, verified against their manifest; see the port."""
-        return await self._hop(folding.documents, key, names)
-
-    async def write_documents(
-        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
-    ) -> None:
-        """Fold: documents first, the head last; see the port."""
-        writer = self._held(key, manifest.epoch)
-        await self._hop(folding.fold, writer, dict(documents), manifest)
-
-    # blobs
-
-    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Make blobs durable; see the port."""
-        await self._hop(stored_blobs.put, tenant, dict(blobs))
-
-    async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        """Return a blob, verified; None when there is none."""
-        return await self._hop(stored_blobs.get, tenant, name)
-
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
-        """Move away what nobody reaches, and remove what was moved long ago; see the port."""
-        return await self._hop(stored_blobs.sweep, tenant, frozenset(reachable), older_than)
-
-    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Remove records with ``seq < below``, as the holder; the newest commit stays whole."""
-        return await self._hop(folding.trim, self._held(key, epoch), below)
-
-    async def blob_names(self, tenant: str) -> list[str]:
-        """List the tenant's blobs that can be read, by name."""
-        return await self._hop(stored_blobs.names, tenant)
-
-    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """Remove blobs at once; see the port."""
-        return await self._hop(stored_blobs.remove, tenant, list(names))
-
-    # leases
-
-    async def holder(self, key: SessionKey) -> Holder | None:
-        """Say who has the session; None when nobody ever had."""
-        return await self._hop(leases.holder, key)
-
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
-        """Take the session with epoch ``after + 1``; see the port."""
-        claim = _Claim()
-        try:
-            return await self._hop(self._acquire, key, after, claim)
-        except BaseException:
-            with self._lock:
-                claim.abandoned = True
-            raise
-
-    def _acquire(self, bucket: Bucket, key: SessionKey, after: int, claim: _Claim) -> Grant:
-        writer = leases.take(bucket, key, after, self._owner)
-        with self._lock:
-            before = self._writers.get(key)
-            if not claim.abandoned and (before is None or before.epoch < writer.epoch):
-                self._writers[key] = writer
-        if claim.abandoned:
-            leases.release(bucket, writer)  # nobody waits for it: let the next one have it
-        return Grant(key, writer.epoch, writer.begun, writer.begun == 1)
-
-    async def release(self, key: SessionKey, epoch: int) -> None:
-        """Say that the epoch's holder writes no more; see the port."""
-        writer = self._writers.get(key)
-        if writer is not None and writer.epoch == epoch:
-            await idle(writer)
-            self._writers.pop(key, None)
-            await self._hop(leases.release, writer)
-
-    async def heartbeat(self) -> Asked:
-        """Renew this owner's heartbeat, and return what others want since the last one."""
-        return await self._here.heartbeat()
-
-    async def news(self, at_most: float) -> None:
-        """Sleep: a bucket tells nobody anything."""
-        await anyio.sleep(at_most)
-
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
-        """Ask the holder for the session."""
-        await self._hop(inbox.ask, key, holder.owner)
-
-    # inbox
-
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
-        """Leave items for a session; see the port."""
-        return await self._hop(inbox.post, key, list(items))
-
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
-        """Return what waits for a session, oldest first; see the port."""
-        return await self._hop(inbox.take, key, epoch, limit)
-
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """Remove items whose records are durable; see the port."""
-        await self._hop(inbox.settle, key, epoch, list(op_ids))
-
-    # directory
-
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        """List sessions by key; see the port."""
-        wanted = directory.Wanted(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-        )
-        return await self._hop(directory.sessions, wanted)
-
-    async def tenants(self) -> list[str]:
-        """List the tenants that have sessions or blobs, by name."""
-        return await self._hop(tenancy.tenants)
-
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove what the session owns, as its holder; see the port."""
-        writer = self._held(key, epoch)
-        await idle(writer)
-        self._writers.pop(key, None)
-        await self._hop(directory.delete, writer)
-
-    async def scrub(self) -> None:
-        """Remove what was left by deletes and folds that were cut off.
-
-        A bucket that keeps versions keeps what was removed: its lifecycle rules say how long.
-        """
-        await self._hop(directory.scrub)
-
-    def _held(self, key: SessionKey, epoch: int) -> Writer:
-        _ = self._here
-        writer = self._writers.get(key)
-        if writer is None or writer.epoch != epoch:
-            raise lost(key, epoch)
-        return writer

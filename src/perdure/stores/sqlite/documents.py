@@ -50,7 +50,7 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
         )
         raise UnsupportedVersionError(message, key=str(key), format=manifest.format)
     found: dict[str, Document] = {}
-    damaged: list[str] = []
+    damaged: dict[str, object] = {}
     for name, folded in manifest.documents.items():
         if names is not None and name not in names:
             continue
@@ -58,8 +58,9 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
         if isinstance(data, bytes) and hashlib.sha256(data).hexdigest() == folded.sha256:
             found[name] = Document(data, folded.as_of_seq)
         else:
-            damaged.append(name)
-    return Documents(manifest, found, tuple(damaged))
+            damaged[name] = data
+    remains = {name: data for name, data in damaged.items() if isinstance(data, bytes)}
+    return Documents(manifest, found, tuple(damaged), remains=remains)
 
 
 def manifest_in(data: object) -> Manifest | None:

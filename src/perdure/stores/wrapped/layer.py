@@ -211,7 +211,9 @@ class Layer(Passing):
                     damaged.append(name)
                 else:
                     found[name] = Document(data, one.as_of_seq)
-        return Documents(outer, found, tuple(damaged))
+        sealed = {**inner.remains, **{name: one.data for name, one in wanted.items()}}
+        remains = {name: sealed[name] for name in damaged if name in sealed}
+        return Documents(outer, found, tuple(damaged), remains=remains)
 
     def _foreign(self, inner: Documents) -> Documents:
         """Answer for a manifest that no engine has folded through this wrapper yet."""

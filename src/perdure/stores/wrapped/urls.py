@@ -17,8 +17,10 @@ ENCRYPTED = "encrypted+"
 OPTION = "compression="
 
 
-def peeled(url: str) -> tuple[str, Callable[[Store], Store]]:
+def peeled(url: str, keys: MasterKeys | None = None) -> tuple[str, Callable[[Store], Store]]:
     """Return the inner store's URL, and what to put around that store.
+
+    With *keys* the store is encrypted, whether the URL says so or not, and by these.
 
     >>> peeled("sqlite:///x.db?compression=zstd")[0]
     'sqlite:///x.db'
@@ -32,12 +34,12 @@ def peeled(url: str) -> tuple[str, Callable[[Store], Store]]:
     inner = url[len(ENCRYPTED) :] if is_encrypted else url
     inner, compression = _without_option(inner)
     packing_of(compression)  # a name that nobody knows is refused before any key is read
-    if is_encrypted:
-        if ":" not in inner:
+    if is_encrypted or keys is not None:
+        if is_encrypted and ":" not in inner:
             message = f"{ENCRYPTED}{inner} names no store: use encrypted+file:PATH, for example"
             raise ConfigError(message, option="url")
-        keys = MasterKeys.from_environment()
-        return inner, lambda store: EncryptedStore(store, keys, compression=compression)
+        master = keys or MasterKeys.from_environment()
+        return inner, lambda store: EncryptedStore(store, master, compression=compression)
     return inner, CompressedStore if compression is not None else _plain
 
 

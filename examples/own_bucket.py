@@ -1,0 +1,128 @@
+"""A backend of your own in 100 lines: a bucket in one table of SQLite.
+
+Where you have conditional writes, you have a store: `perdure.stores.ObjectStore` does the rest.
+It passes the conformance suite, and docs/own-backend.md walks through it. It keeps a greeting:
+
+    python -m examples.own_bucket FILE
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+import perdure
+from perdure.errors import StoreUnavailableError
+from perdure.stores import Bucket, Found, Listed, ObjectStore
+
+PAGE = 500
+TAG = "lower(hex(randomblob(8)))"
+
+
+class TableBucket(Bucket):
+    """Objects as rows: a name, bytes, a tag that no write has had before, a time."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path = path
+        self._connections = threading.local()
+        self._all: list[sqlite3.Connection] = []
+        self._run(
+            "CREATE TABLE IF NOT EXISTS object "
+            "(name TEXT PRIMARY KEY, data BLOB, tag TEXT, modified REAL)"
+        )
+
+    def get(self, name: str) -> Found | None:
+        rows = self._run("SELECT data, tag FROM object WHERE name = ?", name)
+        return Found(*rows[0]) if rows else None
+
+    def stat(self, name: str) -> Listed | None:
+        rows = self._run("SELECT name, length(data), modified FROM object WHERE name = ?", name)
+        return Listed(*rows[0]) if rows else None
+
+    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[Listed]]:
+        least = max(prefix, after or "")
+        while True:
+            rows = self._run(
+                "SELECT name, length(data), modified FROM object "
+                "WHERE name > ? AND substr(name, 1, ?) = ? ORDER BY name LIMIT ?",
+                *(least, len(prefix), prefix, PAGE),
+            )
+            if not rows:
+                return
+            yield [Listed(*row) for row in rows]
+            least = rows[-1][0]
+
+    def create(self, name: str, data: bytes) -> str | None:
+        rows = self._run(
+            f"INSERT INTO object VALUES (?, ?, {TAG}, ?) ON CONFLICT DO NOTHING RETURNING tag",
+            *(name, data, time.time()),
+        )
+        return rows[0][0] if rows else None
+
+    def replace(self, name: str, data: bytes, tag: str) -> str | None:
+        rows = self._run(
+            f"UPDATE object SET data = ?, tag = {TAG}, modified = ? "
+            "WHERE name = ? AND tag = ? RETURNING tag",
+            *(data, time.time(), name, tag),
+        )
+        return rows[0][0] if rows else None
+
+    def put(self, name: str, data: bytes) -> None:
+        self._run(
+            f"INSERT INTO object VALUES (?, ?, {TAG}, ?) ON CONFLICT DO UPDATE SET "
+            "data = excluded.data, tag = excluded.tag, modified = excluded.modified",
+            *(name, data, time.time()),
+        )
+
+    def remove(self, names: Collection[str]) -> None:
+        for name in names:
+            self._run("DELETE FROM object WHERE name = ?", name)
+
+    def close(self) -> None:
+        for connection in self._all:
+            connection.close()
+
+    def _run(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Run one statement as one durable step, on this thread's own connection."""
+        try:
+            return self._connection().execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            message = f"cannot use {self._path}: {error}: look at the disk and the file"
+            raise StoreUnavailableError(message, path=str(self._path)) from error
+
+    def _connection(self) -> sqlite3.Connection:
+        found: sqlite3.Connection | None = getattr(self._connections, "one", None)
+        if found is None:
+            found = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            for pragma in ("busy_timeout = 10000", "journal_mode = WAL", "synchronous = FULL"):
+                found.execute(f"PRAGMA {pragma}").fetchall()
+            self._connections.one = found
+            self._all.append(found)
+        return found
+
+
+def table_store(path: Path, owner: str | None = None) -> ObjectStore:
+    return ObjectStore(lambda: TableBucket(path), location=str(path), owner=owner)
+
+
+async def main(path: Path) -> None:
+    async with perdure.connect(table_store(path)) as sessions:
+        async with sessions.open("greeter") as session, session.turn():
+            session.append(perdure.Message.user("Hello"))
+        view = await sessions.load("greeter")
+        assert view is not None
+        print(f"{len(view.context())} messages in {path}")
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        anyio.run(main, Path(sys.argv[1]))

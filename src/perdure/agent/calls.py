@@ -1,0 +1,151 @@
+"""Calling tools: approved first, noted before, kept after.
+
+A call of a tool with side effects stands in the ledger, durably, before it begins, under the key
+that the tool is given. Its result enters the log in one group with the note that it is settled: so
+after a crash there is the result, or the effect is known to be unknown, and never neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import anyio
+import msgspec
+
+from perdure.agent.approvals import must_ask, refusal
+from perdure.agent.context import AgentContext
+from perdure.agent.effects import SKIPPED, Verdict, is_intact, verdict
+from perdure.agent.events import EffectUnknown, ToolFinished, ToolStarted
+from perdure.agent.processing import processed
+from perdure.agent.results import claimed
+from perdure.agent.tools import Tool, is_certain
+from perdure.codec.json import decode
+from perdure.errors import PerdureError
+from perdure.memory.ledger import Effect
+from perdure.model.messages import Message, ToolCall, ToolResult
+from perdure.restore.repair import INTERRUPTED
+from perdure.session.inside import grouped
+
+__all__ = ["Planned", "make", "plan"]
+
+
+class Planned(msgspec.Struct):
+    """A call, and what to do about it."""
+
+    call: ToolCall
+    verdict: Verdict
+    tool: Tool | None
+    effect: Effect | None
+
+
+def plan(call: ToolCall, context: AgentContext, *, resumed: bool) -> Planned:
+    """Decide on a call, and note it if it has side effects; durable with the next save.
+
+    Args:
+        call: What the model wants.
+        context: The agent's.
+        resumed: Whether it may have been made already, before a restart.
+
+    """
+    ledger, turn, tool = context.ledger, context.turn_id, context.toolbox.find(call.name)
+    what: Verdict = "run"
+    effect = ledger.effect_of(turn, call) if resumed else None
+    if resumed:
+        approval = ledger.approval_of(turn, call)
+        can_run = tool is not None and is_intact(call)
+        what = verdict(effect, approval, can_run=can_run)
+    if what == "run" and effect is None and tool is not None and tool.effect is not None:
+        # Begun, as of the save that comes anyway, if nobody has to be asked before.
+        effect = ledger.plan(turn, call, tool.effect, begun=not must_ask(call, context))
+    return Planned(call, what, tool, effect)
+
+
+async def make(planned: Planned, context: AgentContext) -> ToolResult | None:
+    """Do what was decided, and keep the result; None if the call had one already."""
+    call, told = planned.call, {"agent_id": context.agent_id, "turn_id": context.turn_id}
+    context.emit(ToolStarted(call=call, **told))
+    try:
+        how, result = await _outcome(planned, context)
+    except BaseException:
+        _leave(planned, context)
+        raise
+    try:
+        kept = await _as_kept(result, planned, context)
+    except anyio.get_cancelled_exc_class():
+        _keep(result, how, planned, context)  # it is complete: only its looks are not
+        raise
+    is_new = _keep(kept, how, planned, context)
+    context.emit(ToolFinished(call=call, result=kept, **told))
+    return kept if is_new else None
+
+
+async def _outcome(planned: Planned, context: AgentContext) -> tuple[str, ToolResult]:
+    """Return what came of a call, and in one word how it went."""
+    call, effect, what = planned.call, planned.effect, planned.verdict
+    if what == "ask" and effect is not None:
+        context.emit(EffectUnknown(agent_id=context.agent_id, effect=effect))
+        effect = planned.effect = await context.ledger.decided(effect)
+        what = "again" if effect.decision == "replay" else effect.decision or "skip"
+    if what == "run":
+        refused = await refusal(call, context)
+        if refused is not None:
+            return "refused", _failed(call, refused)
+    if what in {"run", "again"}:
+        return await _run(planned, context)
+    if what == "done" and effect is not None:
+        return "done", ToolResult(call.id, call.name, decode(bytes(effect.result)))
+    if what == "skip":
+        return "skipped", _failed(call, SKIPPED)
+    return "interrupted", _failed(call, INTERRUPTED)
+
+
+async def _run(planned: Planned, context: AgentContext) -> tuple[str, ToolResult]:
+    call, effect, limit = planned.call, planned.effect, context.config.tool_timeout
+    key = None
+    if effect is not None:
+        key = effect.id
+        if effect.state != "begun":
+            context.ledger.begun(effect)
+            await context.session.save()
+    result = await context.toolbox.run(call, context, limit=limit, idempotency_key=key)
+    if not is_certain(result):
+        return "unknown", result
+    return "done" if result.error is None else "failed", result
+
+
+async def _as_kept(result: ToolResult, planned: Planned, context: AgentContext) -> ToolResult:
+    """Return a result as the processors make it, a large one with its blob."""
+    return await claimed(
+        await processed(result, planned.call, context),
+        context.session,
+        max_inline_bytes=context.config.max_inline_bytes,
+        unstorable="raise" if planned.tool is None else planned.tool.unstorable,
+    )
+
+
+def _keep(result: ToolResult, how: str, planned: Planned, context: AgentContext) -> bool:
+    """Keep a result and what is known of its effect, as one group of the log."""
+    ledger, turn, effect = context.ledger, context.turn_id, planned.effect
+    with grouped(context.session):
+        is_new = context.memory.ingest_tool_result(Message(role="tool", tool_result=result), turn)
+        ledger.end_approval(turn, planned.call)
+        if effect is not None and how == "unknown":
+            ledger.unknown(effect)
+        elif effect is not None:
+            ledger.settled(effect, how)
+    return is_new
+
+
+def _leave(planned: Planned, context: AgentContext) -> None:
+    """Note that a call was cut short, if that can be noted."""
+    effect = planned.effect
+    if effect is None or planned.verdict == "ask":
+        return
+    with contextlib.suppress(PerdureError):  # what is begun is as unknown to whoever comes next
+        now = [one for one in context.ledger.effects if one.id == effect.id]
+        if now and now[0].state == "begun":
+            context.ledger.unknown(effect)
+
+
+def _failed(call: ToolCall, why: str) -> ToolResult:
+    return ToolResult(call.id, call.name, error=why)

@@ -1,0 +1,219 @@
+"""What an agent keeps by name: its config, its states, its files.
+
+Three levels. The config are the few values that persistence.yaml declares; states are JSON under
+any key; files lie in the agent's home. All of it is durable when the call that wrote it returns,
+files when they are archived.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+import anyio.to_thread
+
+from perdure.agent.archiving import archives_of
+from perdure.declare.config import Part, PersistentConfig
+from perdure.declare.found import Declared, declared_beside, program_dir
+from perdure.declare.places import AgentPlace, SessionPlace
+from perdure.declare.states import check_state_key
+from perdure.declare.values import DOCUMENT, own, shared
+from perdure.declare.variables import initial_values
+from perdure.errors import ConfigError, SessionError
+from perdure.model.keys import DEFAULT_SESSION
+from perdure.session.inside import folder_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from perdure.agent.context import AgentContext
+    from perdure.declare.archive.archives import Archives
+    from perdure.declare.schema import ConfigKey
+    from perdure.session.manager import SessionManager
+
+__all__ = ["RESERVED", "AgentDeclared", "Keeping", "declare", "home_of"]
+
+RESERVED: Final = frozenset({DOCUMENT, "custom_data"})
+"""States that are the agent's own."""
+
+
+@final
+class AgentDeclared:
+    """What is declared beside an agent's code, and what came of it; filled by the bootstrap."""
+
+    def __init__(self) -> None:
+        self.sessions: SessionManager | None = None
+        """The manager that keeps the agent's session."""
+        self.found: Declared | None = None
+        """What persistence.yaml says; None before the bootstrap."""
+        self.code_dir: Path | None = None
+        """Where persistence.yaml is looked for, unless `AgentConfig.agent_dir` says where."""
+        self._agent: Keeping | None = None
+        self._config: PersistentConfig | None = None
+
+    @property
+    def config(self) -> PersistentConfig:
+        """The values that it declares.
+
+        Raises:
+            SessionError: The agent was not started.
+
+        """
+        if self._config is None:
+            message = "this agent has no config before it is started: use `async with agent`"
+            raise SessionError(message)
+        return self._config
+
+    @config.setter
+    def config(self, config: PersistentConfig) -> None:
+        self._config = config
+
+    def belongs_to(self, agent: Keeping, base: type) -> None:
+        """Take note of the agent: of its code's folder, and of its ``setup``."""
+        self.code_dir, self._agent = _code_dir(type(agent), base), agent
+
+    async def set_up(self) -> None:
+        """Call the agent's own ``setup``."""
+        if self._agent is not None:
+            await self._agent.setup()
+
+
+class Keeping:
+    """What an agent keeps by name; `perdure.agent.Agent` has these methods."""
+
+    context: AgentContext
+
+    async def setup(self) -> None:
+        """Get ready: override it. Called when the agent has been restored, before any message."""
+
+    @property
+    def config(self) -> PersistentConfig:
+        """The values that persistence.yaml declares, from the agent's start on.
+
+        Raises:
+            SessionError: The agent was not started.
+
+        """
+        return self.context.declared.config
+
+    @property
+    def home(self) -> Path:
+        """The folder of its files: what `AgentConfig.home` says, else one in the store.
+
+        Raises:
+            ConfigError: The store has no folders, and none was given.
+
+        """
+        return home_of(self.context)
+
+    @property
+    def persist_paths(self) -> tuple[str, ...]:
+        """The folders in its home that persistence.yaml names, from the agent's start on."""
+        found = self.context.declared.found
+        return () if found is None else found.declaration.persist_paths
+
+    @property
+    def archives(self) -> Archives:
+        """Its home, saved with its session and brought back: ``await agent.archives.save()``."""
+        return archives_of(self.context)
+
+    async def save_state(self, key: str, data: Any) -> None:
+        """Keep a value under a key, and return when it is durable.
+
+        Raises:
+            ConfigError: The key is empty, or reserved.
+            NotStorableError: The value cannot be stored.
+
+        """
+        session = self.context.session
+        session.state.set(check_state_key(key, RESERVED), data)
+        await session.save()
+
+    async def load_state(self, key: str, default: Any = None) -> Any:
+        """Return the value under a key, or ``default``.
+
+        Raises:
+            ConfigError: The key is empty, or reserved.
+
+        """
+        return await self.context.session.state.get(check_state_key(key, RESERVED), default)
+
+    async def list_state_keys(self) -> list[str]:
+        """Return the keys that have a value, in order."""
+        keys = await self.context.session.state.keys()
+        return [key for key in keys if key not in RESERVED]
+
+    async def delete_state(self, key: str) -> bool:
+        """Forget a key durably; say whether it was there.
+
+        Raises:
+            ConfigError: The key is empty, or reserved.
+
+        """
+        session = self.context.session
+        if check_state_key(key, RESERVED) not in await session.state.keys():
+            return False
+        session.state.drop(key)
+        await session.save()
+        return True
+
+
+def home_of(context: AgentContext) -> Path:
+    """Return the folder of an agent's files.
+
+    Raises:
+        ConfigError: The store has no folders, and none was given.
+
+    """
+    if context.config.home is not None:
+        return Path(context.config.home).expanduser().absolute()
+    folder = folder_of(context.session)
+    if folder is None:
+        message = (
+            f"agent {context.agent_id!r} has no home, since its store has no folders: "
+            "give AgentConfig(home=…)"
+        )
+        raise ConfigError(message, option="home", agent=context.agent_id)
+    return Path(folder) / "files"
+
+
+async def declare(context: AgentContext) -> None:
+    """Read what is declared beside the agent's code, and get its config ready.
+
+    Raises:
+        ConfigError: persistence.yaml does not fit; nothing was written.
+        LeaseHeldError: Another process goes on holding what the agent's sessions share.
+
+    """
+    declared = context.declared
+    folder = context.config.agent_dir or declared.code_dir
+    found = await anyio.to_thread.run_sync(partial(declared_beside, folder))
+    declared.found, keys = found, found.declaration.config
+    make = initial_values(found.agent_name or context.config.name)
+    declared.config = await PersistentConfig.of(keys, _parts(context, keys), make)
+
+
+def _parts(context: AgentContext, keys: Mapping[str, ConfigKey]) -> list[Part]:
+    """Return where the values lie: what is regenerated in the session, the rest in the default."""
+    session, is_new = context.session, context.sets_aside
+    here = SessionPlace(session)
+    sessions = context.declared.sessions
+    if session.key.session == DEFAULT_SESSION or sessions is None:
+        return [Part(here, keys, is_new)]
+    key = session.key
+    there = AgentPlace(sessions, key.agent, tenant=key.tenant, wait=context.config.wait)
+    parts = [
+        Part(there, shared(keys), is_new=False, keeps=keys),
+        Part(here, own(keys), is_new),
+    ]
+    return [part for part in parts if part.keys]
+
+
+def _code_dir(cls: type, base: type) -> Path | None:
+    """Return the folder of an agent's code: its class's, or the program's for the plain one."""
+    if cls is base:
+        return program_dir()
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return None if file is None else Path(file).absolute().parent

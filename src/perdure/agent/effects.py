@@ -1,0 +1,106 @@
+"""What to do about a tool call of which a crash has left the outcome unknown.
+
+Pure: the ledger's entry and the call in, a verdict out. Whatever is not certain not to have begun
+is never begun again unasked, unless the tool says that it may be, with the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from perdure.memory.ledger import Approval, Effect
+from perdure.model.messages import Message, ToolCall
+from perdure.restore.rebuild import is_memory
+from perdure.restore.repair import is_synthetic
+
+__all__ = [
+    "SKIPPED",
+    "Progress",
+    "Verdict",
+    "is_intact",
+    "is_unknown",
+    "progress",
+    "verdict",
+]
+
+Verdict = Literal["run", "again", "skip", "done", "ask", "interrupted"]
+"""Run it: it has not begun. Run it again, with the same key. Leave it. Take what somebody says came
+of it. Ask somebody. Say that it was interrupted."""
+
+SKIPPED: Final = (
+    "unknown: the process stopped while this ran, so it may or may not have done its work; "
+    "it was not called again"
+)
+
+
+def verdict(effect: Effect | None, approval: Approval | None, *, can_run: bool) -> Verdict:
+    """Return what to do about a call without a result, when its turn goes on after a crash.
+
+    Args:
+        effect: What the ledger has of it; None for a tool without declared side effects.
+        approval: Whether somebody was to approve it; None if not.
+        can_run: Whether the tool is still there, and the arguments are stored whole.
+
+    >>> verdict(None, None, can_run=True)  # nobody knows whether it has begun
+    'interrupted'
+    """
+    if effect is None:
+        waits = approval is not None and approval.answer is None
+        return "run" if waits and can_run else "interrupted"
+    if effect.state == "planned":
+        return "run" if can_run else "interrupted"
+    wish = effect.decision if effect.state == "decided" else effect.policy
+    if wish == "replay":
+        return "again" if can_run else "ask"
+    return wish or "ask"
+
+
+def is_unknown(effect: Effect) -> bool:
+    """Say whether a call may have done its work, and nobody knows or has decided."""
+    return effect.state in {"begun", "unknown"}
+
+
+def is_intact(call: ToolCall) -> bool:
+    """Say whether a stored call has all of its arguments."""
+    return "redacted" not in call.extra
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a turn had come."""
+
+    has_input: bool = False
+    """Whether what the user said was kept."""
+    open_calls: tuple[ToolCall, ...] = ()
+    """What the model wants to be called, and no real result has come of."""
+    answer: Message | None = None
+    """The whole answer, if only the turn's end is missing."""
+
+
+def progress(messages: Sequence[Message]) -> Progress:
+    """Return how far a turn had come, from what was kept of it.
+
+    >>> progress([Message.user("Hello"), Message.assistant("Hello to you.")]).answer.text
+    'Hello to you.'
+    """
+    said = [message for message in messages if not is_synthetic(message)]
+    has_input = any(message.role == "user" and not is_memory(message) for message in said)
+    open_calls: list[ToolCall] = []
+    for message in said:
+        if message.role == "assistant":
+            open_calls = list(message.tool_calls)
+        elif message.tool_result is not None:
+            _close(open_calls, message.tool_result.call_id)
+    last = said[-1] if said else None
+    ended = last is not None and last.role == "assistant" and not last.tool_calls
+    whole = ended and last is not None and "interrupted" not in last.extra
+    return Progress(has_input, tuple(open_calls), last if whole else None)
+
+
+def _close(calls: list[ToolCall], call_id: str) -> None:
+    for at, call in enumerate(calls):
+        if call.id == call_id:
+            del calls[at]
+            return

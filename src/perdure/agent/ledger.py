@@ -1,0 +1,266 @@
+"""An agent's ledger: what it has begun and not ended, kept as records and at hand.
+
+Each change is a record of the session, appended synchronously as every other; the caller makes it
+durable where that matters. Without a kept history, messages are not admitted: nothing that
+is said may leave a trace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, final
+
+import anyio
+import msgspec
+
+from perdure._lib.ids import random_id
+from perdure.agent.effects import is_unknown
+from perdure.codec.messages import encode_message
+from perdure.errors import SessionError
+from perdure.memory.ledger import (
+    OVER,
+    Admitted,
+    Approval,
+    Effect,
+    Ledger,
+    Policy,
+    change_entry,
+)
+from perdure.model.messages import Message, ToolCall
+from perdure.model.records import ADMITTED, APPROVAL, EFFECT, Entry
+from perdure.session.inside import ledger_of, registry_of
+from perdure.session.session import Session
+
+__all__ = ["AgentLedger", "Decision"]
+
+E = TypeVar("E")
+
+Decision = Literal["replay", "skip", "done"]
+"""Call the tool again with the same key; leave it; it was done."""
+
+
+@final
+class AgentLedger:
+    """Keep one agent's ledger.
+
+    Args:
+        session: The agent's.
+        keeps_messages: Whether what is posted may be kept.
+        clock: Seconds since 1970.
+
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        keeps_messages: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._session = session
+        self._keeps_messages = keeps_messages
+        self._clock = clock
+        self._book = Ledger()
+        self._waiting: dict[str, anyio.Event] = {}
+        self.underway: set[str] = set()
+        """The ids of messages that wait for their turn here, or have it."""
+
+    async def load(self) -> None:
+        """Read what is under way."""
+        self._book = await ledger_of(self._session)
+
+    # messages
+
+    @property
+    def messages(self) -> tuple[Admitted, ...]:
+        """Messages whose turn has not ended, the running one's among them; oldest first."""
+        return self._book.messages()
+
+    def admit(self, message: Message, asked: str | None) -> str | None:
+        """Note a message before it waits for its turn; return its entry's id.
+
+        Raises:
+            NotStorableError: It cannot be stored.
+
+        """
+        if not self._keeps_messages:
+            return None
+        now = self._clock()
+        stored = encode_message(message, registry_of(self._session), now=now).payload
+        fields: dict[str, Any] = {"message": msgspec.Raw(stored), "at": now}
+        if asked is not None:
+            fields["asked"] = asked
+        name = random_id()
+        self._change(ADMITTED, name, **fields)
+        return name
+
+    def begin(self, id: str | None, turn: str) -> None:
+        """Note that a message's turn has begun; what was half done before is passed over."""
+        for one in self.messages:
+            if one.id == id:
+                self._change(ADMITTED, id, turn=turn, attempts=one.attempts + 1, error=None)
+            elif one.turn is not None:
+                self._change(ADMITTED, one.id, state=OVER, how="passed over")
+        turns = {one.turn for one in self.effects} | {one.turn for one in self.approvals}
+        over = [entry for other in sorted(turns - {turn}) for entry in self._leftovers(other)]
+        if over:
+            self._session.accept(tuple(over))
+
+    def drop(self, id: str) -> None:
+        """Note that a message shall not be answered."""
+        self._change(ADMITTED, id, state=OVER, how="dismissed")
+
+    def closing(self, id: str | None, turn: str, *, how: str) -> tuple[Entry, ...]:
+        """Return what to append with the end of a message's turn."""
+        rest = self._leftovers(turn)
+        return rest if id is None else (*rest, self._noted(ADMITTED, id, state=OVER, how=how))
+
+    def failing(self, id: str | None, error: BaseException) -> tuple[Entry, ...]:
+        """Return what to append with the end of a turn that has failed."""
+        return () if id is None else (self._noted(ADMITTED, id, error=type(error).__name__),)
+
+    def _leftovers(self, turn: str) -> tuple[Entry, ...]:
+        """End what nobody waits for once a turn is over; an unknown effect stays."""
+        return (
+            *(
+                self._noted(APPROVAL, one.id, state=OVER, how="withdrawn")
+                for one in self.approvals
+                if one.turn == turn
+            ),
+            *(
+                self._noted(EFFECT, one.id, state=OVER, how=one.decision or "not begun")
+                for one in self.effects
+                if one.turn == turn and not is_unknown(one)
+            ),
+        )
+
+    # effects
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """Calls of tools with side effects whose outcome is not known; oldest first."""
+        return self._book.effects()
+
+    def effect_of(self, turn: str, call: ToolCall) -> Effect | None:
+        """Return what is known of a call, None for nothing."""
+        return _newest([one for one in self.effects if (one.turn, one.call) == (turn, call.id)])
+
+    def effect(self, id: str) -> Effect:
+        """Return the effect of an id, or the newest of a call's id.
+
+        Raises:
+            SessionError: There is none whose outcome is not known.
+
+        """
+        found = [one for one in self.effects if id in {one.id, one.call}]
+        if not found:
+            message = f"agent {self._session.id!r} knows of no effect {id!r} that is unknown"
+            raise SessionError(message, agent=self._session.id, effect=id)
+        return found[-1]
+
+    def plan(self, turn: str, call: ToolCall, policy: Policy, *, begun: bool) -> Effect:
+        """Note a call before it is made."""
+        key = random_id()
+        state = "begun" if begun else "planned"
+        names = {"turn": turn, "call": call.id, "tool": call.name}
+        self._change(EFFECT, key, at=self._clock(), policy=policy, state=state, **names)
+        return self.effect(key)
+
+    def begun(self, effect: Effect) -> None:
+        """Note that a call is about to be made."""
+        if effect.state != "begun":
+            self._change(EFFECT, effect.id, state="begun", decision=None)
+
+    def unknown(self, effect: Effect) -> None:
+        """Note that nobody knows what came of a call."""
+        self._change(EFFECT, effect.id, state="unknown")
+
+    def settled(self, effect: Effect, how: str) -> None:
+        """Note what came of a call."""
+        self._change(EFFECT, effect.id, state=OVER, how=how)
+
+    def decide(self, effect: Effect, decision: Decision, result: bytes = b"null") -> None:
+        """Note what somebody has decided on a call, and let go on who waits for that."""
+        raw = msgspec.Raw(result)
+        self._change(EFFECT, effect.id, state="decided", decision=decision, result=raw)
+        self._wake(effect.id)
+
+    async def decided(self, effect: Effect) -> Effect:
+        """Wait until somebody has decided."""
+        while (now := self.effect(effect.id)).state != "decided":
+            await self._woken(effect.id)
+        return now
+
+    # approvals
+
+    @property
+    def approvals(self) -> tuple[Approval, ...]:
+        """Calls that were to be approved, and have no result; oldest first."""
+        return self._book.approvals()
+
+    def approval_of(self, turn: str, call: ToolCall) -> Approval | None:
+        """Return what is known of a call's approval, None for nothing."""
+        return _newest([one for one in self.approvals if (one.turn, one.call) == (turn, call.id)])
+
+    def ask(self, turn: str, call: ToolCall) -> Approval:
+        """Note that a call waits for somebody's approval."""
+        known = self.approval_of(turn, call)
+        if known is not None:
+            return known
+        names = {"turn": turn, "call": call.id, "tool": call.name}
+        self._change(APPROVAL, random_id(), at=self._clock(), **names)
+        return self.approvals[-1]
+
+    def answer(self, call_id: str, answer: str, why: str | None = None) -> Approval:
+        """Note somebody's answer, and let go on who waits for it.
+
+        Raises:
+            SessionError: No such call waits.
+
+        """
+        waiting = [one for one in self.approvals if one.call == call_id and one.answer is None]
+        if not waiting:
+            message = f"no call {call_id!r} of agent {self._session.id!r} waits for an approval"
+            raise SessionError(message, agent=self._session.id, call=call_id)
+        self._change(APPROVAL, waiting[-1].id, answer=answer, why=why)
+        self._wake(waiting[-1].id)
+        return waiting[-1]
+
+    async def answered(self, approval: Approval) -> Approval:
+        """Wait until somebody has answered."""
+        while True:
+            now = next(one for one in self.approvals if one.id == approval.id)
+            if now.answer is not None:
+                return now
+            await self._woken(approval.id)
+
+    def end_approval(self, turn: str, call: ToolCall) -> None:
+        """Note that a call needs no approval any more."""
+        known = self.approval_of(turn, call)
+        if known is not None:
+            self._change(APPROVAL, known.id, state=OVER)
+
+    # how
+
+    def _change(self, kind: str, id: str, **fields: Any) -> None:
+        entry = change_entry(kind, id, **fields)
+        self._session.accept((entry,))
+        self._book.feed(*entry[:2])
+
+    def _noted(self, kind: str, id: str, **fields: Any) -> Entry:
+        entry = change_entry(kind, id, **fields)
+        self._book.feed(*entry[:2])
+        return entry
+
+    def _wake(self, id: str) -> None:
+        event = self._waiting.pop(id, None)
+        if event is not None:
+            event.set()
+
+    async def _woken(self, id: str) -> None:
+        await self._waiting.setdefault(id, anyio.Event()).wait()
+
+
+def _newest(entries: Sequence[E]) -> E | None:
+    return entries[-1] if entries else None

@@ -1,0 +1,143 @@
+"""Models behind Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, final
+
+from perdure.agent.llm.assembly import AnthropicAnswer
+from perdure.agent.llm.failures import Asked, cut, ended
+from perdure.agent.llm.model import Chunk, ToolSpec, Usage
+from perdure.agent.llm.sdk import SdkClient, events_of, key_for, require
+from perdure.model.messages import Message
+from perdure.providers import parse, render
+
+if TYPE_CHECKING:
+    from perdure.agent.context import AgentContext
+
+__all__ = ["AnthropicModel"]
+
+OFFICIAL: Final = "https://api.anthropic.com"
+
+
+@final
+class AnthropicModel:
+    """A model that is reached through the ``anthropic`` package, on asyncio and trio.
+
+        AnthropicModel("claude-sonnet-4-5", max_tokens=4096)
+
+    The client retries by itself what may be retried, and honors ``retry-after``. Agents may share
+    a model: its connections are closed with the last one that runs.
+
+    Args:
+        name: The model's name there.
+        max_tokens: The longest answer; the API wants to be told.
+        base_url: Where it is, if not at Anthropic; the environment may have ANTHROPIC_BASE_URL.
+        api_key: The key, instead of the environment variable ANTHROPIC_API_KEY.
+        max_retries: How often the client asks again by itself.
+        timeout: Seconds to wait for a part of an answer.
+        options: What else goes into each request, such as ``thinking``.
+
+    Raises:
+        MissingExtraError: The ``anthropic`` package is not installed.
+        ConfigError: There is no key.
+
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        max_tokens: int = 8192,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        max_retries: int = 2,
+        timeout: float = 600.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        require("anthropic")
+        url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or OFFICIAL
+        key = key_for("ANTHROPIC_API_KEY", api_key, keyless=url != OFFICIAL)
+        self.name = name
+        self._max_tokens = max_tokens
+        self._options = dict(options or {})
+        self._asked = Asked(
+            provider="anthropic", model=name, url=url, variable="ANTHROPIC_API_KEY", key=key
+        )
+
+        def make(anthropic: Any) -> Any:
+            client = anthropic.AsyncAnthropic(
+                base_url=url, api_key=key or "none", max_retries=max_retries, timeout=timeout
+            )
+            _ = client.messages  # imported with its first use: better here, in a thread
+            return client
+
+        self._sdk = SdkClient("anthropic", make)
+
+    def __repr__(self) -> str:
+        return f"<AnthropicModel {self._asked!r}>"
+
+    async def prewarm(self, context: AgentContext) -> None:
+        """Make the client before the first message."""
+        await self._sdk.prewarm(context)
+
+    async def aclose(self) -> None:
+        """Close the connections; they are made again if need be."""
+        await self._sdk.aclose()
+
+    async def stream(
+        self, messages: Sequence[Any], tools: Sequence[ToolSpec]
+    ) -> AsyncGenerator[Chunk, None]:
+        """Answer, in chunks; the last one has the whole message.
+
+        Args:
+            messages: `Message` objects, or what the API takes as ``messages``.
+            tools: What may be called.
+
+        Raises:
+            ModelUnavailableError: The same may be asked again.
+            ModelError: It will not help to ask again.
+
+        """
+        client = await self._sdk.get()
+        request: dict[str, Any] = {"max_tokens": self._max_tokens, **self._options}
+        if tools:
+            request["tools"] = [_tool(one) for one in tools]
+        answer = AnthropicAnswer()
+        opening = client.messages.with_streaming_response.create(
+            model=self.name, stream=True, **_rendered(messages), **request
+        )
+        async with aclosing(events_of(self._asked, opening)) as events:
+            async for event in events:
+                if event.get("type") == "error":
+                    raise ended(self._asked, event.get("error"))
+                text, reasoning = answer.take(event)
+                if text or reasoning:
+                    yield Chunk(text=text, reasoning=reasoning)
+        if not answer.complete:
+            raise cut(self._asked)
+        yield Chunk(message=parse(answer.whole(), "anthropic"), usage=_usage(answer.usage))
+
+
+def _rendered(messages: Sequence[Any]) -> dict[str, Any]:
+    if not all(isinstance(message, Message) for message in messages):
+        return {"messages": list(messages)}
+    return render(messages, "anthropic").request
+
+
+def _tool(tool: ToolSpec) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+
+
+def _usage(usage: Mapping[str, Any] | None) -> Usage | None:
+    if usage is None:
+        return None
+    cached = usage.get("cache_read_input_tokens") or 0
+    written = usage.get("cache_creation_input_tokens") or 0
+    return Usage(
+        input_tokens=(usage.get("input_tokens") or 0) + cached + written,
+        output_tokens=usage.get("output_tokens") or 0,
+        cached_tokens=cached,
+    )

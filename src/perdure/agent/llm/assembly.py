@@ -1,0 +1,226 @@
+"""Whole answers, put together from the parts that a stream brings: pure.
+
+A provider's answer is kept as the provider would have sent it in one piece, so that nothing of
+it is lost, whether this release knows a field or not: `perdure.providers` makes a message of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+__all__ = ["AnthropicAnswer", "ChatAnswer", "ResponsesAnswer", "merged_delta"]
+
+_NAMES: Final = frozenset({"id", "type", "role", "name", "index", "object", "format", "status"})
+"""Fields that a later part repeats, and does not continue."""
+
+
+def merged_delta(whole: Any, part: Any, field: str = "") -> Any:
+    """Return a value with the next part of it added.
+
+    Text is continued, except for what names something; lists are joined, by ``index``
+    where their elements have one; objects are merged field by field.
+
+    >>> merged_delta({"role": "assistant", "content": "He"}, {"content": "llo"})
+    {'role': 'assistant', 'content': 'Hello'}
+    """
+    if part is None or whole is None:
+        return whole if part is None else part
+    if isinstance(whole, str) and isinstance(part, str):
+        return (part or whole) if field in _NAMES else whole + part
+    if isinstance(whole, dict) and isinstance(part, Mapping):
+        fields = {key: merged_delta(whole.get(key), value, key) for key, value in part.items()}
+        return {**whole, **fields}
+    if isinstance(whole, list) and isinstance(part, list):
+        return _joined(whole, part)
+    return part
+
+
+def _joined(whole: list[Any], part: list[Any]) -> list[Any]:
+    joined = list(whole)
+    for element in part:
+        index = element.get("index") if isinstance(element, Mapping) else None
+        at = next((i for i, one in enumerate(joined) if _index(one) == index), None)
+        if index is None or at is None:
+            joined.append(element)
+        else:
+            joined[at] = merged_delta(joined[at], element)
+    return joined
+
+
+def _index(element: Any) -> Any:
+    return element.get("index") if isinstance(element, dict) else None
+
+
+class ChatAnswer:
+    """An answer of Chat Completions, from its chunks."""
+
+    __slots__ = ("_fields", "_message", "finish_reason", "usage")
+
+    def __init__(self) -> None:
+        self._fields: dict[str, Any] = {}
+        self._message: dict[str, Any] = {"role": "assistant", "content": None}
+        self.finish_reason: str | None = None
+        """None until the answer is complete."""
+        self.usage: dict[str, Any] | None = None
+
+    def take(self, chunk: Mapping[str, Any]) -> tuple[str, str]:
+        """Add a chunk; return what it says of the text and of the reasoning."""
+        rest = {key: value for key, value in chunk.items() if key not in {"choices", "usage"}}
+        self._fields.update(rest)
+        self.usage = chunk.get("usage") or self.usage
+        choice = next(iter(chunk.get("choices") or ()), None)
+        if choice is None:
+            return "", ""
+        delta = choice.get("delta") or {}
+        # A tool call without an index is a whole one: some servers send them so.
+        self._message = merged_delta(self._message, _with_list(delta))
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+        return _text(delta.get("content")), _text(reasoning)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer as it would have come in one piece."""
+        message = dict(self._message)
+        calls = message.get("tool_calls")
+        if calls:
+            message["tool_calls"] = [_without_index(call) for call in calls]
+        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason}
+        usage = {} if self.usage is None else {"usage": self.usage}
+        return {**self._fields, "object": "chat.completion", "choices": [choice], **usage}
+
+
+def _with_list(delta: Mapping[str, Any]) -> dict[str, Any]:
+    return (
+        {**delta, "tool_calls": list(delta["tool_calls"])}
+        if delta.get("tool_calls")
+        else {key: value for key, value in delta.items() if key != "tool_calls"}
+    )
+
+
+def _without_index(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", **{key: value for key, value in call.items() if key != "index"}}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+class ResponsesAnswer:
+    """An answer of the Responses API, from its events."""
+
+    __slots__ = ("_items", "_response", "error")
+
+    _TEXT: Final = frozenset({"response.output_text.delta", "response.refusal.delta"})
+    _REASONING: Final = frozenset(
+        {"response.reasoning_text.delta", "response.reasoning_summary_text.delta"}
+    )
+    _LAST: Final = frozenset({"response.completed", "response.incomplete"})
+
+    def __init__(self) -> None:
+        self._items: list[Any] = []
+        self._response: dict[str, Any] | None = None
+        self.error: Any = None
+        """What the provider says went wrong, in its own shape."""
+
+    def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
+        """Add an event; return what it says of the text and of the reasoning."""
+        kind = event.get("type")
+        if kind in self._TEXT:
+            return _text(event.get("delta")), ""
+        if kind in self._REASONING:
+            return "", _text(event.get("delta"))
+        if kind == "response.output_item.done":
+            self._items.append(event.get("item"))
+        elif kind in self._LAST:
+            self._response = dict(event.get("response") or {})
+        elif kind == "response.failed":
+            self.error = (event.get("response") or {}).get("error") or {}
+        elif kind == "error":
+            self.error = event.get("error") or event
+        return "", ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last event has come."""
+        return self._response is not None
+
+    @property
+    def usage(self) -> dict[str, Any] | None:
+        """What it took."""
+        return None if self._response is None else self._response.get("usage")
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer as it would have come in one piece."""
+        response = self._response or {}
+        return {**response, "output": response.get("output") or self._items}
+
+
+class AnthropicAnswer:
+    """An answer of the Messages API, from its events."""
+
+    __slots__ = ("_blocks", "_json", "_message", "complete")
+
+    def __init__(self) -> None:
+        self._message: dict[str, Any] = {"type": "message", "role": "assistant"}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._json: dict[int, str] = {}
+        self.complete = False
+        """Whether the last event has come."""
+
+    def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
+        """Add an event; return what it says of the text and of the reasoning."""
+        kind, index = event.get("type"), event.get("index", 0)
+        if kind == "message_start":
+            self._message.update(event.get("message") or {})
+        elif kind == "content_block_start":
+            self._blocks[index] = dict(event.get("content_block") or {})
+        elif kind == "content_block_delta":
+            return self._delta(index, event.get("delta") or {})
+        elif kind == "message_delta":
+            self._message.update(event.get("delta") or {})
+            self._message["usage"] = {
+                **(self._message.get("usage") or {}),
+                **{k: v for k, v in (event.get("usage") or {}).items() if v is not None},
+            }
+        elif kind == "message_stop":
+            self.complete = True
+        return "", ""
+
+    def _delta(self, index: int, delta: Mapping[str, Any]) -> tuple[str, str]:
+        block = self._blocks.setdefault(index, {})
+        kind = delta.get("type")
+        if kind == "input_json_delta":
+            self._json[index] = self._json.get(index, "") + _text(delta.get("partial_json"))
+            return "", ""
+        if kind == "citations_delta":
+            block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
+            return "", ""
+        fields = {key: value for key, value in delta.items() if key != "type"}
+        block.update(merged_delta(block, fields))
+        if kind == "text_delta":
+            return _text(delta.get("text")), ""
+        return "", _text(delta.get("thinking"))
+
+    @property
+    def usage(self) -> dict[str, Any] | None:
+        """What it took."""
+        return self._message.get("usage")
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer as it would have come in one piece.
+
+        Arguments that are no JSON, as those of an answer that became too long, stay text.
+        """
+        for index, text in self._json.items():
+            self._blocks[index]["input"] = _decoded(text)
+        return {**self._message, "content": [self._blocks[at] for at in sorted(self._blocks)]}
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text or "{}")
+    except msgspec.DecodeError:
+        return text

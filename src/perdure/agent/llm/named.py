@@ -1,0 +1,39 @@
+"""Models by name: ``"openai:NAME"``, ``"openai-responses:NAME"``, ``"anthropic:NAME"``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from perdure.errors import ConfigError
+
+if TYPE_CHECKING:
+    from perdure.agent.llm.model import Model
+
+__all__ = ["PROVIDERS", "named_model"]
+
+PROVIDERS: Final = ("openai", "openai-responses", "anthropic")
+
+
+def named_model(name: str, **options: Any) -> Model:
+    """Return a model of a provider.
+
+    Args:
+        name: The provider, a colon, and the model's name there.
+        options: What the provider's class takes, such as ``base_url``.
+
+    Raises:
+        ConfigError: There is no such provider, or no key.
+        MissingExtraError: Its client is not installed.
+
+    """
+    provider, found, model = name.partition(":")
+    if not found or not model or provider not in PROVIDERS:
+        known = ", ".join(f"{one}:NAME" for one in PROVIDERS)
+        raise ConfigError(f"there is no model {name!r}: give one of {known}", model=name)
+    if provider == "anthropic":
+        from perdure.agent.llm.anthropic import AnthropicModel
+
+        return AnthropicModel(model, **options)
+    from perdure.agent.llm.openai import OpenAIModel
+
+    return OpenAIModel(model, api="responses" if provider != "openai" else "chat", **options)

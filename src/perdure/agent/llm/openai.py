@@ -1,0 +1,206 @@
+"""Models behind OpenAI's API, and behind whatever speaks it: Chat Completions, and Responses."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, Literal, final
+from urllib.parse import urlsplit
+
+from perdure.agent.llm.assembly import ChatAnswer, ResponsesAnswer
+from perdure.agent.llm.failures import Asked, cut, ended
+from perdure.agent.llm.model import Chunk, ToolSpec, Usage
+from perdure.agent.llm.sdk import SdkClient, events_of, key_for, require
+from perdure.errors import ConfigError
+from perdure.model.messages import Message
+from perdure.providers import parse, render
+
+if TYPE_CHECKING:
+    from perdure.agent.context import AgentContext
+
+__all__ = ["OpenAIModel"]
+
+OFFICIAL: Final = "https://api.openai.com/v1"
+_REASONS: Final = re.compile(r"(o\d|gpt-[5-9])")
+"""Models of OpenAI whose reasoning can be had encrypted, to be sent back."""
+
+
+@final
+class OpenAIModel:
+    """A model that is reached through the ``openai`` package, on asyncio and trio.
+
+        OpenAIModel("gpt-5")
+        OpenAIModel("gpt-5", api="responses", options={"reasoning": {"effort": "low"}})
+        OpenAIModel("qwen3", base_url="http://localhost:8000/v1")
+
+    The client retries by itself what may be retried, and honors ``retry-after``. Agents may share
+    a model: its connections are closed with the last one that runs.
+
+    Args:
+        name: The model's name there.
+        api: ``chat`` for Chat Completions, which most servers speak, or ``responses``.
+        base_url: Where it is, if not at OpenAI; the environment may have OPENAI_BASE_URL.
+        api_key: The key, instead of the environment variable OPENAI_API_KEY. A server of one's own
+            may do without.
+        issuer: Whose reasoning and signatures it understands; by default OpenAI, or the host.
+        max_retries: How often the client asks again by itself.
+        timeout: Seconds to wait for a part of an answer.
+        options: What else goes into each request, such as ``temperature``.
+
+    Raises:
+        MissingExtraError: The ``openai`` package is not installed.
+        ConfigError: There is no key, or ``api`` does not fit.
+
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        api: Literal["chat", "responses"] = "chat",
+        base_url: str | None = None,
+        api_key: str | None = None,
+        issuer: str | None = None,
+        max_retries: int = 2,
+        timeout: float = 600.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if api not in {"chat", "responses"}:
+            raise ConfigError(f"api={api!r} does not fit: choose chat or responses", option="api")
+        require("openai")
+        url = base_url or os.environ.get("OPENAI_BASE_URL") or OFFICIAL
+        official = _is_official(url)
+        key = key_for("OPENAI_API_KEY", api_key, keyless=not official)
+        self.name = name
+        self._api = api
+        self._issuer = issuer or ("openai" if official else urlsplit(url).hostname or url)
+        self._options = dict(options or {})
+        self._asked = Asked(
+            provider="openai", model=name, url=url, variable="OPENAI_API_KEY", key=key
+        )
+
+        def make(openai: Any) -> Any:
+            client = openai.AsyncOpenAI(
+                base_url=url, api_key=key or "none", max_retries=max_retries, timeout=timeout
+            )
+            # Imported with the first use, which takes half a second: better here, in a thread.
+            _ = client.chat.completions if api == "chat" else client.responses
+            return client
+
+        self._sdk = SdkClient("openai", make)
+
+    def __repr__(self) -> str:
+        return f"<OpenAIModel {self._asked!r}>"
+
+    async def prewarm(self, context: AgentContext) -> None:
+        """Make the client before the first message."""
+        await self._sdk.prewarm(context)
+
+    async def aclose(self) -> None:
+        """Close the connections; they are made again if need be."""
+        await self._sdk.aclose()
+
+    async def stream(
+        self, messages: Sequence[Any], tools: Sequence[ToolSpec]
+    ) -> AsyncGenerator[Chunk, None]:
+        """Answer, in chunks; the last one has the whole message.
+
+        Args:
+            messages: `Message` objects, or what the API takes.
+            tools: What may be called.
+
+        Raises:
+            ModelUnavailableError: The same may be asked again.
+            ModelError: It will not help to ask again.
+
+        """
+        ask = self._chat if self._api == "chat" else self._responses
+        async with aclosing(ask(messages, tools)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _chat(
+        self, messages: Sequence[Any], tools: Sequence[ToolSpec]
+    ) -> AsyncGenerator[Chunk, None]:
+        client = await self._sdk.get()
+        request: dict[str, Any] = {"stream_options": {"include_usage": True}, **self._options}
+        if tools:
+            request["tools"] = [{"type": "function", "function": _function(one)} for one in tools]
+        rendered = self._rendered(messages, "openai")
+        answer = ChatAnswer()
+        opening = client.chat.completions.with_streaming_response.create(
+            model=self.name, messages=rendered, stream=True, **request
+        )
+        async with aclosing(events_of(self._asked, opening)) as events:
+            async for event in events:
+                if "error" in event:
+                    raise ended(self._asked, event["error"])
+                text, reasoning = answer.take(event)
+                if text or reasoning:
+                    yield Chunk(text=text, reasoning=reasoning)
+        if answer.finish_reason is None:
+            raise cut(self._asked)
+        whole = parse(answer.whole(), "openai", issuer=self._issuer)
+        yield Chunk(message=whole, usage=_usage(answer.usage))
+
+    async def _responses(
+        self, messages: Sequence[Any], tools: Sequence[ToolSpec]
+    ) -> AsyncGenerator[Chunk, None]:
+        client = await self._sdk.get()
+        # The conversation is kept here: the provider needs no copy of it to go on.
+        request: dict[str, Any] = {"store": False}
+        if _REASONS.match(self.name) or "reasoning" in self._options:
+            request["include"] = ["reasoning.encrypted_content"]
+        request |= self._options
+        if tools:
+            request["tools"] = [
+                {"type": "function", "strict": False, **_function(one)} for one in tools
+            ]
+        rendered = self._rendered(messages, "openai-responses")
+        answer = ResponsesAnswer()
+        opening = client.responses.with_streaming_response.create(
+            model=self.name, input=rendered, stream=True, **request
+        )
+        async with aclosing(events_of(self._asked, opening)) as events:
+            async for event in events:
+                text, reasoning = answer.take(event)
+                if text or reasoning:
+                    yield Chunk(text=text, reasoning=reasoning)
+        if answer.error is not None:
+            raise ended(self._asked, answer.error)
+        if not answer.complete:
+            raise cut(self._asked)
+        whole = parse(answer.whole(), "openai-responses", issuer=self._issuer)
+        yield Chunk(message=whole, usage=_usage(answer.usage))
+
+    def _rendered(
+        self, messages: Sequence[Any], format: Literal["openai", "openai-responses"]
+    ) -> list[Any]:
+        if not all(isinstance(message, Message) for message in messages):
+            return list(messages)
+        return list(render(messages, format, to=self._issuer).messages)
+
+
+def _is_official(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host == "openai.com" or host.endswith(".openai.com")
+
+
+def _function(tool: ToolSpec) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+
+
+def _usage(usage: Mapping[str, Any] | None) -> Usage | None:
+    """Return what an answer took, from either API."""
+    if usage is None:
+        return None
+    read = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    written = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+    return Usage(
+        input_tokens=usage.get("prompt_tokens") or usage.get("input_tokens") or 0,
+        output_tokens=usage.get("completion_tokens") or usage.get("output_tokens") or 0,
+        cached_tokens=read.get("cached_tokens") or 0,
+        reasoning_tokens=written.get("reasoning_tokens") or 0,
+    )

@@ -1,0 +1,143 @@
+"""A provider's own client, as a model holds it: made late, and closed with its last user.
+
+Importing a client takes seconds, so it is done in a thread, and only once it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import TYPE_CHECKING, Any, final
+
+import anyio
+import anyio.to_thread
+
+from perdure._lib.affinity import Affinity
+from perdure.agent.llm.failures import Asked, failure_of
+from perdure.agent.llm.sse import EventLines
+from perdure.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from perdure.agent.context import AgentContext
+
+__all__ = ["SdkClient", "events_of", "key_for", "require"]
+
+
+def require(package: str) -> None:
+    """Check that a provider's client is installed, without importing it.
+
+    Raises:
+        MissingExtraError: It is not.
+
+    """
+    if importlib.util.find_spec(package) is None:
+        message = f"these models need the package {package}: pip install 'perdure[{package}]'"
+        raise MissingExtraError(message, extra=package)
+
+
+def key_for(variable: str, given: str | None, *, keyless: bool = False) -> str:
+    """Return the key that was given, or else the environment's.
+
+    Args:
+        variable: The environment variable.
+        given: The key that counts if there is one.
+        keyless: Whether the server may need none: nothing is returned then.
+
+    Raises:
+        ConfigError: There is none; the message names the variable.
+
+    """
+    key = given or os.environ.get(variable)
+    if key:
+        return key
+    if keyless:
+        return ""
+    message = f"there is no key: set the environment variable {variable}, or give api_key="
+    raise ConfigError(message, variable=variable)
+
+
+async def events_of(
+    asked: Asked, opening: AbstractAsyncContextManager[Any]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the events of a streamed answer, as the provider wrote them.
+
+    The client opens the stream: it knows the keys, and asks again where that may help.
+
+    Args:
+        asked: Who is asked.
+        opening: What a ``with_streaming_response.create`` of the client returns.
+
+    Raises:
+        ModelUnavailableError: The same may be asked again.
+        ModelError: It will not help to ask again.
+
+    """
+    lines = EventLines()
+    begun = False
+    try:
+        async with opening as response:
+            begun = True
+            async with aclosing(response.iter_lines()) as incoming:
+                async for line in incoming:
+                    event = lines.take(line)
+                    if event is not None:
+                        yield event
+    except Exception as error:
+        failure = failure_of(asked, error, begun=begun)
+        if failure is None:
+            raise
+        raise failure from error
+
+
+@final
+class SdkClient:
+    """A client of one provider for the loop that uses it.
+
+    Args:
+        package: What to import.
+        make: Makes the client of the package.
+
+    """
+
+    def __init__(self, package: str, make: Callable[[Any], Any]) -> None:
+        self._package = package
+        self._make = make
+        self._lock = anyio.Lock()
+        self._client: Any = None
+        self._home: Affinity | None = None
+        self._users = 0
+
+    async def get(self) -> Any:
+        """Return the client, made if this loop has none yet."""
+        if self._client is not None and self._is_home():
+            return self._client
+        if self._home is None or not self._is_home():
+            self._lock, self._home, self._client = anyio.Lock(), Affinity(), None
+        async with self._lock:
+            if self._client is None:
+                package = await anyio.to_thread.run_sync(importlib.import_module, self._package)
+                self._client = await anyio.to_thread.run_sync(self._make, package)
+            return self._client
+
+    def _is_home(self) -> bool:
+        return self._home is not None and self._home.stray() is None
+
+    async def prewarm(self, context: AgentContext) -> None:
+        """Make it for an agent; the last agent that stops closes it."""
+        self._users += 1
+        context.at_stop.append(self._release)
+        await self.get()
+
+    async def _release(self) -> None:
+        self._users -= 1
+        if self._users == 0:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close its connections; it is made again if it is used again."""
+        client, self._client = self._client, None
+        if client is not None and self._is_home():
+            await client.close()

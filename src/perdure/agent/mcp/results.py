@@ -1,0 +1,51 @@
+"""What MCP servers say of their tools, and what comes of calls, as perdure's values: pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, Literal
+
+__all__ = ["effect_of", "failure_of", "tool_name", "value_of"]
+
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9_-]")
+_LONGEST: Final = 64
+
+
+def tool_name(name: str, prefix: str = "") -> str:
+    """Return what a model calls a tool: providers take letters, digits, ``_`` and ``-``.
+
+    >>> tool_name("files.read", "disk_")
+    'disk_files_read'
+    """
+    fit = _UNFIT.sub("_", prefix + name)
+    return (fit if fit[:1].isalpha() or fit[:1] == "_" else f"_{fit}")[:_LONGEST]
+
+
+def effect_of(annotations: Any) -> Literal["replay", "ask"] | None:
+    """Return what to do about a call of which nobody knows how it ended.
+
+    A server says of a tool that it only reads, or that a second call does nothing more. Where it
+    says neither, somebody has to decide.
+    """
+    if annotations is not None and annotations.read_only_hint:
+        return None
+    return "replay" if annotations is not None and annotations.idempotent_hint else "ask"
+
+
+def value_of(result: Any) -> Any:
+    """Return what a tool has answered: its structured content, or its text, or all its parts."""
+    if result.structured_content is not None:
+        return result.structured_content
+    if all(part.type == "text" for part in result.content):
+        return "\n".join(part.text for part in result.content)
+    return [
+        part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in result.content
+    ]
+
+
+def failure_of(result: Any) -> str | None:
+    """Return what a tool says went wrong, None if it went well."""
+    if not result.is_error:
+        return None
+    texts = [part.text for part in result.content if part.type == "text"]
+    return "\n".join(texts) or "it gave no reason"

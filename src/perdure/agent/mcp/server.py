@@ -1,0 +1,354 @@
+"""MCP servers as an agent has them: started with it, asked for tools, made again when they die.
+
+A server is a command that is run, spoken to by its standard input and output, or a URL
+(streamable HTTP). A call that finds it dead starts it once more. A call during which it dies
+may have taken effect, so it is not made again unless the server says that this does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final, final
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.to_thread
+
+from perdure._lib.host import Host
+from perdure.agent.mcp.connection import Connection, ConnectionGoneError
+from perdure.agent.mcp.results import effect_of, failure_of, tool_name, value_of
+from perdure.agent.mcp.stderr import LastLines
+from perdure.errors import ConfigError, MissingExtraError, ToolOutcomeUnknownError, ToolServerError
+
+if TYPE_CHECKING:
+    from perdure.agent.context import AgentContext
+    from perdure.agent.tools import Tool
+
+__all__ = ["McpServer", "start_servers"]
+
+START_TIMEOUT: Final = 30.0
+
+
+@final
+class McpServer:
+    """A server of tools: a command, or a URL.
+
+        McpServer("uvx mcp-server-time")
+        McpServer(url="https://example.org/mcp", headers={"Authorization": token})
+
+    Agents may share one: it is started with the first, and stopped with the last. ``async with``
+    starts and stops it, too.
+
+    Args:
+        command: What to run: a command line, or the program and its arguments.
+        url: Where it listens, instead of a command.
+        name: What messages call it; by default the program or the host.
+        prefix: What its tools' names begin with, where two servers have tools of one name.
+        only: The tools to offer, by the server's names; None for all of them.
+        env: Environment variables for the command; beside these it gets PATH, HOME and the like.
+        cwd: Where the command runs.
+        headers: HTTP headers for the URL; they are never shown.
+        start_timeout: Seconds that it may take to start.
+
+    Raises:
+        ConfigError: There is neither a command nor a URL, or both.
+        MissingExtraError: The ``mcp`` package is not installed.
+
+    """
+
+    def __init__(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        url: str | None = None,
+        name: str | None = None,
+        prefix: str = "",
+        only: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        start_timeout: float = START_TIMEOUT,
+    ) -> None:
+        words = shlex.split(command) if isinstance(command, str) else list(command or ())
+        if bool(words) == bool(url):
+            raise ConfigError("an MCP server is a command or a URL: give one of them")
+        if importlib.util.find_spec("mcp") is None:
+            message = "MCP servers need the package mcp: pip install 'perdure[mcp]'"
+            raise MissingExtraError(message, extra="mcp")
+        self._words, self._url = words, url
+        self.name: str = name or (urlsplit(url).hostname or url if url else PurePath(words[0]).name)
+        self._prefix, self._only = prefix, only
+        self._env, self._cwd, self._headers = env, cwd, dict(headers or {})
+        self._start_timeout = start_timeout
+        self._users = 0
+        self._lock = anyio.Lock()
+        self._host: Host | None = None
+        self._connection: Connection | None = None
+        self._stderr: LastLines | None = None
+        self._offered: tuple[Any, ...] = ()
+        self.starts: int = 0
+        """How often it was started, or connected to."""
+
+    @classmethod
+    def of(cls, given: McpServer | str) -> McpServer:
+        """Return a server for a command line or a URL; a server as it is."""
+        if isinstance(given, McpServer):
+            return given
+        return cls(url=given) if given.startswith(("http://", "https://")) else cls(given)
+
+    def __repr__(self) -> str:
+        return f"<McpServer {self._described}>"
+
+    @property
+    def _described(self) -> str:
+        if self._url is None:
+            return f"{self.name!r} ({shlex.join(self._words)})"
+        where = urlsplit(self._url)
+        return f"{self.name!r} ({where.scheme}://{where.hostname}:{where.port or ''}{where.path})"
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it is there, as far as can be seen; a call makes it again if not."""
+        return self._connection is not None and self._connection.is_open
+
+    async def __aenter__(self) -> McpServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def start(self) -> None:
+        """Start it, or count one user more, and learn its tools.
+
+        Raises:
+            ToolServerError: It does not start, or nobody answers.
+
+        """
+        self._users += 1
+        try:
+            await self._connected()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Count one user less; stop it with the last."""
+        self._users -= 1
+        if self._users > 0:
+            return
+        host, connection, self._host, self._connection = self._host, self._connection, None, None
+        if connection is not None:
+            await connection.aclose()
+        if host is not None:
+            await host.aclose()
+
+    def tools(self) -> list[Tool]:
+        """Return its tools, once it is started.
+
+        Raises:
+            ConfigError: ``only`` names a tool that it does not have.
+
+        """
+        from perdure.agent.tools import Tool
+
+        known = [one.name for one in self._offered]
+        missing = [name for name in self._only or () if name not in known]
+        if missing:
+            message = (
+                f"MCP server {self._described} has no tool {missing[0]!r}; it has: "
+                f"{', '.join(known) or 'none'}"
+            )
+            raise ConfigError(message, server=self.name, tool=missing[0])
+        return [
+            Tool(
+                _Call(self, one.name, repeatable=effect_of(one.annotations) != "ask"),
+                name=tool_name(one.name, self._prefix),
+                description=one.description or one.title or "",
+                parameters=one.input_schema,
+                effect=effect_of(one.annotations),
+            )
+            for one in self._offered
+            if self._only is None or one.name in self._only
+        ]
+
+    async def call(self, tool: str, arguments: dict[str, Any], *, repeatable: bool = False) -> Any:
+        """Call a tool by the server's name for it, and return what it answers.
+
+        Args:
+            repeatable: Whether to call it once more if the server dies meanwhile.
+
+        Raises:
+            ToolServerError: The tool failed, or the server died; the message says which.
+
+        """
+        try:
+            return await self._call(tool, arguments)
+        except ConnectionGoneError as gone:
+            if gone.asked and not repeatable:
+                message = (
+                    f"MCP server {self._described} died while it ran {tool!r}: whether that has "
+                    f"taken effect is unknown, and it was not called again{self._last_words()}"
+                )
+                raise ToolOutcomeUnknownError(message, server=self.name, tool=tool) from gone
+        try:
+            return await self._call(tool, arguments)
+        except ConnectionGoneError as gone:
+            message = (
+                f"MCP server {self._described} died twice while it ran {tool!r}{self._last_words()}"
+            )
+            raise ToolServerError(message, server=self.name, tool=tool) from gone
+
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> Any:
+        connection = await self._connected()
+        try:
+            result = await connection.ask(lambda client: client.call_tool(tool, arguments))
+        except ConnectionGoneError:
+            raise
+        except Exception as error:
+            message = f"MCP server {self._described} refused {tool!r}: {error}"
+            raise ToolServerError(message, server=self.name, tool=tool) from error
+        failure = failure_of(result)
+        if failure is not None:
+            message = f"{tool} of MCP server {self.name!r} failed: {failure}"
+            raise ToolServerError(message, server=self.name, tool=tool)
+        return value_of(result)
+
+    async def _connected(self) -> Connection:
+        """Return the connection, made again if it has ended."""
+        if self._users <= 0:
+            message = f"MCP server {self._described} is not started: use `async with server`"
+            raise ToolServerError(message, server=self.name)
+        async with self._lock:
+            if self._connection is None or not self._connection.is_open:
+                self._connection = await self._connect()
+            return self._connection
+
+    async def _connect(self) -> Connection:
+        await anyio.to_thread.run_sync(importlib.import_module, "mcp")  # a second, the first time
+        if self._host is None:
+            self._host = Host()
+            await self._host.start()
+        connection = Connection(self._transport)
+        self._host.spawn(connection.run)
+        try:
+            with anyio.fail_after(self._start_timeout):
+                await connection.opened()
+                listed = await connection.ask(_list_tools)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await connection.aclose()
+            if isinstance(error, ConnectionGoneError | TimeoutError):
+                raise self._not_started(connection.error or error) from error
+            raise
+        self.starts += 1
+        self._offered = tuple(listed)
+        return connection
+
+    def _not_started(self, why: BaseException) -> ToolServerError:
+        if isinstance(why, TimeoutError):
+            reason = f"it has not answered within {self._start_timeout:g} s"
+        elif isinstance(why, FileNotFoundError):
+            reason = f"there is no program {self._words[0]!r}: install it, or give its whole path"
+        elif self._url is not None:
+            reason = f"nobody answers there as one: {why}"
+        else:
+            reason = str(why) or type(why).__name__
+        begun = "could not be reached" if self._url is not None else "did not start"
+        message = f"MCP server {self._described} {begun}: {reason}{self._last_words()}"
+        return ToolServerError(message, server=self.name)
+
+    def _last_words(self) -> str:
+        text = "" if self._stderr is None else self._stderr.text
+        return f"; it last wrote:\n{text}" if text else ""
+
+    @contextlib.asynccontextmanager
+    async def _transport(self) -> AsyncIterator[tuple[Any, Any]]:
+        if self._url is not None:
+            from mcp.client.streamable_http import streamable_http_client
+            from mcp.shared._httpx_utils import create_mcp_http_client
+
+            async with (
+                create_mcp_http_client(headers=self._headers) as http,
+                streamable_http_client(self._url, http_client=http) as streams,
+            ):
+                yield streams
+            return
+        from mcp import StdioServerParameters, stdio_client
+
+        self._stderr = LastLines()
+        parameters = StdioServerParameters(
+            command=self._words[0],
+            args=self._words[1:],
+            env=None if self._env is None else dict(self._env),
+            cwd=None if self._cwd is None else os.fspath(self._cwd),
+        )
+        with self._stderr.pipe as pipe:
+            async with stdio_client(parameters, errlog=pipe) as streams:
+                pipe.close()
+                yield streams
+
+
+async def _list_tools(client: Any) -> list[Any]:
+    listed: list[Any] = []
+    cursor = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        listed.extend(page.tools)
+        cursor = page.next_cursor
+        if not cursor:
+            return listed
+
+
+class _Call:
+    """A tool's function: passes a call on to its server."""
+
+    def __init__(self, server: McpServer, tool: str, *, repeatable: bool) -> None:
+        self._server, self._tool = server, tool
+        self.repeatable = repeatable
+
+    async def __call__(self, arguments: dict[str, Any]) -> Any:
+        return await self._server.call(self._tool, arguments, repeatable=self.repeatable)
+
+
+async def start_servers(given: Sequence[McpServer | str], context: AgentContext) -> None:
+    """Start an agent's servers side by side, and give it their tools in the servers' order.
+
+    Raises:
+        ToolServerError: One does not start.
+        ConfigError: Two tools have the same name.
+
+    """
+    servers = [McpServer.of(one) for one in given]
+    if not servers:
+        return
+    errors: list[Exception] = []
+
+    async def start(server: McpServer) -> None:
+        try:
+            await server.start()
+            context.at_stop.append(server.aclose)
+        except Exception as error:  # noqa: BLE001  # raised below, outside of the group
+            errors.append(error)
+
+    async with anyio.create_task_group() as group:
+        for server in servers:
+            group.start_soon(start, server)
+    if errors:
+        raise errors[0]
+    for server in servers:
+        tools = server.tools()
+        taken = {one.name for one in context.toolbox} & {one.name for one in tools}
+        if taken:
+            message = (
+                f"MCP server {server.name!r} has a tool {min(taken)!r}, and so has somebody else: "
+                "give it a prefix, McpServer(…, prefix='their_')"
+            )
+            raise ConfigError(message, server=server.name, tool=min(taken))
+        context.toolbox.add(tools)

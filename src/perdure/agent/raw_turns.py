@@ -1,0 +1,92 @@
+"""What was said, read back from a session's log: turns, blocks and traces.
+
+Sees what is durable; whoever needs the newest saves first. What was retracted, and what a
+new beginning set aside, is not among it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import final
+
+from perdure.agent.compacting import Blocks, Compacting
+from perdure.codec.messages import decode_message
+from perdure.memory.blocks import blocks_of
+from perdure.memory.raw_trace import RawTrace, traces_of
+from perdure.memory.traces import RawTurn, find_turn, newest_turns, read_turns
+from perdure.model.messages import Message
+from perdure.session.inside import registry_of, store_of
+from perdure.session.session import Session
+
+__all__ = ["RawTurns"]
+
+
+@final
+class RawTurns:
+    """The turns of one session.
+
+    Args:
+        session: Whose.
+
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def opening_of(self, turn_id: str) -> Message | None:
+        """Return what a user opened a turn with, None if nobody did."""
+        said = await self._said_in(turn_id)
+        return said[0] if said and said[0].role == "user" else None
+
+    async def answer_of(self, turn_id: str) -> Message | None:
+        """Return the last that the model said in a turn, None if it said nothing."""
+        answers = [one for one in await self._said_in(turn_id) if one.role == "assistant"]
+        return answers[-1] if answers else None
+
+    async def newest(self, count: int, *, exclude: str | None = None) -> list[Message]:
+        """Return what was said in the newest turns, without the one of an id."""
+        store, key = store_of(self._session), self._session.key
+        turns = await newest_turns(store, key, count, exclude=exclude)
+        return [message for turn in turns for message in self._decoded(turn)]
+
+    async def traces(self, after: int) -> AsyncGenerator[RawTrace, None]:
+        """Give what was said behind a record, oldest first."""
+        async with aclosing(self._read(after)) as turns:
+            async for turn in turns:
+                said = zip(turn.seqs, self._decoded(turn), strict=True)
+                for trace in traces_of(turn.id, said):
+                    yield trace
+
+    async def blocks(
+        self, after: int, running_id: str | None, compacting: Compacting
+    ) -> AsyncGenerator[Blocks, None]:
+        """Give the turns behind a record as blocks; all from the running one on is running."""
+        waiting: RawTurn | None = None
+        running = False
+        async with aclosing(self._read(after)) as turns:
+            async for turn in turns:
+                if waiting is not None:
+                    running = running or waiting.id == running_id
+                    yield self._blocks_of(waiting, compacting, running=running)
+                waiting = turn
+        if waiting is not None:
+            # The rest of a turn whose beginning is compacted has no id yet: it can only be last.
+            running = running or (running_id is not None and waiting.id in {running_id, ""})
+            yield self._blocks_of(waiting, compacting, running=running)
+
+    def _blocks_of(self, turn: RawTurn, compacting: Compacting, *, running: bool) -> Blocks:
+        said = zip(turn.seqs, self._decoded(turn), turn.messages, strict=True)
+        parts = [(seq, one, compacting.share_of(one, len(payload))) for seq, one, payload in said]
+        return Blocks(blocks_of(turn.id, parts, last=turn.last), running)
+
+    def _read(self, after: int) -> AsyncGenerator[RawTurn, None]:
+        return read_turns(store_of(self._session), self._session.key, after=after)
+
+    async def _said_in(self, turn_id: str) -> list[Message]:
+        turn = await find_turn(store_of(self._session), self._session.key, turn_id)
+        return [] if turn is None else self._decoded(turn)
+
+    def _decoded(self, turn: RawTurn) -> list[Message]:
+        types = registry_of(self._session)
+        return [decode_message(payload, types) for payload in turn.messages]

@@ -1,0 +1,195 @@
+"""The chain of a session's checkpoints: each link is sealed to the one before it.
+
+A link's hash is the SHA-256 of the canonical JSON of all that it says: id, label, timestamp,
+event_seq, the hash of its state, and the hash of the link before. So nothing in the chain can be
+changed, left out or put in without a link that no longer fits, and that link has a name.
+
+The chain is a fold of the log's records, like every document. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from perdure.codec.json import decode
+from perdure.model.checkpoints import (
+    FIRST,
+    Captured,
+    Checkpoint,
+    Given,
+    Link,
+    Pruning,
+    Tombstone,
+)
+from perdure.model.records import CHECKPOINT, CHECKPOINTS_PRUNED, Record
+
+__all__ = [
+    "CHAIN_KINDS",
+    "Chain",
+    "Problem",
+    "canonical",
+    "digest",
+    "fold_chain",
+    "hash_of",
+    "problems_of",
+    "sealed",
+    "state_hash",
+]
+
+CHAIN_KINDS = frozenset({CHECKPOINT, CHECKPOINTS_PRUNED})
+"""Kinds of the records that are links."""
+
+_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+def canonical(value: Any) -> bytes:
+    """Return a value's JSON in the one form that is hashed: keys in order, no spaces.
+
+    >>> canonical({"b": 1, "a": [msgspec.Raw(b'{"d": 0, "c": 0}')]})
+    b'{"a":[{"c":0,"d":0}],"b":1}'
+    """
+    return _sorted(decode(_sorted(value)))
+
+
+def digest(data: bytes) -> str:
+    """Return the digest of bytes, by a name that says how it was made."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def state_hash(state: Captured | Given) -> str:
+    """Return the digest of what a checkpoint is of: of a state's content, however large."""
+    return digest(canonical(state))
+
+
+def hash_of(link: Checkpoint | Pruning) -> str:
+    """Return the hash that a link has to have."""
+    said = {name: getattr(link, name) for name in link.__struct_fields__ if name != "hash"}
+    if isinstance(link, Checkpoint):
+        said["state_hash"] = state_hash(said.pop("state"))
+    return digest(canonical(said))
+
+
+_Sealable: TypeAlias = Checkpoint | Pruning
+
+
+def sealed(link: _Sealable) -> Any:
+    """Return a link with its hash."""
+    return msgspec.structs.replace(link, hash=hash_of(link))
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something that does not fit."""
+
+    id: int | None
+    """The checkpoint that it was found at; None for a pruning."""
+    what: str
+
+
+class Chain:
+    """All links of a session, oldest first; made of its document, or of its records."""
+
+    __slots__ = ("_places", "by_id", "captured_upto", "links", "newest_id")
+
+    def __init__(self, links: Iterable[Link] = ()) -> None:
+        self.links: list[Link] = []
+        self.by_id: dict[int, Checkpoint] = {}
+        """Those that were not pruned, by id, in its order."""
+        self.newest_id: int = 0
+        """The last id that was given, to a checkpoint that was pruned too."""
+        self.captured_upto: int = 0
+        """The last record that a checkpoint of the session itself covers."""
+        self._places: dict[int, int] = {}
+        for link in links:
+            self._add(link)
+
+    @classmethod
+    def of(cls, document: bytes | None, records: Iterable[Record] = ()) -> Chain:
+        """Return the chain of a document and the records behind it."""
+        chain = cls(decode(line, Link) for line in (document or b"").splitlines())
+        for record in records:
+            chain.apply(record.kind, record.payload)
+        return chain
+
+    def apply(self, kind: str, payload: bytes) -> None:
+        """Take in the next record; of another kind it changes nothing."""
+        if kind not in CHAIN_KINDS:
+            return
+        link: Link = decode(payload, Link)
+        if isinstance(link, Pruning):
+            for one in link.ids:
+                self._bury(one)
+        self._add(link)
+
+    def _add(self, link: Link) -> None:
+        if isinstance(link, Checkpoint):
+            self.by_id[link.id] = link
+        if not isinstance(link, Pruning):
+            self._places[link.id] = len(self.links)
+            self.newest_id = link.id
+            if _is_captured(link):
+                self.captured_upto = link.event_seq
+        self.links.append(link)
+
+    def _bury(self, id: int) -> None:
+        gone = self.by_id.pop(id, None)
+        if gone is not None:
+            self.links[self._places[id]] = Tombstone(
+                id=id,
+                event_seq=gone.event_seq,
+                captured=_is_captured(gone),
+                previous=gone.previous,
+                hash=gone.hash,
+            )
+
+    @property
+    def head(self) -> str:
+        """The hash of the newest link, which the next one names."""
+        return self.links[-1].hash if self.links else FIRST
+
+    @property
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that was not pruned."""
+        return next(reversed(self.by_id.values()), None)
+
+    @property
+    def needed(self) -> Checkpoint | None:
+        """The oldest checkpoint of the session itself: from there on, it has to stay known."""
+        return next((one for one in self.by_id.values() if _is_captured(one)), None)
+
+    def document(self) -> bytes:
+        """Return the chain as lines."""
+        return b"".join(msgspec.json.encode(link) + b"\n" for link in self.links)
+
+
+def _is_captured(link: Checkpoint | Tombstone) -> bool:
+    return link.captured if isinstance(link, Tombstone) else isinstance(link.state, Captured)
+
+
+def fold_chain(old: bytes | None, records: Sequence[Record]) -> bytes:
+    """Return checkpoints.jsonl after ``records``: a line more for each, unless some are pruned."""
+    if any(record.kind == CHECKPOINTS_PRUNED for record in records):
+        return Chain.of(old, records).document()
+    links = (record.payload + b"\n" for record in records if record.kind == CHECKPOINT)
+    return (old or b"") + b"".join(links)
+
+
+def problems_of(links: Iterable[Link]) -> list[Problem]:
+    """Return what does not fit in a chain: a changed link, a missing one, an id out of order."""
+    found: list[Problem] = []
+    previous, newest = FIRST, 0
+    for link in links:
+        number = None if isinstance(link, Pruning) else link.id
+        if not isinstance(link, Tombstone) and link.hash != hash_of(link):
+            found.append(Problem(number, "it was changed: its hash is not that of what it says"))
+        if link.previous != previous:
+            found.append(Problem(number, "the link before it was changed or is missing"))
+        if number is not None:
+            if number <= newest:
+                found.append(Problem(number, f"its id comes after {newest}"))
+            newest = max(newest, number)
+        previous = link.hash
+    return found

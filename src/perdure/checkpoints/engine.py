@@ -1,0 +1,254 @@
+"""Checkpoints of a session: made, looked at, gone back to, let go.
+
+A checkpoint of the session itself costs one short record, however long the session is: the log
+keeps everything, and the checkpoint says up to where, and what the log's digest was. History is
+never changed. Going back is a new entry, and one group of the log: after a kill all of it is there,
+or nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, final
+
+import anyio
+import msgspec
+
+from perdure.checkpoints.chain import Chain, sealed
+from perdure.checkpoints.digest import LogDigest
+from perdure.checkpoints.events import read_events
+from perdure.checkpoints.journal import Journal, WayBack
+from perdure.checkpoints.reader import CheckpointReader
+from perdure.checkpoints.retention import let_go
+from perdure.checkpoints.states import Keeping, encoded, read_state
+from perdure.codec.json import encode
+from perdure.errors import ConfigError, PerdureError, SessionError
+from perdure.model.checkpoints import GROUP, Captured, Checkpoint, Given, Pruning
+from perdure.model.events import SNAPSHOT_CREATED, KernelEvent
+from perdure.model.records import CHECKPOINT, CHECKPOINTS_PRUNED, EVENT, Entry
+
+__all__ = ["CheckpointEngine", "RolledBack"]
+
+log: logging.Logger = logging.getLogger("perdure")
+
+_TRIES = 10
+"""How often others may append while a way back is sought."""
+
+
+class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that went back."""
+
+    checkpoint: Checkpoint
+    """The new entry, ``rollback::<label>#<id>``."""
+    to: Checkpoint
+    """Where it went back to."""
+    version: int
+    """The session's version."""
+    state: Any = None
+    """A copy of the state that the caller had given, for the caller to apply."""
+    events: tuple[KernelEvent, ...] = ()
+    """With ``replay``: what happened behind that checkpoint, to be fed to a runtime again."""
+
+
+@final
+class CheckpointEngine(CheckpointReader):
+    """A session's checkpoints: ``session.checkpoints``."""
+
+    __slots__ = ("_journal", "_keeping", "_lock")
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(journal)
+        self._journal = journal
+        self._keeping = Keeping(journal.store, journal.key.tenant)
+        self._lock = anyio.Lock()
+
+    async def create(self, label: str, state: Any = None) -> Checkpoint:
+        """Make a checkpoint, durable when this returns.
+
+        Args:
+            label: A name, for people; it need not be unique.
+            state: What to keep: what a session's state can hold. None for the session itself,
+                as of now: its context, memory and states, of which nothing is copied.
+
+        Raises:
+            ConfigError: The label is no text.
+            NotStorableError: The state cannot be stored; nothing was changed.
+
+        """
+        if not isinstance(label, str):
+            message = f"a checkpoint's label must be text, not {label!r}"
+            raise ConfigError(message, option="label")
+        if state is None:
+            async with self._lock:
+                await self._journal.contribute()
+                return await self._append(label, None)
+        data, types = encoded(state, self._journal.types)  # from here on it is ours
+        async with self._lock:
+            before = _newest_given(await self._journal.chain())
+            given = await self._keeping.keep(data, types, before)
+            return await self._append(label, given)
+
+    async def rollback(self, id: int, *, replay: bool = False) -> RolledBack:
+        """Go back to a checkpoint; everything is durable when this returns.
+
+        The checkpoint is verified first. Then context, memory and states become what they were,
+        or, if the caller gave a state, a copy of that comes back. It is a new entry in one group
+        of the log; nothing is erased, and going back to before it brings the rest back.
+
+        Args:
+            id: Which one.
+            replay: Whether to return the events since then.
+
+        Raises:
+            ConfigError: There is no such checkpoint, or the session's history was pruned.
+            CorruptRecordError: The checkpoint, or what it is of, was changed or lost.
+            SessionError: Others have appended all the time.
+
+        """
+        return await self._journal.call(lambda: self._rollback(id, replay=replay))
+
+    async def _rollback(self, id: int, *, replay: bool) -> RolledBack:
+        journal = self._journal
+        async with self._lock:
+            old = await self._sound(id)
+            upto = journal.version + 1
+            label = f"rollback::{old.label}#{old.id}"
+            state = None
+            if isinstance(old.state, Given):
+                tenant = journal.key.tenant
+                state = await read_state(journal.store, tenant, old.state, journal.types)
+                new = await self._append(label, old.state)
+            else:
+                try:
+                    new = await self._append(label, None, back_to=old.event_seq)
+                finally:
+                    await journal.gone_back()
+            events: list[KernelEvent] = []
+            if replay:
+                behind = old.event_seq + GROUP  # its own event is no part of what follows
+                events = await read_events(journal, after=behind, before=upto)
+            return RolledBack(
+                checkpoint=new,
+                to=old,
+                version=journal.version,
+                state=state,
+                events=tuple(events),
+            )
+
+    @asynccontextmanager
+    async def guard(self, label: str) -> AsyncGenerator[Checkpoint, None]:
+        """Make a checkpoint, and go back to it if the block fails or is cancelled.
+
+        ``async with session.checkpoints.guard("before the trial"): …``. The exception goes on.
+        Should going back fail, the exception gets a note that says so, and the session stays as
+        it was when the block failed.
+        """
+        checkpoint = await self.create(label)
+        try:
+            yield checkpoint
+        except BaseException as error:
+            await self._journal.finish(partial(self._undo, checkpoint.id, error))
+            raise
+
+    async def _undo(self, id: int, error: BaseException) -> None:
+        try:
+            await self.rollback(id)
+        except PerdureError as failure:
+            log.exception("rollback failed", extra={"checkpoint": id})
+            error.add_note(f"the session did not go back to checkpoint {id}: {failure}")
+
+    async def prune(self, *, keep: int | Collection[int]) -> tuple[int, ...]:
+        """Let go of checkpoints, and return their ids; nothing else ever does.
+
+        Their places in the chain stay, so it can still be verified, and their ids are never used
+        again. What only they kept of states is removed by ``perdure check --gc``.
+
+        Args:
+            keep: How many of the newest stay, or the ids of those that do.
+
+        Raises:
+            ConfigError: *keep* does not fit; nothing was pruned.
+
+        """
+        async with self._lock:
+            journal = self._journal
+            chain = await journal.chain()
+            gone = let_go(tuple(chain.by_id), keep)
+            if gone:
+                pruning: Pruning = sealed(
+                    Pruning(
+                        ids=gone,
+                        timestamp=journal.clock + 1,
+                        event_seq=journal.version,
+                        previous=chain.head,
+                        hash="",
+                    )
+                )
+                journal.accept((Entry(CHECKPOINTS_PRUNED, encode(pruning)),))
+                await journal.save()
+            return gone
+
+    async def _append(
+        self, label: str, given: Given | None, *, back_to: int | None = None
+    ) -> Checkpoint:
+        """Append a checkpoint and its event, behind what leads back where that is asked for."""
+        journal = self._journal
+        way, chain, digest = await self._ready(back_to)
+        # From here on nothing is awaited: what was read is as of the newest record.
+        for seq, entry in enumerate(way, journal.version + 1):
+            digest.feed(seq, entry.kind, entry.payload)
+        seq = journal.version + len(way)
+        checkpoint: Checkpoint = sealed(
+            Checkpoint(
+                id=chain.newest_id + 1,
+                label=label,
+                timestamp=journal.clock + 1,
+                event_seq=seq,
+                state=given or Captured(digest.since, digest.value),
+                previous=chain.head,
+                hash="",
+            )
+        )
+        group = (*way, Entry(CHECKPOINT, encode(checkpoint)), self._event(checkpoint))
+        whole = tuple(entry._replace(end=False) for entry in group[:-1])
+        if back_to is not None:
+            journal.going_back()
+        journal.accept((*whole, group[-1]), captured=None if given is not None else seq)
+        await journal.save()
+        return checkpoint
+
+    async def _ready(self, back_to: int | None) -> tuple[tuple[Entry, ...], Chain, LogDigest]:
+        """Read what a checkpoint needs, all of it as of the newest record."""
+        journal = self._journal
+        for _ in range(_TRIES):
+            way = WayBack(0, ()) if back_to is None else await journal.way_back(back_to)
+            digest = (await journal.digest()).copy()
+            chain = await journal.chain()
+            if digest.seq == journal.version and way.version in (0, digest.seq):
+                return way.entries, chain, digest
+        message = (
+            f"session {journal.key} is being appended to all the time: go back in a turn, or when "
+            "nothing else runs"
+        )
+        raise SessionError(message, key=str(journal.key))
+
+    def _event(self, checkpoint: Checkpoint) -> Entry:
+        event = KernelEvent(
+            token_id=self._journal.token,
+            timestamp=checkpoint.timestamp + 1,
+            kind=SNAPSHOT_CREATED,
+            label=checkpoint.label,
+            detail={"snapshot": checkpoint.id},
+        )
+        return Entry(EVENT, encode(event))
+
+
+def _newest_given(chain: Chain) -> Given | None:
+    """Return the newest state that a caller gave: a part of the next one may be kept already."""
+    for checkpoint in reversed(chain.by_id.values()):
+        if isinstance(checkpoint.state, Given):
+            return checkpoint.state
+    return None

@@ -1,0 +1,180 @@
+"""States that callers give: into a checkpoint's record, or into blobs, and out of them again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+from msgspec import UNSET
+
+from perdure.checkpoints.chunks import Chunk
+from perdure.checkpoints.tree import Node, Tree, node_of, tree_of
+from perdure.codec.json import encode
+from perdure.codec.tags import Types
+from perdure.codec.values import decode_value, lower
+from perdure.errors import CorruptRecordError, PerdureError
+from perdure.model.checkpoints import Given
+from perdure.store import Store
+
+T = TypeVar("T")
+
+__all__ = ["Keeping", "encoded", "read_bytes", "read_state"]
+
+INLINE: Final = 1024
+"""A state of up to so many bytes of JSON lies in the record."""
+OFFLOAD: Final = 64 * 1024
+"""A larger one is cut in a thread."""
+AT_A_TIME: Final = 256
+"""Blobs in one call of the store: a megabyte."""
+PARALLEL: Final = 8
+"""Calls at a time."""
+
+_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+def encoded(state: Any, types: Types) -> tuple[bytes, dict[str, str] | None]:
+    """Return a state's canonical JSON, of which nothing changes with the caller's object.
+
+    Raises:
+        NotStorableError: Some part of it cannot be stored; the error names path and type.
+
+    """
+    lowered, tags = lower(state, types, at="state")
+    try:
+        return _sorted(lowered), tags
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
+        encode(lowered)  # names the place
+        raise
+
+
+class Keeping:
+    """Where given states go: it knows the newest one's tree, so that the next writes little."""
+
+    def __init__(self, store: Store, tenant: str) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._newest: Tree | None = None
+
+    async def keep(self, data: bytes, types: dict[str, str] | None, before: Given | None) -> Given:
+        """Make a state durable, *before* being a state that is known to be kept."""
+        if len(data) <= INLINE or not self._store.capabilities.blobs:
+            return Given(value=msgspec.Raw(data), size=len(data), types=types)
+        known = await self._known(before)
+        if len(data) > OFFLOAD:
+            tree = await anyio.to_thread.run_sync(tree_of, data, known)
+        else:
+            tree = tree_of(data, known)
+        await self._put(tree.blobs)
+        self._newest = msgspec.structs.replace(tree, blobs={})
+        return Given(root=tree.root, size=len(data), types=types)
+
+    async def _known(self, before: Given | None) -> Tree | None:
+        if before is None or not before.root:
+            return None
+        if self._newest is None or self._newest.root != before.root:
+            self._newest = await _tree(self._store, self._tenant, before.root)
+        return self._newest
+
+    async def _put(self, blobs: Mapping[str, bytes]) -> None:
+        async def put(some: dict[str, bytes]) -> None:
+            await self._store.put_blobs(self._tenant, some)
+
+        await _beside(put, list(_portions(blobs)))
+
+
+def _portions(blobs: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """Give blobs by name, so that those that a store keeps together come together."""
+    some: dict[str, bytes] = {}
+    for name in sorted(blobs):
+        some[name] = blobs[name]
+        if len(some) == AT_A_TIME:
+            yield some
+            some = {}
+    if some:
+        yield some
+
+
+async def read_state(store: Store, tenant: str, given: Given, types: Types) -> Any:
+    """Return a state as it was given.
+
+    Raises:
+        CorruptRecordError: A part of it is lost or damaged.
+
+    """
+    return decode_value(await read_bytes(store, tenant, given), given.types, types)
+
+
+async def read_bytes(store: Store, tenant: str, given: Given) -> bytes:
+    """Return a state's canonical JSON; errors as `read_state`."""
+    if given.value is not UNSET:
+        return bytes(given.value)
+    leaves: list[str] = []
+    async with aclosing(_nodes(store, tenant, given.root)) as nodes:
+        async for _, node in nodes:
+            if node.level == 1:
+                leaves += [leaf.name for leaf in node.below]
+    found: dict[str, bytes] = {}
+
+    async def read(name: str) -> None:
+        found[name] = await _blob(store, tenant, name)
+
+    await _beside(read, sorted(set(leaves)))
+    return b"".join(found[name] for name in leaves)
+
+
+async def _tree(store: Store, tenant: str, root: str) -> Tree | None:
+    """Return a tree whose leaves are not read; None if it is damaged: then all is put anew."""
+    leaves: list[Chunk] = []
+    names: set[str] = set()
+    try:
+        async with aclosing(_nodes(store, tenant, root)) as nodes:
+            async for name, node in nodes:
+                names.add(name)
+                if node.level == 1:
+                    leaves += node.below
+    except CorruptRecordError:
+        return None
+    names |= {leaf.name for leaf in leaves}
+    size = sum(leaf.size for leaf in leaves)
+    return Tree(root, size, tuple(leaves), frozenset(names))
+
+
+async def _nodes(store: Store, tenant: str, root: str) -> AsyncGenerator[tuple[str, Node], None]:
+    """Give a tree's nodes, those above leaves in the order of the state."""
+    left = [root]
+    while left:
+        name = left.pop()
+        node = node_of(await _blob(store, tenant, name))
+        yield name, node
+        if node.level > 1:
+            left += [below.name for below in reversed(node.below)]
+
+
+async def _blob(store: Store, tenant: str, name: str) -> bytes:
+    data = await store.get_blob(tenant, name)
+    if data is None:
+        message = f"a part of the state is lost: blob {name} is not there; put it back from a copy"
+        raise CorruptRecordError(message, blob=name)
+    return data
+
+
+async def _beside(act: Callable[[T], Awaitable[None]], items: list[T]) -> None:
+    """Do something with each item, several at a time: most of it is waiting for the store."""
+    errors: list[PerdureError] = []
+
+    async def work() -> None:
+        while items and not errors:
+            try:
+                await act(items.pop())
+            except PerdureError as error:
+                errors.append(error)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(min(PARALLEL, len(items))):
+            group.start_soon(work)
+    if errors:
+        raise errors[0]

@@ -1,0 +1,175 @@
+"""``perdure archive``: an agent's files, saved with its session, brought back, or as a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from perdure.cli.options import Named
+from perdure.cli.output import ago, print_json, print_table, say, size, stderr
+from perdure.cli.reach import existing, managed, no_session
+from perdure.declare.archive import ArchiveProgress, ArchiveRestored, Archives, ArchiveSaved
+from perdure.declare.found import declared_at
+from perdure.errors import ConfigError
+
+__all__ = ["archive"]
+
+Action = Literal["list", "save", "restore"]
+
+
+def archive(
+    action: Action,
+    id: Annotated[str, Parameter(name="ID")],
+    /,
+    *,
+    home: Path | None = None,
+    path: tuple[str, ...] = (),
+    config: Path | None = None,
+    only: bool = False,
+    label: str = "",
+    archive: str | None = None,
+    to: Path | None = None,
+    from_: Annotated[Path | None, Parameter(name="--from")] = None,
+    force: bool = False,
+    where: Named = Named(),  # noqa: B008  # frozen
+) -> int:
+    """Save the files of an agent's home with its session, list what there is, or restore it.
+
+    save: an archive of the home, durable and read back; what has not changed is not stored again.
+    restore: the home as it was, all of it or nothing changed; what it replaces is kept beside it.
+
+    Args:
+        home: The home folder. Default: the agent's own, in a file store.
+        path: A folder in it that is kept even if it is hidden; may be repeated.
+        config: A persistence.yaml, for its persist_paths.
+        only: Save these paths alone, not all that is visible.
+        label: A name for what is saved, to restore it by.
+        archive: Which one to restore: its id or its label. Default: the newest.
+        to: With save, also write it into this new file: .tar.zst, .tar.gz or .tar.
+        from_: With restore, take it from such a file, which need not be trusted.
+        force: Restore over files that were never saved.
+
+    """
+    _check_action(action, {"--to": to}, "save")
+    _check_action(action, {"--from": from_, "--archive": archive}, "restore")
+    paths = (*path, *(() if config is None else declared_at(config).declaration.persist_paths))
+    made = partial(_archives, id, home, paths, whole=not only, where=where)
+    if action == "list":
+        return anyio.run(_list, made, where)
+    if action == "save":
+        return anyio.run(_save, made, label, to, where)
+    return anyio.run(partial(_restore, made, archive, from_, where, force=force))
+
+
+def _check_action(action: Action, given: dict[str, object], wanted: Action) -> None:
+    for name, value in given.items():
+        if value is not None and action != wanted:
+            raise ConfigError(f"{name} goes with archive {wanted}, not with archive {action}")
+
+
+@asynccontextmanager
+async def _archives(
+    id: str, home: Path | None, paths: tuple[str, ...], *, whole: bool, where: Named, write: bool
+) -> AsyncGenerator[Archives, None]:
+    store, key = existing(where.store), where.key(id)
+    async with managed(store) as sessions:
+        session, tenant = key.session, key.tenant
+        if not write:
+            view = await sessions.load(id, session=session, tenant=tenant)
+            if view is None:
+                raise no_session(key, store)
+            yield Archives(view, home, paths=paths, whole=whole)
+            return
+        if not await sessions.exists(id, session=session, tenant=tenant):
+            raise no_session(key, store)
+        async with sessions.open(id, session=session, tenant=tenant, on_held="raise") as opened:
+            yield Archives(opened, home, paths=paths, whole=whole)
+
+
+async def _list(made: Any, where: Named) -> int:
+    async with made(write=False) as archives:
+        found = await archives.all()
+    if where.json:
+        print_json({"home": archives.home, "archives": found})
+        return 0
+    now = time.time()
+    rows = [
+        (one.id, one.label, ago(one.at, now), str(one.files), size(one.bytes), " ".join(one.paths))
+        for one in found
+    ]
+    columns = ("archive", "label", "saved", "files", "bytes", "paths")
+    print_table(columns, rows, right="files bytes")
+    return 0
+
+
+async def _save(made: Any, label: str, to: Path | None, where: Named) -> int:
+    async with made(write=True) as archives:
+        with _bar("saving") as progress:
+            saved: ArchiveSaved = await archives.save(label=label, progress=progress)
+        written = None if to is None else await archives.write(to, saved.archive.id)
+    if where.json:
+        print_json({**msgspec.to_builtins(saved), "file_bytes": written})
+        return 0
+    for one in saved.skipped:
+        say(f"passed over: {one.path}: {one.why}")
+    for name in saved.changing:
+        say(f"changed while it was read: {name}")
+    whole = f"{saved.archive.files} files, {size(saved.archive.bytes)}"
+    new = "saved" if saved.new else "is the newest, and nothing has changed"
+    say(f"{saved.archive.id} {new}: {whole}, {size(saved.stored_bytes)} of them stored now")
+    if to is not None and written is not None:
+        say(f"{to}: {size(written)}")
+    return 0
+
+
+async def _restore(
+    made: Any, name: str | None, source: Path | None, where: Named, *, force: bool
+) -> int:
+    if name is not None and source is not None:
+        raise ConfigError("give --archive or --from, not both")
+    async with made(write=True) as archives:
+        with _bar("restoring") as progress:
+            if source is not None:
+                done = await archives.read(source, force=force, progress=progress)
+            else:
+                done = await archives.restore(name, force=force, progress=progress)
+    if where.json:
+        print_json(done)
+    else:
+        _say_restored(done, archives.home, source)
+    return 0
+
+
+def _say_restored(done: ArchiveRestored, home: str | None, source: Path | None) -> None:
+    what = source if done.archive is None else done.archive.id
+    if not done.changed:
+        say(f"{home} is as {what} has it: nothing was changed")
+        return
+    say(f"{home} is now as {what} has it: {', '.join(done.replaced) or 'nothing'} replaced")
+    if done.kept:
+        say(f"what was there before lies in {done.kept}, until the next save or restore")
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[ArchiveProgress], None]]:
+    """Show how far it is, where somebody looks."""
+    console = stderr()
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(what, total=None)
+
+        def show(progress: ArchiveProgress) -> None:
+            bar.update(task, completed=progress.bytes, total=progress.total_bytes)
+
+        yield show

@@ -1,0 +1,140 @@
+"""``perdure config``: persistence.yaml, checked, and brought to what is stored."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+
+import perdure
+from perdure.cli.options import Stored
+from perdure.cli.output import print_json, say
+from perdure.cli.reach import existing
+from perdure.declare.applying import ConfigReport, apply_to_folder, apply_to_store
+from perdure.declare.found import FILE, Declared, declared_at
+from perdure.declare.places import FolderPlace, state_dir
+from perdure.declare.schema import Declaration
+from perdure.declare.settings import url_of
+from perdure.declare.variables import initial_values
+from perdure.errors import ConfigError
+from perdure.session.manager import SessionManager
+from perdure.session.options import Shutdown
+
+__all__ = ["config"]
+
+SCHEMA = Path(__file__).parents[1] / "declare" / "persistence.schema.json"
+
+
+def config(
+    action: Literal["check", "plan", "apply", "schema"],
+    file: Annotated[Path, Parameter(name="FILE")] = Path(FILE),
+    /,
+    *,
+    id: str | None = None,
+    tenant: str = "",
+    folder: Path | None = None,
+    where: Stored = Stored(),  # noqa: B008  # frozen
+) -> int:
+    """Check a persistence.yaml, or bring what is stored to what it declares.
+
+    check: everything that does not fit, with line and column. plan: what apply would change: keys
+    added, put aside, brought back; what the retention lets go. apply: do it. schema: print the
+    JSON Schema for editors.
+
+    Args:
+        id: Of this agent; default: all that have values.
+        tenant: Whose they are, where customers share a store.
+        folder: A folder of state, as AGENT_STATE_DIR names one, instead of a store.
+
+    """
+    if action == "schema":
+        print_json(msgspec.json.decode(SCHEMA.read_bytes()))
+        return 0
+    if action == "check":
+        return _check(file, as_json=where.json)
+    run = partial(_apply, file, id, tenant, folder, where, dry_run=action == "plan")
+    return anyio.run(run)
+
+
+def _check(file: Path, *, as_json: bool) -> int:
+    problems: Any = ()
+    declaration = Declaration()
+    try:
+        declaration = declared_at(file).declaration
+    except ConfigError as error:
+        problems = error.facts.get("problems")
+        if problems is None:
+            raise
+    if as_json:
+        print_json(
+            {
+                "file": str(file),
+                "problems": problems,
+                "warnings": declaration.warnings,
+                "keys": list(declaration.config),
+                "persist_paths": declaration.persist_paths,
+            }
+        )
+        return 1 if problems else 0
+    for level, found in (("problem", problems), ("warning", declaration.warnings)):
+        for one in found:
+            say(f"{file}:{one.line}:{one.column}: {level}: {one.message}")
+    if not problems:
+        say(f"{file}: {len(declaration.config)} keys, {len(declaration.persist_paths)} paths: fits")
+    return 1 if problems else 0
+
+
+async def _apply(
+    file: Path, id: str | None, tenant: str, folder: Path | None, where: Stored, *, dry_run: bool
+) -> int:
+    declared = declared_at(file)
+    make, declaration = initial_values(declared.agent_name), declared.declaration
+    if folder is not None:
+        place = FolderPlace(state_dir(folder))
+        report = await apply_to_folder(place, declaration, make, dry_run=dry_run)
+    else:
+        async with _manager(where.store, file, declared) as sessions:
+            report = await apply_to_store(
+                sessions, declaration, make, id=id, tenant=tenant, dry_run=dry_run
+            )
+    if where.json:
+        print_json(report)
+    else:
+        _print(report)
+    return 1 if report.held else 0
+
+
+def _manager(store: str | None, file: Path, declared: Declared) -> SessionManager:
+    """Return a manager of the store that the file is for; one that is not there is refused."""
+    url = store or os.environ.get("PERDURE_URL") or url_of(declared, os.environ)
+    existing(None if url is None else url.removeprefix("encrypted+"))
+    return perdure.connect(url, config=file, autosave=None, shutdown=Shutdown(signals=False))
+
+
+def _print(report: ConfigReport) -> None:
+    would = "would be " * report.dry_run
+    for change in report.changes:
+        plan = change.plan
+        for keys, what in (
+            (plan.added, "initialized"),
+            (plan.orphaned, "put aside"),
+            (plan.returned, "brought back"),
+        ):
+            if keys:
+                say(f"{change.place}: {would}{what}: {', '.join(keys)}")
+    for key in report.held:
+        say(f"{key}: somebody holds it: left alone")
+    pruned = report.pruned
+    if pruned is not None:
+        for one in pruned.pruned:
+            say(f"{one.key}: {would}pruned: {one.turns} turns up to record {one.cut}")
+        for gone in pruned.expired:
+            say(f"{gone}: {would}forgotten: long unused")
+    counted = f"{len(report.changes)} of {report.looked_at} places"
+    done = "differ; nothing was changed" if report.dry_run else "changed"
+    say(f"{counted} {done}")

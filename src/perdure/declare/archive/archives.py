@@ -1,0 +1,342 @@
+"""A session's archives: its agent's home folder, saved with the session and brought back."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, final
+
+import anyio
+import anyio.to_thread
+
+from perdure._lib.files import Folder
+from perdure._lib.ids import random_id
+from perdure.declare.archive.checking import ArchiveLimits
+from perdure.declare.archive.contents import entries_of
+from perdure.declare.archive.entries import DOCUMENT, Archive
+from perdure.declare.archive.exporting import export
+from perdure.declare.archive.homes import (
+    files_of,
+    note_read,
+    note_saved,
+    require_known,
+    restored,
+    why_kept,
+)
+from perdure.declare.archive.hops import hop
+from perdure.declare.archive.listing import differ, entry_of, listed, named
+from perdure.declare.archive.restoring import (
+    ArchiveRestored,
+    Plan,
+    is_same,
+    put_back,
+    put_back_from,
+    verify,
+)
+from perdure.declare.archive.saving import ArchiveSaved, Progress, Taken, take
+from perdure.declare.archive.selecting import Selection, selection_of
+from perdure.declare.archive.swapping import BusyError, Marker, entered, mark
+from perdure.errors import ConfigError, SessionError
+from perdure.session.inside import document_of, store_of
+from perdure.session.session import Session
+from perdure.session.view import SessionView
+
+__all__ = ["Archives"]
+log: logging.Logger = logging.getLogger("perdure")
+
+KEPT: Final = 10
+PAUSE: Final = 0.1
+"""Seconds between two looks at a home that somebody else has."""
+
+
+@final
+class Archives:
+    """The files of an agent's home folder, kept with a session: ``Archives(session)``.
+
+    An archive has the folder as it was: what is visible in it, and hidden folders that
+    ``persist_paths`` name. Links, pipes and devices are passed over, both ways.
+
+    Args:
+        session: An open session; or one that was loaded, to look and to export.
+        home: The home folder. Default: the agent's own, where the store keeps one for it.
+        paths: ``persist_paths``: folders in it, among them hidden ones that are to be kept.
+        whole: Whether everything visible is archived; else only these paths.
+        limits: How large an archive may be.
+        wait: Seconds to wait for somebody else who saves or restores the same home.
+
+    Raises:
+        ConfigError: A path is absolute, or leaves the home folder.
+
+    """
+
+    def __init__(
+        self,
+        session: Session | SessionView,
+        home: str | os.PathLike[str] | None = None,
+        *,
+        paths: Sequence[str] = (),
+        whole: bool = True,
+        limits: ArchiveLimits = ArchiveLimits(),  # noqa: B008  # frozen
+        wait: float = 60.0,
+    ) -> None:
+        self._session = session
+        self._key = session.key
+        self._store = store_of(session)
+        self._home = files_of(session) if home is None else str(Path(home).absolute())
+        self._selection = selection_of(paths, whole=whole)
+        self._limits = limits
+        self._wait = wait
+
+    def __repr__(self) -> str:
+        return f"<Archives of {self._key}>"
+
+    @property
+    def home(self) -> str | None:
+        """The home folder; None where none was given, and the store keeps none for the agent."""
+        return self._home
+
+    # which there are
+
+    async def all(self) -> list[Archive]:
+        """Return the archives that are listed, newest first."""
+        return listed(await document_of(self._session, DOCUMENT))
+
+    async def latest(self) -> Archive | None:
+        """Return the newest archive, None if there is none."""
+        return next(iter(await self.all()), None)
+
+    async def find(self, name: str | None = None) -> Archive:
+        """Return the archive with this id, or the newest with this label; None: the newest.
+
+        Raises:
+            ConfigError: There is no such archive.
+
+        """
+        have = await self.all()
+        found = named(have, name)
+        if found is None:
+            names = ", ".join(one.label or one.id for one in have) or "none"
+            wanted = "no archive" if name is None else f"no archive {name!r}"
+            message = f"session {self._key} has {wanted}: it has {names}"
+            raise ConfigError(message, key=str(self._key), archive=name)
+        return found
+
+    # saving
+
+    async def save(
+        self, *, label: str = "", keep: int = KEPT, progress: Progress = None
+    ) -> ArchiveSaved:
+        """Archive the home folder; what it returns is durable, and was read back.
+
+        Contents that an earlier archive has are not stored again. If nothing has changed since the
+        newest archive, that one stands. Cancelled, it has no effect but blobs that a sweep removes.
+
+        Args:
+            label: A name to restore it by.
+            keep: How many archives stay listed.
+            progress: Called as it goes on.
+
+        Raises:
+            ConfigError: There is no home folder, or a path in it is a symbolic link.
+            NotStorableError: A name cannot be in an archive, or the store keeps no blobs.
+            TooLargeError: It is over a limit.
+            SessionError: The session is read-only, or the home is just being saved or restored.
+            LeaseLostError: Somebody else has taken the session over.
+
+        """
+        session = self._writable()
+        if keep < 1:
+            raise ConfigError(f"keep={keep!r} does not fit: keep at least 1", option="keep")
+        before = await self.latest()
+        async with self._alone() as (home, control):
+            taken = await take(
+                self._store,
+                self._key,
+                home,
+                self._selection,
+                limits=self._limits,
+                before=before,
+                progress=progress,
+            )
+            archive = self._archive(taken, label)
+            new = before is None or differ(archive, before)
+            if new:
+                gone = [one.id for one in (await self.all())[keep - 1 :]]
+                session.accept((entry_of(archive, gone),))
+            await session.save()
+            stands = archive if new or before is None else before
+            await hop(home.path, note_saved, control, Marker(self._key, stands.id))
+        return ArchiveSaved(
+            archive=stands,
+            new=new,
+            stored_bytes=taken.stored_bytes,
+            skipped=tuple(taken.skipped),
+            changing=tuple(taken.changing),
+        )
+
+    def _writable(self) -> Session:
+        if isinstance(self._session, SessionView):
+            message = f"session {self._key} was loaded to read: open it to save an archive"
+            raise SessionError(message, key=str(self._key))
+        return self._session
+
+    def _archive(self, taken: Taken, label: str) -> Archive:
+        now = time.time()
+        when = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y%m%d-%H%M%S")
+        return Archive(
+            id=f"{when}-{random_id(5)}",
+            at=now,
+            label=label,
+            paths=self._selection.paths,
+            whole=self._selection.whole,
+            files=taken.files,
+            folders=len(taken.entries) - taken.files,
+            bytes=taken.bytes,
+            pages=taken.pages,
+        )
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncGenerator[tuple[Folder, Folder], None]:
+        path = self._home
+        if path is None:
+            message = (
+                f"{self._store.location} keeps no folder for the agent of {self._key}: give the "
+                "home folder"
+            )
+            raise ConfigError(message, option="home")
+        stack = ExitStack()
+        try:
+            yield await self._entered(path, stack)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(stack.close)
+
+    async def _entered(self, path: str, stack: ExitStack) -> tuple[Folder, Folder]:
+        """Wait for a home that somebody else saves or restores, and enter it."""
+        for _ in range(int(self._wait / PAUSE)):
+            with suppress(BusyError):
+                return await hop(path, stack.enter_context, entered(path))
+            await anyio.sleep(PAUSE)
+        return await hop(path, stack.enter_context, entered(path))
+
+    # restoring
+
+    async def restore(
+        self, name: str | None = None, *, force: bool = False, progress: Progress = None
+    ) -> ArchiveRestored:
+        """Make the home folder what it was: what came later is gone from it, too.
+
+        What it replaces lies in the home's ``.perdure/replaced`` until the next save or restore.
+        Killed at any moment, it has changed nothing, or is finished by whoever comes next.
+
+        Args:
+            name: An archive's id, or a label; None: the newest.
+            force: Even if the home has files, and was never saved or restored before.
+            progress: Called as it goes on.
+
+        Raises:
+            ConfigError: There is no such archive, or a link stands in the way.
+            CorruptRecordError: A part of the archive is lost or damaged; nothing was changed.
+            SessionError: The home has files that are in no archive, or is just being saved.
+            StoreUnavailableError: The disk has no room, or refuses.
+
+        """
+        archive = await self.find(name)
+        plan = await self._plan(archive)
+        where = f"archive {archive.id} of {self._key}"
+        async with self._alone() as (home, control):
+            replaced: list[str] | None = None
+            if not await is_same(home, plan, self._limits):
+                await hop(home.path, require_known, home, control, self._key, force, plan)
+                replaced = await put_back(
+                    self._store, self._key, home, control, plan, where=where, progress=progress
+                )
+            await hop(home.path, mark, control, Marker(self._key, archive.id))
+            return await hop(home.path, restored, archive, home, control, replaced)
+
+    async def resume(self, *, progress: Progress = None) -> ArchiveRestored:
+        """Bring the newest archive back at a start, if the home is not it, or newer than it.
+
+        A home that was saved or restored here last, and by nobody elsewhere since, goes on as it
+        is: what a killed process has written after its last save is still there. So does one
+        that another session of the agent uses, and one that has files and was never saved.
+        """
+        latest = await self.latest()
+        if latest is None:
+            return ArchiveRestored(archive=None, changed=False)
+        async with self._alone() as (home, control):
+            facts = (home, control, self._key, latest, self._selection)
+            why = await hop(home.path, why_kept, *facts)
+        if why:
+            log.info("home kept", extra={"session": str(self._key), "why": why})
+            return ArchiveRestored(archive=latest, changed=False, why=f"the home stays: {why}")
+        return await self.restore(latest.id, progress=progress)
+
+    async def verify(self, name: str | None = None) -> Archive:
+        """Read all of an archive, and say which it was.
+
+        Raises:
+            ConfigError: There is no such archive.
+            CorruptRecordError: A part of it is lost or damaged.
+
+        """
+        archive = await self.find(name)
+        plan = await self._plan(archive)
+        await verify(self._store, self._key, plan, f"archive {archive.id} of {self._key}")
+        return archive
+
+    async def _plan(self, archive: Archive) -> Plan:
+        found = entries_of(self._store, self._key, archive, self._limits)
+        async with aclosing(found):
+            entries = tuple([entry async for entry in found])
+        return Plan(entries, Selection(archive.paths, archive.whole))
+
+    # files of their own
+
+    async def write(self, path: str | os.PathLike[str], name: str | None = None) -> int:
+        """Write an archive into a new file, and return the file's size in bytes.
+
+        Args:
+            path: Ends in ``.tar.zst``, ``.tar.gz``, ``.tgz`` or ``.tar``.
+            name: An archive's id, or a label; None: the newest.
+
+        Raises:
+            ConfigError: There is no such archive, the file is there, or its name does not fit.
+            MissingExtraError: ``.tar.zst`` needs zstandard.
+            CorruptRecordError: A part of the archive is lost or damaged.
+
+        """
+        archive = await self.find(name)
+        plan = await self._plan(archive)
+        return await export(self._store, self._key, archive, plan.entries, Path(path))
+
+    async def read(
+        self, path: str | os.PathLike[str], *, force: bool = False, progress: Progress = None
+    ) -> ArchiveRestored:
+        """Make the home folder what a file of ``write``'s holds; the file need not be trusted.
+
+        No archive is made of it: save one. All else is as for ``restore``.
+
+        Raises:
+            CorruptRecordError: It is no such file, it is damaged, or it has what no archive has.
+            TooLargeError: It is over a limit.
+            UnsupportedVersionError: A newer release wrote it.
+
+        """
+        async with self._alone() as (home, control):
+            replaced = await put_back_from(
+                Path(path),
+                home,
+                control,
+                self._limits,
+                check=partial(require_known, home, control, self._key, force),
+                progress=progress,
+            )
+            await hop(home.path, note_read, control, self._key)
+            return await hop(home.path, restored, None, home, control, replaced)

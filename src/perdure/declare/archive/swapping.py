@@ -1,0 +1,291 @@
+"""A new tree in the place of an old one, so that a kill at any moment leaves the old or the new.
+
+In the home's own folder ``.perdure``:
+
+    lock                        held while somebody saves or restores
+    home.json                   which archive the home is, or came from
+    restore-<id>/new/…          the new tree, being written
+    restoring.json              it is whole and durable, and takes its place: the commit
+    restore-<id>/old/…          what was replaced
+    replaced/old/…              the same, once all is done; until the next restore or save
+
+Without ``restoring.json`` nothing was changed. With it whoever comes next finishes the work
+(`recover`): each step is a rename that can be repeated. What an archive passes over (links,
+hidden files) moves from the old tree to the same place in the new one. All of it blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from perdure._lib.files import Folder
+from perdure._lib.platform import try_lock
+from perdure.codec.decoders import decoder_of
+from perdure.codec.json import encode
+from perdure.declare.archive.checking import CONTROL, ArchiveLimits, fault_of_path
+from perdure.declare.archive.selecting import Selection
+from perdure.errors import ConfigError, CorruptRecordError, SessionError, StoreError
+from perdure.model.keys import SessionKey
+
+__all__ = [
+    "OLD",
+    "REPLACED",
+    "BusyError",
+    "Marker",
+    "commit",
+    "drop_replaced",
+    "entered",
+    "mark",
+    "marker_of",
+    "occupied_by",
+    "recover",
+]
+
+LOCK: Final = "lock"
+MARKER: Final = "home.json"
+JOURNAL: Final = "restoring.json"
+REPLACED: Final = "replaced"
+PREFIX: Final = "restore-"
+NEW: Final = "new"
+OLD: Final = "old"
+
+
+class BusyError(SessionError):
+    """Somebody else saves or restores this home."""
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """Which archive a home is, or came from."""
+
+    key: SessionKey
+    archive: str
+    """Its id; empty for a file's."""
+
+    def is_of(self, key: SessionKey) -> bool:
+        """Say whether it is of the same agent, in whichever session."""
+        return (self.key.agent, self.key.tenant) == (key.agent, key.tenant)
+
+
+class _Journal(msgspec.Struct, frozen=True):
+    stage: str
+    puts: tuple[str, ...]
+    takes: tuple[str, ...]
+    selection: Selection
+
+
+@contextlib.contextmanager
+def entered(path: str) -> Iterator[tuple[Folder, Folder]]:
+    """Open a home, made if it is missing, and its own folder; finish what a killed restore began.
+
+    Raises:
+        ConfigError: It is the root of all, or no folder.
+        SessionError: Somebody else saves or restores it just now.
+
+    """
+    if Path(path).parent == Path(path):
+        raise ConfigError(f"{path} is no home folder: choose one below it", option="home")
+    try:
+        Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as error:
+        message = f"the home {path} is no folder: choose another"
+        raise ConfigError(message, option="home", path=path) from error
+    with contextlib.ExitStack() as stack:
+        home = stack.enter_context(Folder.root(path))
+        control = stack.enter_context(home.make(CONTROL))
+        fd = control.open(LOCK, os.O_RDWR | os.O_CREAT)
+        stack.callback(os.close, fd)
+        if try_lock(fd) is False:
+            message = (
+                f"the home {path} is just being saved or restored: try again when that is done"
+            )
+            raise BusyError(message, path=path)
+        recover(home, control)
+        yield home, control
+
+
+# which archive it is
+
+
+def marker_of(control: Folder) -> Marker | None:
+    """Return which archive a home is, or came from; None if none is known."""
+    data = control.read(MARKER)
+    with contextlib.suppress(msgspec.DecodeError):
+        return None if data is None else decoder_of(Marker).decode(data)
+    return None  # damaged: as if it had none, which keeps what is in the home
+
+
+def mark(control: Folder, marker: Marker) -> None:
+    """Say which archive a home is, durably."""
+    control.replace(MARKER, encode(marker))
+    control.sync()
+
+
+# the swap
+
+
+def commit(home: Folder, control: Folder, stage: str, selection: Selection) -> list[str]:
+    """Put a stage, which is durable, in the place of what the home has; return what was replaced.
+
+    Raises:
+        StoreError: Something of it cannot be moved; nothing was changed.
+
+    """
+    with control.enter(stage, NEW) as new:
+        units = selection.units({*new.names(), *_movable(home)})
+        puts = tuple(unit for unit in units if _stat(new, unit) is not None)
+    takes = tuple(unit for unit in units if unit not in puts and _stat(home, unit) is not None)
+    _require_movable(home, (*puts, *takes))
+    journal = _Journal(stage, puts, takes, selection)
+    if not control.publish(JOURNAL, encode(journal)):
+        raise StoreError(f"{control.path}/{JOURNAL} is there: a restore is under way")
+    recover(home, control)
+    return sorted({*puts, *takes})
+
+
+def occupied_by(home: Folder, selection: Selection) -> list[str]:
+    """Return what a home has that a restore would replace."""
+    units = selection.units(_movable(home))
+    return [unit for unit in units if _stat(home, unit) is not None]
+
+
+def _movable(home: Folder) -> Iterator[str]:
+    """Give the names in a home that a restore may replace: no links, devices or mounts."""
+    here = home.stat(".")
+    for name in home.names():
+        found = home.stat(name)
+        if found is None or here is None or found.st_dev != here.st_dev:
+            continue
+        if stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode):
+            yield name
+
+
+def _require_movable(home: Folder, units: tuple[str, ...]) -> None:
+    here = home.stat(".")
+    for unit in units:
+        found = _stat(home, unit)
+        if found is not None and here is not None and found.st_dev != here.st_dev:
+            message = (
+                f"{home.path}/{unit} is another file system, and the archive has something of "
+                "this name: unmount it, or restore into another folder; nothing was changed"
+            )
+            raise StoreError(message, path=f"{home.path}/{unit}")
+
+
+def recover(home: Folder, control: Folder) -> None:
+    """Finish a restore that was committed, and remove one that was not."""
+    data = control.read(JOURNAL)
+    if data is not None:
+        journal = _journal_of(data, control)
+        _roll_forward(home, control, journal)
+        control.remove(JOURNAL)
+        control.sync()
+    for name in control.names():
+        if name.startswith(PREFIX):
+            _remove_tree(control, name)
+    control.remove_temporary()
+
+
+def _journal_of(data: bytes, control: Folder) -> _Journal:
+    path = f"{control.path}/{JOURNAL}"
+    try:
+        journal = decoder_of(_Journal).decode(data)
+    except msgspec.DecodeError as error:
+        message = f"{path} is damaged ({error}): the new tree is beside it; move it by hand"
+        raise CorruptRecordError(message, path=path) from None
+    faults = [fault_of_path(unit, ArchiveLimits()) for unit in (*journal.puts, *journal.takes)]
+    if any(faults) or not journal.stage.startswith(PREFIX) or "/" in journal.stage:
+        raise CorruptRecordError(f"{path} was not written by perdure: remove it", path=path)
+    return journal
+
+
+def _roll_forward(home: Folder, control: Folder, journal: _Journal) -> None:
+    """Do what is not done yet; each step may have been the last one before a kill."""
+    if control.stat(journal.stage) is None:
+        return  # all is done, but for the journal
+    with control.enter(journal.stage) as stage, stage.make(OLD) as old, stage.enter(NEW) as new:
+        for unit in journal.takes:
+            if _stat(old, unit) is None and _stat(home, unit) is not None:
+                _move(home, old, unit)
+        for unit in journal.puts:
+            if _stat(new, unit) is None:
+                continue
+            if _stat(home, unit) is not None:
+                _move(home, old, unit)
+            _move(new, home, unit)
+        for unit in journal.puts:
+            _carry(old, home, unit, journal.selection)
+    _remove_tree(control, REPLACED)
+    control.rename(journal.stage, REPLACED)
+    control.sync()
+
+
+def _move(source: Folder, target: Folder, path: str) -> None:
+    """Rename a path from one tree into another, durably, beside what has its name there."""
+    *above, name = path.split("/")
+    with source.enter(*above) as here, target.make(*above) as there:
+        free = name
+        while there.stat(free) is not None:
+            free += "~"
+        here.rename(name, free, to=there)
+        there.sync()
+        here.sync()
+
+
+def _carry(old: Folder, home: Folder, path: str, selection: Selection) -> None:
+    """Move what archives pass over from a replaced folder to the same place in the new one."""
+    found, now = _stat(old, path), _stat(home, path)
+    if found is None or now is None:
+        return
+    if not (stat.S_ISDIR(found.st_mode) and stat.S_ISDIR(now.st_mode)):
+        return
+    steps = path.split("/")
+    with old.enter(*steps) as source, home.enter(*steps) as target:
+        for name in source.names():
+            inner = f"{path}/{name}"
+            if not _is_passed_over(source, name, selection.fate(inner)):
+                _carry(old, home, inner, selection)
+            elif target.stat(name) is None:
+                source.rename(name, name, to=target)
+        target.sync()
+
+
+def _is_passed_over(folder: Folder, name: str, fate: str) -> bool:
+    if fate in {"hidden", "system", "unnamed"}:
+        return True
+    found = folder.stat(name)
+    return found is not None and not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode))
+
+
+def drop_replaced(control: Folder) -> None:
+    """Remove what the last restore replaced."""
+    _remove_tree(control, REPLACED)
+
+
+def _stat(folder: Folder, path: str) -> os.stat_result | None:
+    *above, name = path.split("/")
+    try:
+        with folder.enter(*above) as here:
+            return here.stat(name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _remove_tree(folder: Folder, name: str) -> None:
+    """Remove a file or a folder with all that is in it, no link followed."""
+    found = folder.stat(name)
+    if found is None:
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        folder.remove(name)
+        return
+    with folder.enter(name) as inner:
+        for one in inner.names():
+            _remove_tree(inner, one)
+    folder.remove_folder(name)

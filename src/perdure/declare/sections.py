@@ -1,0 +1,243 @@
+"""The sections of persistence.yaml beside ``config``: what fits, and what it becomes.
+
+Each takes its node and returns a value; what does not fit is noted, with its place.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from perdure.autosave.options import Autosave
+from perdure.declare.nodes import Node, Problems, kind_of, shown
+from perdure.errors import ConfigError
+from perdure.session.retention import Retention
+
+__all__ = [
+    "KeySource",
+    "StorePlace",
+    "autosave_in",
+    "encryption_in",
+    "persist_paths_in",
+    "retention_in",
+    "store_in",
+]
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+MAX_PATHS: Final = 100
+MAX_PATH_BYTES: Final = 1024
+PRESETS: Final[Mapping[str, Autosave | None]] = {
+    "default": Autosave(),
+    "server": Autosave.server(),
+    "write_through": Autosave.write_through(),
+    "off": None,
+}
+_DRIVE: Final = re.compile(r"[A-Za-z]:")
+_PASSWORD: Final = re.compile(r"^[^/?#]*://[^/?#@]*:[^/?#@]+@")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_AUTOSAVE: Final = {
+    "debounce": float,
+    "max_delay": float,
+    "on_turn_end": bool,
+    "max_bytes": int,
+    "max_records": int,
+}
+_RETENTION: Final = {"keep_turns": int, "keep_days": float, "expire_days": float}
+
+
+class StorePlace(msgspec.Struct, frozen=True):
+    """Where sessions are kept: a URL, or the environment variable that holds it."""
+
+    url: str | None = None
+    url_env: str | None = None
+
+
+class KeySource(msgspec.Struct, frozen=True):
+    """Where the master key is: in an environment variable, or in a file."""
+
+    key_env: str | None = None
+    key_file: str | None = None
+
+
+def persist_paths_in(node: Node, problems: Problems) -> tuple[str, ...]:
+    """Return folders below the agent's home, without the closing slash."""
+    if not isinstance(node.value, tuple) or node.is_mapping:
+        problems.add(node, f"persist_paths is {kind_of(node)}: give a list of folders")
+        return ()
+    if len(node.value) > MAX_PATHS:
+        problems.add(node, f"{len(node.value)} persist_paths, the limit is {MAX_PATHS}: name less")
+        return ()
+    paths: dict[str, Node] = {}
+    for one in node.value:
+        path = _path(one, problems)
+        if path is not None and path in paths:
+            said = f"{shown(path)} stands in line {paths[path].line} already: keep one"
+            problems.add(one, said)
+        elif path is not None:
+            paths[path] = one
+    return tuple(paths)
+
+
+def _path(node: Node, problems: Problems) -> str | None:
+    text = node.value
+    if not isinstance(text, str):
+        problems.add(node, f"a path is {kind_of(node)}: give text, such as data/")
+        return None
+    why = _unfit(text)
+    if why is not None:
+        problems.add(node, f"the path {shown(text)} {why}")
+        return None
+    return "/".join(step for step in text.split("/") if step not in {"", "."})
+
+
+def _unfit(path: str) -> str | None:
+    """Return why a path cannot be one below the agent's home."""
+    steps = [step for step in path.split("/") if step not in {"", "."}]
+    rules = (
+        (len(path.encode()) > MAX_PATH_BYTES, f"is longer than {MAX_PATH_BYTES} bytes: shorten it"),
+        (any(ord(char) < 32 or ord(char) == 127 for char in path), "holds a control character"),
+        ("\\" in path, "holds a backslash: divide by /"),
+        (path.startswith("/"), "is absolute: name a folder below the agent's home"),
+        (path.startswith("~"), "begins with ~: name a folder below the agent's home"),
+        (_DRIVE.match(path) is not None, "names a drive: name a folder below the agent's home"),
+        (".." in steps, "leads out by ..: name a folder below the agent's home"),
+        (not steps, "is the whole home: name the folders in it that are to persist"),
+    )
+    return next((why for broken, why in rules if broken), None)
+
+
+def store_in(node: Node, problems: Problems) -> StorePlace | None:
+    """Return where sessions are kept."""
+    if node.is_mapping:
+        fields = _fields(node, problems, "store", ("url_env",))
+        name = _variable(fields, "url_env", problems)
+        if not node.pairs:
+            problems.add(node, "store says nothing: give a URL, or url_env: NAME_OF_A_VARIABLE")
+        return None if name is None else StorePlace(url_env=name)
+    if not isinstance(node.value, str) or not node.value.strip():
+        said = f"store is {kind_of(node)}: give a path or a URL, such as file:./sessions"
+        problems.add(node, said)
+        return None
+    if _PASSWORD.match(node.value):
+        problems.add(node, "store holds a password: write url_env: NAME, and set that variable")
+        return None
+    return StorePlace(url=node.value)
+
+
+def encryption_in(node: Node, problems: Problems) -> KeySource | None:
+    """Return where the master key is; the key itself has no place in a file."""
+    known = ("key_env", "key_file")
+    if not node.is_mapping:
+        said = f"encryption is {kind_of(node)}: give key_env: NAME, or key_file: PATH"
+        problems.add(node, f"{said}; the key itself does not belong here")
+        return None
+    if any(key.value == "key" for key, _ in node.pairs):
+        problems.add(node, "encryption holds a key, which does not belong here: name its variable")
+        return None
+    fields = _fields(node, problems, "encryption", known)
+    if set(fields) == set(known):
+        problems.add(node, "encryption names two keys: give key_env or key_file, not both")
+        return None
+    if "key_file" in fields:
+        path = fields["key_file"]
+        if not isinstance(path.value, str) or not path.value:
+            problems.add(path, f"key_file is {kind_of(path)}: give the path of a file")
+            return None
+        return KeySource(key_file=path.value)
+    if not node.pairs:
+        problems.add(node, "encryption names no key: give key_env: NAME, or key_file: PATH")
+    name = _variable(fields, "key_env", problems)
+    return None if name is None else KeySource(key_env=name)
+
+
+def autosave_in(node: Node, problems: Problems) -> Autosave | UnsetType | None:
+    """Return when sessions save themselves: a preset, or settings that change one."""
+    if not node.is_mapping:
+        return _preset(node, problems)
+    fields = _fields(node, problems, "autosave", ("preset", *_AUTOSAVE))
+    preset = fields.pop("preset", None)
+    base = PRESETS["default"] if preset is None else _preset(preset, problems)
+    settings = _typed(fields, "autosave", _AUTOSAVE, problems)
+    if isinstance(base, UnsetType) or (base is None and not settings):
+        return base
+    if base is None:
+        problems.add(node, "autosave is off, and has settings: choose")
+        return UNSET
+    whole = msgspec.structs.asdict(base) | settings
+    return _made(node, problems, lambda: Autosave(**whole), UNSET)
+
+
+def _preset(node: Node, problems: Problems) -> Autosave | UnsetType | None:
+    if isinstance(node.value, str) and node.value in PRESETS:
+        return PRESETS[node.value]
+    said = shown(node.value) if isinstance(node.value, str) else kind_of(node)
+    problems.add(node, f"autosave is {said}: choose from {', '.join(PRESETS)}, or give settings")
+    return UNSET
+
+
+def retention_in(node: Node, problems: Problems) -> Retention | None:
+    """Return what of the history is kept."""
+    fields = _fields(node, problems, "retention", tuple(_RETENTION))
+    settings = _typed(fields, "retention", _RETENTION, problems)
+    return _made(node, problems, lambda: Retention(**settings), None) if settings else None
+
+
+def _made(node: Node, problems: Problems, make: Callable[[], T], otherwise: U) -> T | U:
+    """Return what the options' own class makes of the settings."""
+    try:
+        return make()
+    except ConfigError as error:
+        problems.add(node, str(error))
+        return otherwise
+
+
+def _fields(node: Node, problems: Problems, where: str, known: tuple[str, ...]) -> dict[str, Node]:
+    """Return a mapping's values by their keys, those that are known."""
+    if not node.is_mapping:
+        problems.add(node, f"{where} is {kind_of(node)}: give a mapping of {', '.join(known)}")
+        return {}
+    fields: dict[str, Node] = {}
+    for key, value in node.pairs:
+        if key.value in known:
+            fields[key.value] = value
+        else:
+            problems.unknown(key, where, known)
+    if not node.pairs and where == "retention":
+        problems.add(node, f"{where} says nothing: give one of {', '.join(known)}")
+    return fields
+
+
+def _typed(
+    fields: Mapping[str, Node], where: str, types: Mapping[str, type], problems: Problems
+) -> dict[str, Any]:
+    """Return settings whose values are of the types that they should be of."""
+    words = {int: "a whole number", float: "a number", bool: "true or false"}
+    settings: dict[str, Any] = {}
+    for name, node in fields.items():
+        wanted = types[name]
+        fits = type(node.value) is wanted or (wanted is float and type(node.value) is int)
+        if fits:
+            settings[name] = wanted(node.value)
+        else:
+            said = f"{where}: {name} is {kind_of(node)}: it must be {words[wanted]}"
+            problems.add(node, said)
+    return settings
+
+
+def _variable(fields: Mapping[str, Node], name: str, problems: Problems) -> str | None:
+    node = fields.get(name)
+    if node is None:
+        return None
+    if not isinstance(node.value, str) or not _VARIABLE.fullmatch(node.value):
+        said = f"{name} names no environment variable: give a name such as PERDURE_KEY"
+        problems.add(node, said)
+        return None
+    return node.value

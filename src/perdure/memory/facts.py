@@ -1,0 +1,133 @@
+"""Facts: what is distilled of turns, what counts as noise, and what is known already.
+
+Five categories, the weightiest first; a fact's salience is its category's. The same facts
+always give the same selection.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from perdure.errors import ConfigError
+
+__all__ = ["Category", "Fact", "FactLimits", "distilled", "key_of", "salience_of"]
+
+Category = Literal[
+    "critical_issue", "unresolved_work", "user_preference", "durable_fact", "important_artifact"
+]
+"""What kind of fact it is: what is broken, what is left to do, what the user wants it to be
+like, what is so, and which file or address matters."""
+
+_SALIENCE: Final[dict[str, int]] = dict(
+    zip(get_args(Category), (500, 400, 300, 200, 100), strict=True)
+)
+
+_NOISE: Final = frozenset(
+    {
+        *("ok", "okay", "yes", "no", "none", "nothing", "null", "n", "a", "sure", "done", "fine"),
+        *("thanks", "thank", "you", "hello", "hi", "hey", "bye", "goodbye", "great", "sorry"),
+        "please",
+    }
+)
+_EMPTY: Final = frozenset({"no facts", "not available", "not specified", "not applicable"})
+_LEAST: Final = 3
+"""How many letters and digits a fact has at least."""
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """One thing that is worth knowing, in a sentence."""
+
+    text: str
+    category: str = "durable_fact"
+    """One of the five; what is not known counts as a durable fact."""
+
+
+class FactLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much one summary may add to what is known.
+
+    Args:
+        per_category: How many facts of each category.
+        chars: How long a fact is; what is longer is cut.
+
+    Raises:
+        ConfigError: A value does not fit.
+
+    """
+
+    per_category: int = 8
+    chars: int = 400
+
+    def __post_init__(self) -> None:
+        for name, least in {"per_category": 0, "chars": 16}.items():
+            value = getattr(self, name)
+            if value < least:
+                message = f"facts: {name}={value!r} does not fit: it must be from {least} up"
+                raise ConfigError(message, option=name, value=value)
+
+
+def salience_of(category: str) -> int:
+    """Return how much a category weighs: 500 down to 100.
+
+    >>> salience_of("critical_issue"), salience_of("important_artifact"), salience_of("whatever")
+    (500, 100, 200)
+    """
+    return _SALIENCE.get(category, _SALIENCE["durable_fact"])
+
+
+def key_of(text: str) -> str:
+    """Return what two facts have in common that say the same.
+
+    >>> key_of("Likes  Herring.") == key_of("likes herring")
+    True
+    """
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
+def distilled(
+    facts: Iterable[Fact], known: Mapping[str, float], limits: FactLimits
+) -> tuple[Fact, ...]:
+    """Return the facts that are worth a place, the weightiest first.
+
+    Left out are noise, questions, what is there twice, what is over the limits, and what is known
+    with the same weight or more.
+
+    Args:
+        facts: In the order in which they were found.
+        known: The salience of what is in memory, by ``key_of``.
+        limits: How many, and how long.
+
+    """
+    best: dict[str, Fact] = {}
+    for fact in facts:
+        category = fact.category if fact.category in _SALIENCE else "durable_fact"
+        one = Fact(_shortened(fact.text, limits.chars), category)
+        key, weight = key_of(one.text), salience_of(category)
+        if _is_noise(one.text, key) or known.get(key, -1.0) >= weight:
+            continue
+        if key not in best or salience_of(best[key].category) < weight:
+            best[key] = one
+    return tuple(
+        fact
+        for category in _SALIENCE
+        for fact in [one for one in best.values() if one.category == category][
+            : limits.per_category
+        ]
+    )
+
+
+def _shortened(text: str, chars: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= chars else line[: chars - 1] + "…"
+
+
+def _is_noise(text: str, key: str) -> bool:
+    """Say whether a text tells nothing: a greeting, a question, a mark."""
+    if text.endswith("?") or key in _EMPTY:
+        return True
+    return len(key.replace(" ", "")) < _LEAST or all(word in _NOISE for word in key.split())

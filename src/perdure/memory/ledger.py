@@ -1,0 +1,180 @@
+"""What an agent has begun and not brought to its end: messages, tool effects and approvals.
+
+Folded from the log, and pure: a record opens an entry, changes it, or ends it, and what has ended
+is dropped. So the ledger is as small as what is under way, however long the history is. What
+a newer release keeps in an entry is carried along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from perdure.codec.decoders import decoder_of
+from perdure.codec.json import decode_with, encode
+from perdure.model.records import ADMITTED, APPROVAL, EFFECT, Entry, Record
+
+__all__ = [
+    "LEDGER",
+    "LEDGER_KINDS",
+    "OVER",
+    "Admitted",
+    "Approval",
+    "Effect",
+    "Ledger",
+    "Policy",
+    "change_entry",
+    "fold_ledger",
+]
+
+LEDGER: Final = "ledger.json"
+"""The document that the records fold to."""
+LEDGER_KINDS: Final = frozenset({ADMITTED, APPROVAL, EFFECT})
+OVER: Final = "over"
+"""The state of an entry that has come to its end."""
+MOST: Final = 1000
+"""How many entries of a kind are kept; the oldest go first."""
+
+Policy = Literal["replay", "skip", "ask"]
+"""What to do about a tool's effect that a crash has left unknown: call the tool again with the same
+idempotency key, leave it, or ask somebody."""
+
+
+class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that was posted to an agent, and whose turn has not ended."""
+
+    id: str
+    message: msgspec.Raw
+    """As it is stored."""
+    at: float
+    """Seconds since 1970."""
+    asked: str | None = None
+    """The turn's id, where whoever posted it chose one."""
+    turn: str | None = None
+    """The turn that was begun for it."""
+    attempts: int = 0
+    """How often its turn was begun."""
+    error: str | None = None
+    """What made the turn fail, if that is how it ended."""
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a tool with side effects, of which the outcome is not known yet."""
+
+    id: str
+    """Also the idempotency key that the tool is given, the same each time."""
+    turn: str
+    """The turn's id."""
+    call: str
+    """The tool call's id."""
+    tool: str
+    policy: Policy
+    at: float
+    """Seconds since 1970."""
+    state: Literal["planned", "begun", "unknown", "decided"] = "planned"
+    """Not begun; begun, and so unknown after a crash; unknown; somebody has decided on it."""
+    decision: Literal["replay", "skip", "done"] | None = None
+    """What was decided: call again, leave it, or that it was done."""
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    """With "done": what came of it."""
+
+
+class Approval(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call that waits for somebody's approval."""
+
+    id: str
+    turn: str
+    """The turn's id."""
+    call: str
+    """The tool call's id."""
+    tool: str
+    at: float
+    """Seconds since 1970."""
+    answer: Literal["approved", "denied"] | None = None
+    """None while nobody has answered."""
+    why: str | None = None
+    """Why it was denied."""
+
+
+E = TypeVar("E", Admitted, Effect, Approval)
+
+Fields = dict[str, msgspec.Raw]
+_FIELDS: Final = decoder_of(Fields)
+
+
+class _Document(msgspec.Struct, omit_defaults=True):
+    messages: dict[str, Fields] = {}
+    effects: dict[str, Fields] = {}
+    approvals: dict[str, Fields] = {}
+
+
+class Ledger:
+    """The entries, oldest first."""
+
+    __slots__ = ("_document",)
+
+    def __init__(self, data: bytes | None = None) -> None:
+        decoder = decoder_of(_Document)
+        self._document = _Document() if data is None else decode_with(decoder, data)
+
+    def feed(self, kind: str, payload: bytes) -> None:
+        """Take in the next record of one of the ledger's kinds."""
+        change = decode_with(_FIELDS, payload)
+        entries = self._of(kind)
+        name = _text(change, "id")
+        if _text(change, "state") == OVER:
+            entries.pop(name, None)
+        elif name in entries:
+            entries[name] = {**entries[name], **change}
+        elif "at" in change:  # else a change to what was dropped
+            entries[name] = change
+            if len(entries) > MOST:
+                del entries[next(iter(entries))]
+
+    def messages(self) -> tuple[Admitted, ...]:
+        """Return the messages that are not answered."""
+        return tuple(_typed(one, Admitted) for one in self._document.messages.values())
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Return the effects whose outcome is not known."""
+        return tuple(_typed(one, Effect) for one in self._document.effects.values())
+
+    def approvals(self) -> tuple[Approval, ...]:
+        """Return the approvals of calls that have no result."""
+        return tuple(_typed(one, Approval) for one in self._document.approvals.values())
+
+    def document(self) -> bytes | None:
+        """Return ledger.json; None for an empty one."""
+        if not any(map(self._of, LEDGER_KINDS)):
+            return None
+        return msgspec.json.format(encode(self._document), indent=2)
+
+    def _of(self, kind: str) -> dict[str, Fields]:
+        document = self._document
+        if kind == ADMITTED:
+            return document.messages
+        return document.effects if kind == EFFECT else document.approvals
+
+
+def fold_ledger(old: bytes | None, records: Iterable[Record]) -> bytes | None:
+    """Return ledger.json after ``records``; None when nothing is under way."""
+    ledger = Ledger(old)
+    for record in records:
+        ledger.feed(record.kind, record.payload)
+    return ledger.document()
+
+
+def change_entry(kind: str, id: str, **fields: Any) -> Entry:
+    """Return the record that changes an entry."""
+    return Entry(kind, encode({"id": id, **fields}))
+
+
+def _typed(fields: Fields, type: type[E]) -> E:
+    return decode_with(decoder_of(type), encode(fields))
+
+
+def _text(fields: Fields, name: str) -> str:
+    raw = fields.get(name)
+    return "" if raw is None else str(msgspec.json.decode(raw))

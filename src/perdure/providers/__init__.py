@@ -1,0 +1,61 @@
+"""Contexts as providers take them, and replies as messages: pure.
+
+`render` makes of messages exactly what a provider's API takes, whatever happened to them: calls
+and results are paired, roles alternate where they have to, and reasoning and signatures go
+to nobody but the one who issued them. `parse` makes a message of a provider's reply, without
+losing a field; rendering it again for the same provider gives the reply's own content back.
+
+    render(messages, "openai").messages            a list for `chat.completions.create`
+    render(messages, "openai-responses").messages  a list of items for `responses.create`
+    render(messages, "anthropic").request          `messages`, and `system` if there is one
+    render(messages, "gemini").request             `contents`, and `systemInstruction`
+
+    session.append(parse(reply, "anthropic"))      the reply as a dict, or as the SDK's object
+
+Each format has a module of its own (`perdure.providers.anthropic` and so on), which holds
+that provider's rules: ``render(exchanges, target)`` and ``parse(reply)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.providers.formats import FORMATS as FORMATS
+    from perdure.providers.formats import parse as parse
+    from perdure.providers.formats import render as render
+    from perdure.providers.groups import groups as groups
+    from perdure.providers.groups import newest as newest
+    from perdure.providers.issued import Issuer as Issuer
+    from perdure.providers.target import Format as Format
+    from perdure.providers.target import ReasoningPolicy as ReasoningPolicy
+    from perdure.providers.target import RenderedContext as RenderedContext
+
+_HOME_OF = {
+    "FORMATS": "formats",
+    "Format": "target",
+    "Issuer": "issued",
+    "ReasoningPolicy": "target",
+    "RenderedContext": "target",
+    "groups": "groups",
+    "newest": "groups",
+    "parse": "formats",
+    "render": "formats",
+}
+_MODULES = ("anthropic", "gemini", "openai", "openai_responses")
+
+__all__ = list(_HOME_OF)
+
+
+if not TYPE_CHECKING:  # a checker would take any name for a public one
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"perdure.providers.{name}")
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module 'perdure.providers' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"perdure.providers.{home}"), name)
+        globals()[name] = value
+        return value

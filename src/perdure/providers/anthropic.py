@@ -1,0 +1,259 @@
+"""Messages, the API of Anthropic.
+
+Its rules: the instructions stand apart, user and assistant take turns, results come first in the
+turn behind their calls, no text is blank, ids are unique and of few characters, thinking is
+sent back with its signature and unchanged, or not at all, and never ends a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from perdure.model.messages import Message, ToolCall
+from perdure.providers.alternating import EMPTY, OPENING, Turns, alternating
+from perdure.providers.fitting import CallIds, arguments_of, clean, function_name, result_text
+from perdure.providers.issued import Issued, Issuer, Item, fields_of, raw, stamp_of, stamped
+from perdure.providers.layout import Placed, laid_out
+from perdure.providers.pairing import Exchange
+from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, read_part, words_of
+from perdure.providers.replies import as_dict, issuer_of, not_a_reply
+from perdure.providers.target import RenderedContext, Target
+
+__all__ = ["parse", "render"]
+
+FORMAT: Final = "anthropic"
+CALL_ID: Final = r"[a-zA-Z0-9_-]{1,64}"
+MAX_NAME: Final = 128
+IMAGES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+Block = dict[str, Any]
+
+
+def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
+    """Return exchanges as the messages of a request, and the instructions."""
+    turns = alternating(_turns(exchanges, target), _text_block(OPENING))
+    _trim_end(turns)
+    messages = [{"role": role, "content": _short(blocks)} for role, blocks in turns]
+    return RenderedContext(target.format, messages, _system(exchanges))
+
+
+def _turns(exchanges: Sequence[Exchange], target: Target) -> Iterator[tuple[str, list[Block]]]:
+    ids = CallIds(CALL_ID, unique=True)
+    for exchange in exchanges:
+        head = exchange.head
+        if head.role == "user":
+            yield "user", _user(head) or [_text_block(EMPTY)]
+        elif head.role == "assistant":
+            call_ids = ids.of(head.tool_calls)
+            own = target.own(stamp_of(head))
+            yield "assistant", _assistant(head, call_ids, own)
+            yield (
+                "user",
+                [
+                    _result(message, call_ids[at])
+                    for at, message in zip(exchange.answered(), exchange.results, strict=True)
+                ],
+            )
+
+
+def _system(exchanges: Sequence[Exchange]) -> str | list[Block] | None:
+    """Return all instructions: as text, or as blocks where they are given as parts."""
+    heads = [one.head for one in exchanges if one.head.role == "system"]
+    blocks = [block for head in heads for block in _user(head) if block["type"] == "text"]
+    if all(set(block) == {"type", "text"} for block in blocks):
+        return "\n\n".join(block["text"] for block in blocks) or None
+    return blocks
+
+
+def _user(message: Message) -> list[Block]:
+    blocks = (_block(part, source) for part, source in parts_of(message))
+    return [block for block in blocks if not _is_blank(block)]
+
+
+def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) -> list[Block]:
+    if own is None or not own.items:
+        said = [_text_block(words_of(message))]
+        calls = [
+            _call(call, call_id, {})
+            for call, call_id in zip(message.tool_calls, call_ids, strict=True)
+        ]
+        return [block for block in (*said, *calls) if not _is_blank(block)]
+    placed = (_own_block(one, message, call_ids) for one in laid_out(message, own))
+    return _sound([block for block in placed if block is not None], own)
+
+
+def _own_block(placed: Placed, message: Message, call_ids: Sequence[str]) -> Block | None:
+    block = placed.block
+    if placed.texts:
+        block = {**block, "type": "text", "text": clean("".join(placed.texts))}
+        return None if _is_blank(block) else block
+    if placed.reasoning is not None:
+        # Without a signature it is the beginning of a thought that was cut off.
+        return {**block, "thinking": placed.reasoning} if block.get("signature") else None
+    if placed.call is not None:
+        return _call(message.tool_calls[placed.call], call_ids[placed.call], block)
+    return block
+
+
+def _sound(blocks: list[Block], own: Issued) -> list[Block]:
+    """Leave out calls of the provider's own tools that have no result, and thinking at the end."""
+    if own.reply.get("stop_reason") != raw("pause_turn"):
+        done = {block.get("tool_use_id") for block in blocks}
+        blocks = [
+            block
+            for block in blocks
+            if block.get("type") != "server_tool_use" or block.get("id") in done
+        ]
+    while blocks and blocks[-1].get("type") in THINKING:
+        blocks.pop()
+    return blocks
+
+
+def _call(call: ToolCall, call_id: str, block: Block) -> Block:
+    name = function_name(call.name, MAX_NAME)
+    return {**block, "type": "tool_use", "id": call_id, "name": name, "input": arguments_of(call)}
+
+
+def _result(message: Message, call_id: str) -> Block:
+    result = message.tool_result
+    assert result is not None
+    content: Any = result_text(result)
+    if result.error is None and isinstance(result.result, list):
+        content = _shown(result.result) or content
+    block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": content}
+    return block if result.error is None else {**block, "is_error": True}
+
+
+def _shown(parts: list[Any]) -> list[Block] | None:
+    """Return a result as blocks if it is a list of content parts with something to look at."""
+    read = [read_part(part) if isinstance(part, Mapping) else None for part in parts]
+    if not any(isinstance(part, Media) for part in read):
+        return None
+    blocks: list[Block] = []
+    for part, source in zip(read, parts, strict=True):
+        if part is None or isinstance(part, Unknown):
+            return None
+        blocks.append(_block(part, source))
+    return [block for block in blocks if not _is_blank(block)]
+
+
+def _block(part: Part, source: Any) -> Block:
+    if isinstance(part, Unknown):
+        return part.part
+    if isinstance(part, Text):
+        return {**_marks(source), **_text_block(part.text)}
+    if isinstance(source, dict) and isinstance(source.get("source"), dict):
+        return source
+    return _media(part)
+
+
+def _marks(source: Any) -> Block:
+    if not isinstance(source, dict) or source.get("type") != "text":
+        return {}
+    return {name: source[name] for name in ("cache_control", "citations") if source.get(name)}
+
+
+def _media(media: Media) -> Block:
+    source: Block | None = None
+    if media.url is not None and media.url.startswith(("http://", "https://")):
+        source = {"type": "url", "url": media.url}
+    elif media.data is not None:
+        source = {"type": "base64", "media_type": media.type, "data": media.data}
+    if source and media.kind == "image" and (media.url is not None or media.type in IMAGES):
+        return {"type": "image", "source": source}
+    if source and media.kind == "document" and media.type == "application/pdf":
+        return {"type": "document", "source": source}
+    return _text_block(note(media))
+
+
+def _text_block(text: str) -> Block:
+    return {"type": "text", "text": clean(text)}
+
+
+def _is_blank(block: Block) -> bool:
+    return block.get("type") == "text" and not block["text"].strip()
+
+
+def _trim_end(turns: Turns) -> None:
+    """Take white space from the end of an answer that is to be gone on with."""
+    if turns and turns[-1][0] == "assistant" and turns[-1][1][-1].get("type") == "text":
+        last = turns[-1][1][-1]
+        turns[-1][1][-1] = {**last, "text": last["text"].rstrip()}
+
+
+def _short(blocks: list[Block]) -> str | list[Block]:
+    """Return blocks, or their text if that is all there is."""
+    if len(blocks) == 1 and set(blocks[0]) == {"type", "text"}:
+        text: str = blocks[0]["text"]
+        return text
+    return blocks
+
+
+def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = None) -> Message:
+    """Return a response as a message.
+
+    Raises:
+        FormatError: It is none.
+
+    """
+    whole = as_dict(reply)
+    blocks = whole.get("content")
+    if not isinstance(blocks, list) or not all(isinstance(one, Mapping) for one in blocks):
+        raise not_a_reply(FORMAT, "its content is no list of blocks")
+    items = tuple(map(_item, blocks))
+    by = issuer_of(FORMAT, issuer, whole.get("model"))
+    stamp = Issued(
+        by.provider,
+        FORMAT,
+        by.model,
+        items=() if _is_plain(blocks) else items,
+        reply=fields_of(whole, frozenset({"type", "role", "content", "model"})),
+    )
+    texts = [one["text"] for one in blocks if one.get("type") == "text"]
+    thoughts = [one["thinking"] for one in blocks if one.get("type") == "thinking"]
+    return Message(
+        role="assistant",
+        content="".join(texts) if texts else None,
+        reasoning="".join(thoughts) if thoughts else None,
+        tool_calls=tuple(
+            ToolCall(one["id"], one["name"], one["input"])
+            for one in blocks
+            if one.get("type") == "tool_use"
+        ),
+        extra=stamped(stamp),
+    )
+
+
+def _item(block: Mapping[str, Any]) -> Item:
+    kind = block.get("type")
+    if kind == "text":
+        return Item(_rest(block, "text"), texts=(len(_field(block, "text")),))
+    if kind == "thinking":
+        return Item(_rest(block, "thinking"), reasoning=len(_field(block, "thinking")))
+    if kind == "tool_use":
+        _field(block, "name")
+        if "input" not in block:
+            raise not_a_reply(FORMAT, "a block of type 'tool_use' has no input")
+        return Item(_rest(block, "id", "name", "input"), call=_field(block, "id"))
+    return Item(raw(block))
+
+
+def _field(block: Mapping[str, Any], name: str) -> str:
+    text = block.get(name)
+    if not isinstance(text, str):
+        raise not_a_reply(FORMAT, f"a block of type {block.get('type')!r} has no {name}")
+    return text
+
+
+def _rest(block: Mapping[str, Any], *without: str) -> Any:
+    return raw(
+        {name: one for name, one in block.items() if name not in without and one is not None}
+    )
+
+
+def _is_plain(blocks: Sequence[Mapping[str, Any]]) -> bool:
+    """Say whether text and then calls is all there is, so that the message says it itself."""
+    shapes = [{name for name, one in block.items() if one is not None} for block in blocks]
+    calls = shapes[1:] if shapes[:1] == [{"type", "text"}] else shapes
+    return all(shape == {"type", "id", "name", "input"} for shape in calls)

@@ -1,0 +1,131 @@
+"""What has to fit a provider's limits: names, ids, arguments, results as text."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+from typing import Any, Final
+
+import msgspec
+
+from perdure.model.messages import ToolCall, ToolResult
+
+__all__ = [
+    "CallIds",
+    "arguments_of",
+    "clean",
+    "function_name",
+    "json_value",
+    "result_text",
+    "text_of",
+]
+
+_IN_NAMES: Final = frozenset(string.ascii_letters + string.digits + "_-")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+MAX_NAME: Final = 64
+"""The most characters of a tool's name with most providers."""
+
+
+def clean(text: str) -> str:
+    """Return text that can be sent: half a surrogate pair cannot."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def function_name(name: str, most: int = MAX_NAME, *, more: str = "") -> str:
+    """Return a tool's name as every provider takes it: models make up others at times.
+
+    Args:
+        name: The name as the model wrote it.
+        most: The most characters.
+        more: Characters that fit beside letters, digits, ``_`` and ``-``.
+
+    >>> function_name("multi_tool_use.parallel")
+    'multi_tool_use_parallel'
+    """
+    fit = "".join(one if one in _IN_NAMES or one in more else "_" for one in name)
+    return fit[:most] or "unnamed"
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any]:
+    """Return a call's arguments as an object, whatever the model wrote.
+
+    >>> arguments_of(ToolCall("a", "look", '{"at": "harbor"}'))
+    {'at': 'harbor'}
+    >>> arguments_of(ToolCall("a", "look", '{"at": "har'))
+    {'invalid_json': '{"at": "har'}
+    """
+    found: Any = call.arguments
+    if isinstance(found, str):
+        try:
+            found = msgspec.json.decode(found) if found.strip() else {}
+        except msgspec.DecodeError:
+            return {"invalid_json": found}
+    else:
+        found = json_value(found)
+    if found is None:
+        return {}
+    return found if isinstance(found, dict) else {"value": found}
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text: JSON, unless it is text already."""
+    if isinstance(value, str):
+        return clean(value)
+    try:
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    except (TypeError, ValueError, RecursionError):
+        return clean(str(value))
+
+
+def result_text(result: ToolResult) -> str:
+    """Return what came of a call as text: the error, and the result if there is one."""
+    if result.error is None:
+        return text_of(result.result)
+    error = clean(result.error) or "failed"
+    return error if result.result is None else f"{error}\n\n{text_of(result.result)}"
+
+
+def json_value(value: Any) -> Any:
+    """Return a value as plain JSON values."""
+    try:
+        return msgspec.to_builtins(value, enc_hook=str, str_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+class CallIds:
+    """Ids of calls within a conversation, as a provider takes them; the same for the same one.
+
+    Args:
+        allowed: What an id has to look like in full.
+        unique: Whether an id may stand for one call only in the whole conversation.
+
+    """
+
+    def __init__(self, allowed: str, *, unique: bool = False) -> None:
+        self._allowed = re.compile(allowed)
+        self._unique = unique
+        self._used: set[str] = set()
+
+    def of(self, calls: tuple[ToolCall, ...]) -> list[str]:
+        """Return the ids of a message's calls, in their order."""
+        within: set[str] = set()
+        found: list[str] = []
+        for call in calls:
+            taken = self._used if self._unique else within
+            fit = self._fit(call.id, taken)
+            taken.add(fit)
+            found.append(fit)
+        return found
+
+    def _fit(self, call_id: str, taken: set[str]) -> str:
+        if call_id not in taken and self._allowed.fullmatch(call_id):
+            return call_id
+        number = 0
+        while True:
+            text = f"{number}:{call_id}".encode("utf-8", "surrogatepass")
+            fit = f"call_{hashlib.sha256(text).hexdigest()[:24]}"
+            if fit not in taken:
+                return fit
+            number += 1

@@ -1,0 +1,91 @@
+"""One door for all formats: messages out, replies in."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol, cast, get_args
+
+from perdure.errors import ConfigError
+from perdure.model.messages import Message
+from perdure.providers.issued import Issuer
+from perdure.providers.pairing import Exchange, paired
+from perdure.providers.target import Format, ReasoningPolicy, RenderedContext, Target
+
+__all__ = ["FORMATS", "Rules", "parse", "render"]
+
+FORMATS: Final[tuple[Format, ...]] = get_args(Format)
+"""The formats that there are."""
+
+_POLICIES: Final = get_args(ReasoningPolicy)
+
+
+class Rules(Protocol):
+    """A provider's module."""
+
+    def render(self, exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
+        """Return exchanges as the provider takes them."""
+        ...
+
+    def parse(self, reply: object, *, issuer: Issuer | str | None = None) -> Message:
+        """Return a reply as a message."""
+        ...
+
+
+def render(
+    messages: Sequence[Message],
+    format: Format,
+    *,
+    to: Issuer | str | None = None,
+    reasoning: ReasoningPolicy = "strip_foreign",
+) -> RenderedContext:
+    """Return messages exactly as a provider's API takes them.
+
+    Args:
+        messages: A conversation, oldest first; it may have been cut off anywhere.
+        format: Whose API it is.
+        to: Who reads it, if that is not the one whose format it is: ``"deepseek"``, or an
+            `Issuer` with a model, if reasoning must not go from one model to another.
+        reasoning: Who gets reasoning, signatures and unknown fields.
+
+    Raises:
+        ConfigError: There is no such format or policy.
+
+    """
+    if reasoning not in _POLICIES:
+        message = f"reasoning={reasoning!r} does not fit: choose {', '.join(_POLICIES)}"
+        raise ConfigError(message, option="reasoning")
+    target = Target(format, _issuer(format, to), reasoning)
+    return rules_of(format).render(paired(messages).exchanges, target)
+
+
+def parse(
+    reply: Mapping[str, Any] | object, format: Format, *, issuer: Issuer | str | None = None
+) -> Message:
+    """Return a provider's reply as a message, with everything that it said.
+
+    Args:
+        reply: The response as a dict, or as the SDK's object. The assistant's message
+            alone will do too.
+        format: Whose API it came from.
+        issuer: Who wrote it, if that is not the one whose format it is.
+
+    Raises:
+        ConfigError: There is no such format.
+        FormatError: It is no reply of this format.
+
+    """
+    return rules_of(format).parse(reply, issuer=issuer)
+
+
+def rules_of(format: str) -> Rules:
+    """Return the module of a format."""
+    if format not in FORMATS:
+        message = f"format {format!r} is unknown: choose {', '.join(FORMATS)}"
+        raise ConfigError(message, option="format", value=format)
+    module = importlib.import_module(f"perdure.providers.{format.replace('-', '_')}")
+    return cast(Rules, module)
+
+
+def _issuer(format: Format, to: Issuer | str | None) -> Issuer:
+    return to if isinstance(to, Issuer) else Issuer(to or format)

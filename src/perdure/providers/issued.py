@@ -1,0 +1,144 @@
+"""Who issued a message, and what nobody but the issuer understands: the stamp.
+
+A reply has parts that perdure understands (text, tool calls) and parts that only its
+provider does (signatures, encrypted reasoning, results of its own tools), in an order that
+matters. `parse` puts the first where every reader finds them, and all the rest in a stamp: one
+field of ``Message.extra``. Text and arguments are not repeated in it, so that what is redacted
+in a message is redacted everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from perdure.codec.decoders import decoder_of
+from perdure.model.messages import Extra, Message
+
+__all__ = [
+    "STAMP",
+    "Issued",
+    "Issuer",
+    "Item",
+    "fields_of",
+    "marks",
+    "opaque",
+    "pieces",
+    "raw",
+    "stamp_of",
+    "stamped",
+]
+
+STAMP: Final = "perdure_issued"
+"""The field of a message that holds the stamp."""
+_MARKS: Final = frozenset({"interrupted", "redacted"})
+"""What perdure notes in messages and calls under a plain name."""
+
+
+class Issuer(msgspec.Struct, frozen=True):
+    """Who writes replies, and reads its own reasoning."""
+
+    provider: str
+    """``openai``, ``anthropic``, ``gemini``, or whose API it is: ``deepseek``, ``openrouter`` …"""
+    model: str | None = None
+    """None fits every model of the provider."""
+
+    def wrote(self, stamp: Issued) -> bool:
+        """Say whether a stamp is this issuer's; a model that is not known is no difference."""
+        if self.provider != stamp.provider:
+            return False
+        return self.model is None or stamp.model is None or self.model == stamp.model
+
+
+class Item(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of a reply, in the provider's own shape, without what stands in the message."""
+
+    block: msgspec.Raw
+    texts: tuple[int, ...] = ()
+    """How many characters of the message's text are its own, for each of its text parts."""
+    reasoning: int | None = None
+    """How many characters of the message's reasoning are its own."""
+    call: str | None = None
+    """The id of the tool call that stands here."""
+
+
+class Issued(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The stamp of a message."""
+
+    provider: str
+    format: str
+    model: str | None = None
+    items: tuple[Item, ...] = ()
+    """The reply's parts in their order; empty if text and then calls is all there was."""
+    reasoning_field: str | None = None
+    """The name under which the reply brought its reasoning, where that differs by provider."""
+    reply: dict[str, msgspec.Raw] = {}
+    """What the reply said around the message: its id, why it stopped, what it took."""
+
+
+def stamped(stamp: Issued, extra: Extra | None = None) -> Extra:
+    """Return a message's unknown fields with a stamp among them."""
+    return {**(extra or {}), STAMP: raw(stamp)}
+
+
+def stamp_of(message: Message) -> Issued | None:
+    """Return a message's stamp; None if it has none."""
+    found = message.extra.get(STAMP)
+    if found is None:
+        return None
+    try:
+        return decoder_of(Issued).decode(found)
+    except msgspec.DecodeError:  # the field is somebody else's
+        return None
+
+
+def raw(value: object) -> msgspec.Raw:
+    """Return a value as raw JSON."""
+    return msgspec.Raw(msgspec.json.encode(value, enc_hook=str))
+
+
+def fields_of(values: Mapping[str, Any], known: frozenset[str]) -> Extra:
+    """Return the fields that are not known and say something, as raw JSON."""
+    return {
+        name: raw(value)
+        for name, value in values.items()
+        if name not in known and value is not None
+    }
+
+
+def opaque(extra: Extra, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Return the provider's unknown fields as values; perdure's own marks are left out."""
+    return {
+        name: msgspec.json.decode(value)
+        for name, value in extra.items()
+        if not _is_mark(name) and name not in without
+    }
+
+
+def marks(extra: Extra) -> Extra:
+    """Return what perdure noted among the unknown fields; the stamp is left out."""
+    return {name: value for name, value in extra.items() if _is_mark(name) and name != STAMP}
+
+
+def _is_mark(name: str) -> bool:
+    return name.startswith("perdure_") or name in _MARKS
+
+
+def pieces(text: str, lengths: Sequence[int]) -> list[str] | None:
+    """Cut a text into pieces of these lengths; None if they do not add up to it.
+
+    >>> pieces("Hello world", [5, 6])
+    ['Hello', ' world']
+    >>> pieces("Hello", [5, 6]) is None
+    True
+    """
+    if sum(lengths) != len(text):
+        return None
+    found: list[str] = []
+    start = 0
+    for length in lengths:
+        found.append(text[start : start + length])
+        start += length
+    return found

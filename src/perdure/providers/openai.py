@@ -1,0 +1,230 @@
+"""Chat Completions, and whoever speaks it: OpenAI, DeepSeek, OpenRouter, vLLM and many more.
+
+Its rules: tool messages stand right behind the message with their calls, an assistant message
+says something or calls something, arguments are JSON, media is the user's. Reasoning goes
+back to its issuer with the message that it came with (DeepSeek refuses a message with calls
+that lacks it), under the name that the issuer gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from perdure.model.messages import Extra, Message, ToolCall
+from perdure.providers.fitting import (
+    CallIds,
+    arguments_of,
+    clean,
+    function_name,
+    result_text,
+    text_of,
+)
+from perdure.providers.issued import Issued, Issuer, fields_of, opaque, raw, stamp_of, stamped
+from perdure.providers.pairing import Exchange
+from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, plain, words_of
+from perdure.providers.replies import arguments, as_dict, issuer_of, not_a_reply, plain_text
+from perdure.providers.target import RenderedContext, Target
+
+__all__ = ["parse", "render"]
+
+FORMAT: Final = "openai"
+CALL_ID: Final = r"[\x21-\x7e]{1,40}"
+REASONING: Final = ("reasoning_content", "reasoning")
+"""The names that providers give it."""
+SAID_APART: Final = frozenset({"role", "content", "tool_calls", *REASONING})
+NOT_SENT_BACK: Final = frozenset({"audio", "annotations"})
+"""What a reply may have and a request may not."""
+NATIVE: Final = frozenset({"image_url", "input_audio", "file"})
+
+
+def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
+    """Return exchanges as the messages of a request."""
+    ids = CallIds(CALL_ID)
+    field = _reasoning_field(exchanges, target)
+    messages: list[dict[str, Any]] = []
+    for exchange in exchanges:
+        head = exchange.head
+        if head.role != "assistant":
+            messages.append({"role": head.role, "content": _content(head, target)})
+            continue
+        call_ids = ids.of(head.tool_calls)
+        rendered = _assistant(head, call_ids, target, field)
+        if rendered is not None:
+            messages.append(rendered)
+        messages += _results(exchange, call_ids)
+    return RenderedContext(target.format, messages)
+
+
+def _results(exchange: Exchange, call_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for at, message in zip(exchange.answered(), exchange.results, strict=True):
+        assert message.tool_result is not None
+        text = result_text(message.tool_result)
+        yield {"role": "tool", "tool_call_id": call_ids[at], "content": text}
+
+
+def _reasoning_field(exchanges: Sequence[Exchange], target: Target) -> str | None:
+    """Return the name of the field that the reader's own messages with calls have to have."""
+    for exchange in reversed(exchanges):
+        own = target.own(stamp_of(exchange.head))
+        if own is not None and own.reasoning_field is not None:
+            return own.reasoning_field
+    return None
+
+
+def _assistant(
+    message: Message, call_ids: Sequence[str], target: Target, field: str | None
+) -> dict[str, Any] | None:
+    own = target.own(stamp_of(message))
+    content = _said(message, own)
+    if not content and not message.tool_calls:
+        return None
+    rendered: dict[str, Any] = {"role": "assistant", "content": content}
+    if own is not None:
+        rendered |= opaque(message.extra, without=NOT_SENT_BACK)
+    if own is not None and own.reasoning_field is not None:
+        rendered[own.reasoning_field] = message.reasoning or ""
+    elif field is not None and message.tool_calls:
+        rendered[field] = ""
+    if message.tool_calls:
+        rendered["tool_calls"] = [
+            _call(call, call_id, own)
+            for call, call_id in zip(message.tool_calls, call_ids, strict=True)
+        ]
+    return rendered
+
+
+def _said(message: Message, own: Issued | None) -> Any:
+    if own is not None and isinstance(message.content, list):
+        return message.content
+    return clean(words_of(message)) or None
+
+
+def _call(call: ToolCall, call_id: str, own: Issued | None) -> dict[str, Any]:
+    extra = {} if own is None else opaque(call.extra)
+    given = arguments_of(call)
+    if extra.get("type") == "custom":
+        custom = {"name": call.name, "input": text_of(given.get("input", given))}
+        return {**extra, "id": call_id, "custom": custom}
+    function = {**extra.pop("function", {}), "name": function_name(call.name)}
+    function["arguments"] = text_of(given)
+    return {**extra, "id": call_id, "type": "function", "function": function}
+
+
+def _content(message: Message, target: Target) -> Any:
+    if isinstance(message.content, str) and not _has_media(message):
+        return clean(message.content)
+    if message.role == "system":
+        return clean("\n\n".join(plain(part) for part, _ in parts_of(message)))
+    parts = [_part(part, source, target) for part, source in parts_of(message)]
+    return [part for part in parts if part.get("text") != ""] or ""
+
+
+def _has_media(message: Message) -> bool:
+    return bool(message.image_urls or message.audio_urls or message.video_urls)
+
+
+def _part(part: Part, source: Any, target: Target) -> dict[str, Any]:
+    if isinstance(part, Unknown):
+        return part.part
+    if isinstance(source, dict) and source.get("type") in NATIVE:
+        return source
+    if isinstance(part, Text):
+        return {**_marks(source, target), "type": "text", "text": clean(part.text)}
+    return _media(part)
+
+
+def _marks(source: Any, target: Target) -> dict[str, Any]:
+    """Return what a text part says beside its text; OpenAI refuses the marks of others."""
+    if not isinstance(source, dict) or source.get("type") != "text":
+        return {}
+    kept = {"prompt_cache_breakpoint"}
+    if target.issuer.provider != FORMAT:
+        kept.add("cache_control")
+    return {name: value for name, value in source.items() if name in kept}
+
+
+def _media(media: Media) -> dict[str, Any]:
+    if media.kind == "image":
+        url = media.data_url if media.url is None else media.url
+        if url.startswith(("http://", "https://", "data:")):
+            return {"type": "image_url", "image_url": {"url": url}}
+    if media.data is not None and media.kind == "document":
+        file = {"filename": media.name or "document", "file_data": media.data_url}
+        return {"type": "file", "file": file}
+    if media.data is not None and media.kind == "audio":
+        form = "wav" if "wav" in media.type else "mp3"
+        return {"type": "input_audio", "input_audio": {"data": media.data, "format": form}}
+    return {"type": "text", "text": note(media)}
+
+
+def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = None) -> Message:
+    """Return a completion, or the assistant's message of one, as a message.
+
+    Raises:
+        FormatError: It is neither.
+
+    """
+    whole = as_dict(reply)
+    said, around = _message_in(whole)
+    by = issuer_of(FORMAT, issuer, whole.get("model"))
+    field = next((name for name in REASONING if isinstance(said.get(name), str)), None)
+    stamp = Issued(
+        by.provider,
+        FORMAT,
+        by.model,
+        reasoning_field=field,
+        reply=fields_of(around, frozenset({"choices"})),
+    )
+    return Message(
+        role="assistant",
+        content=_heard(said),
+        reasoning=None if field is None else said[field],
+        tool_calls=tuple(_parsed_call(call) for call in said.get("tool_calls") or ()),
+        extra=stamped(stamp, fields_of(said, SAID_APART | {"refusal"})),
+    )
+
+
+def _message_in(whole: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the assistant's message, and what stands around it."""
+    choices = whole.get("choices")
+    if isinstance(choices, list) and choices:
+        choice = as_dict(choices[0])
+        said = choice.pop("message", None)
+        if isinstance(said, Mapping):
+            return dict(said), {**whole, **choice}
+    if "content" in whole or "tool_calls" in whole:
+        return whole, {}
+    raise not_a_reply(FORMAT, "it has no choices with a message")
+
+
+def _heard(said: Mapping[str, Any]) -> Any:
+    content = said.get("content")
+    if content:
+        return content
+    refusal = said.get("refusal")
+    if isinstance(refusal, str) and refusal:
+        return [{"type": "refusal", "refusal": refusal}]
+    audio = said.get("audio")
+    return plain_text(audio.get("transcript")) if isinstance(audio, Mapping) else content
+
+
+def _parsed_call(call: Any) -> ToolCall:
+    if not isinstance(call, Mapping) or not isinstance(call.get("id"), str):
+        raise not_a_reply(FORMAT, "a tool call has no id")
+    extra: Extra = fields_of(call, frozenset({"id", "type", "index", "function", "custom"}))
+    custom = call.get("custom")
+    if isinstance(custom, Mapping):
+        extra["type"] = raw("custom")
+        return ToolCall(
+            call["id"], plain_text(custom.get("name")), {"input": custom.get("input")}, extra
+        )
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        raise not_a_reply(FORMAT, f"the tool call {call['id']!r} names no function")
+    beside = fields_of(function, frozenset({"name", "arguments"}))
+    if beside:
+        extra["function"] = raw(beside)
+    return ToolCall(
+        call["id"], plain_text(function.get("name")), arguments(function.get("arguments")), extra
+    )

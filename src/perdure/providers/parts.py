@@ -1,0 +1,258 @@
+"""The parts of a message's content, whichever provider's shape they have.
+
+Content is text, or a list of parts as some provider shapes them. Here each part is read into
+what it is: text, or media. A part of no shape that is known here stays as it is, since the
+user knows what it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from perdure.model.messages import Message
+
+__all__ = [
+    "Kind",
+    "Media",
+    "Part",
+    "Text",
+    "Unknown",
+    "media_at",
+    "note",
+    "parts_of",
+    "plain",
+    "read_part",
+    "words_of",
+]
+
+Kind = Literal["image", "audio", "video", "document"]
+
+
+class Text(msgspec.Struct, frozen=True):
+    """Words."""
+
+    text: str
+
+
+class Media(msgspec.Struct, frozen=True):
+    """Something to look at or to listen to: at a URL, or as data."""
+
+    kind: Kind
+    url: str | None = None
+    data: str | None = None
+    """Base64."""
+    media_type: str | None = None
+    name: str | None = None
+
+    @property
+    def data_url(self) -> str:
+        """The data as a URL."""
+        return f"data:{self.type};base64,{self.data}"
+
+    @property
+    def type(self) -> str:
+        """The media type, guessed where it is not said."""
+        return self.media_type or _guessed(self.kind, self.url or self.name or "")
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """A part that perdure does not know."""
+
+    part: dict[str, Any]
+
+
+Part = Text | Media | Unknown
+
+
+def parts_of(message: Message) -> Iterator[tuple[Part, Any]]:
+    """Return the parts of a message's content, then its media; each with what it was read from."""
+    content = message.content
+    if isinstance(content, str):
+        yield Text(content), content
+    for part in content if isinstance(content, list) else ():
+        yield read_part(part), part
+    kinds: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+        ("image", message.image_urls),
+        ("audio", message.audio_urls),
+        ("video", message.video_urls),
+    )
+    for kind, urls in kinds:
+        for url in urls:
+            yield media_at(url, kind), None
+
+
+def media_at(url: str, kind: Kind) -> Media:
+    """Return what is at a URL; a ``data:`` URL holds it itself.
+
+    >>> media_at("data:image/png;base64,AAAA", "image").media_type
+    'image/png'
+    """
+    if url.startswith("data:"):
+        head, _, data = url[len("data:") :].partition(",")
+        media_type, *rest = head.split(";")
+        if "base64" in rest:
+            return Media(_kind(media_type, kind), data=data, media_type=media_type or None)
+    return Media(kind, url=url)
+
+
+def note(media: Media) -> str:
+    """Return what a model that cannot take it reads in its place."""
+    if media.url is not None and not media.url.startswith("data:"):
+        return f"[{media.kind}: {media.url}]"
+    named = f" {media.name}" if media.name else ""
+    return f"[{media.kind}{named} ({media.type}), which cannot be shown here]"
+
+
+def plain(part: Part) -> str:
+    """Return a part as words, for a place where only words may stand."""
+    if isinstance(part, Text):
+        return part.text
+    if isinstance(part, Media):
+        return note(part)
+    return f"[{part.part.get('type', 'part')}, which cannot be shown here]"
+
+
+def words_of(message: Message) -> str:
+    """Return an answer as words: media as notes, and nothing for white space alone."""
+    words = "\n\n".join(filter(None, (plain(part) for part, _ in parts_of(message))))
+    return words if words.strip() else ""
+
+
+def read_part(part: Any) -> Part:
+    """Return what a content part is."""
+    if isinstance(part, str):
+        return Text(part)
+    if not isinstance(part, Mapping):
+        return Text(msgspec.json.encode(part, enc_hook=str).decode())
+    kind = part.get("type")
+    read = _READERS.get(kind) if isinstance(kind, str) else None
+    found = _gemini(part) if read is None else read(part)
+    return Unknown(dict(part)) if found is None else found
+
+
+def _text(part: Mapping[str, Any]) -> Part | None:
+    text = part.get("text")
+    return Text(text) if isinstance(text, str) else None
+
+
+def _refusal(part: Mapping[str, Any]) -> Part | None:
+    text = part.get("refusal")
+    return Text(text) if isinstance(text, str) else None
+
+
+def _image_url(part: Mapping[str, Any]) -> Part | None:
+    url = part.get("image_url")
+    url = url.get("url") if isinstance(url, Mapping) else url
+    return media_at(url, "image") if isinstance(url, str) else None
+
+
+def _input_audio(part: Mapping[str, Any]) -> Part | None:
+    audio = part.get("input_audio")
+    if not isinstance(audio, Mapping) or not isinstance(audio.get("data"), str):
+        return None
+    form = audio.get("format")
+    media_type = f"audio/{form}" if isinstance(form, str) else None
+    return Media("audio", data=audio["data"], media_type=media_type)
+
+
+def _file(part: Mapping[str, Any]) -> Part | None:
+    inner = part.get("file")
+    file = inner if isinstance(inner, Mapping) else part
+    name = file.get("filename")
+    name = name if isinstance(name, str) else None
+    for field in ("file_data", "file_url"):
+        url = file.get(field)
+        if isinstance(url, str):
+            return msgspec.structs.replace(media_at(url, "document"), name=name)
+    return None
+
+
+def _source(part: Mapping[str, Any]) -> Part | None:
+    """Read an image or document of Anthropic's, or media of an MCP server's."""
+    kind: Kind = part["type"]
+    source = part.get("source", part)
+    if not isinstance(source, Mapping):
+        return None
+    data, url = source.get("data"), source.get("url")
+    media_type = source.get("media_type", source.get("mimeType"))
+    media_type = media_type if isinstance(media_type, str) else None
+    title = part.get("title")
+    name = title if isinstance(title, str) else None
+    if isinstance(url, str):
+        return msgspec.structs.replace(media_at(url, kind), name=name)
+    if not isinstance(data, str):
+        return None
+    if source.get("type") == "text":
+        return Text(data)
+    return Media(kind, data=data, media_type=media_type, name=name)
+
+
+def _gemini(part: Mapping[str, Any]) -> Part | None:
+    if isinstance(part.get("text"), str) and "type" not in part:
+        return Text(part["text"])
+    blob = part.get("inlineData", part.get("inline_data"))
+    if isinstance(blob, Mapping) and isinstance(blob.get("data"), str):
+        media_type = blob.get("mimeType", blob.get("mime_type"))
+        media_type = media_type if isinstance(media_type, str) else None
+        return Media(_kind(media_type or "", "document"), data=blob["data"], media_type=media_type)
+    file = part.get("fileData", part.get("file_data"))
+    if isinstance(file, Mapping):
+        url = file.get("fileUri", file.get("file_uri"))
+        media_type = file.get("mimeType", file.get("mime_type"))
+        media_type = media_type if isinstance(media_type, str) else None
+        if isinstance(url, str):
+            return Media(_kind(media_type or "", "document"), url=url, media_type=media_type)
+    return None
+
+
+_READERS: Final = {
+    "text": _text,
+    "input_text": _text,
+    "output_text": _text,
+    "refusal": _refusal,
+    "image_url": _image_url,
+    "input_image": _image_url,
+    "input_audio": _input_audio,
+    "file": _file,
+    "input_file": _file,
+    "image": _source,
+    "document": _source,
+    "audio": _source,
+    "video": _source,
+}
+
+_OF_ENDING: Final = {
+    "png": "image/png",
+    "jpg": "image/jpeg",
+    "jpeg": "image/jpeg",
+    "gif": "image/gif",
+    "webp": "image/webp",
+    "mp3": "audio/mpeg",
+    "wav": "audio/wav",
+    "mp4": "video/mp4",
+    "webm": "video/webm",
+    "pdf": "application/pdf",
+    "txt": "text/plain",
+}
+_USUAL: Final = {
+    "image": "image/jpeg",
+    "audio": "audio/mpeg",
+    "video": "video/mp4",
+    "document": "application/pdf",
+}
+
+
+def _guessed(kind: Kind, name: str) -> str:
+    ending = name.partition("?")[0].rsplit(".", 1)[-1].lower()
+    found = _OF_ENDING.get(ending, "")
+    return found if found and _kind(found, kind) == kind else _USUAL[kind]
+
+
+def _kind(media_type: str, otherwise: Kind) -> Kind:
+    family = media_type.partition("/")[0]
+    if family in {"image", "audio", "video"}:
+        return family  # type: ignore[return-value]  # one of three
+    return "document" if media_type else otherwise

@@ -1,0 +1,68 @@
+"""What all ways in have in common: the reply as a dict, and its calls' arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from perdure.errors import FormatError
+from perdure.providers.issued import Issuer
+
+__all__ = ["arguments", "as_dict", "issuer_of", "not_a_reply", "plain_text"]
+
+
+def as_dict(reply: object) -> dict[str, Any]:
+    """Return a reply as a dict: it is one, or the SDK's object can be made into one.
+
+    Raises:
+        FormatError: It is neither.
+
+    """
+    if isinstance(reply, Mapping):
+        return dict(reply)
+    dump = getattr(reply, "model_dump", None)
+    if dump is None:
+        message = (
+            f"a reply of type {type(reply).__name__} cannot be read: give the response as a dict, "
+            "or as the object that the SDK returns"
+        )
+        raise FormatError(message, type=type(reply).__name__)
+    found: dict[str, Any] = dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
+    return found
+
+
+def not_a_reply(format: str, why: str) -> FormatError:
+    """Return the error for what is no reply of a format."""
+    message = f"this is no reply in the format {format!r}: {why}; give the whole response"
+    return FormatError(message, format=format)
+
+
+def issuer_of(format: str, issuer: Issuer | str | None, model: Any) -> Issuer:
+    """Return who wrote a reply; the model that it names counts where none is given."""
+    if isinstance(issuer, Issuer):
+        return issuer
+    return Issuer(issuer or format, model if isinstance(model, str) else None)
+
+
+def arguments(text: Any) -> Any:
+    """Return a call's arguments: decoded if they are JSON, else as the model wrote them.
+
+    >>> arguments('{"at": "harbor"}'), arguments('{"at": "har'), arguments("")
+    ({'at': 'harbor'}, '{"at": "har', {})
+    """
+    if not isinstance(text, str):
+        return {} if text is None else text
+    if not text.strip():
+        return {}
+    try:
+        found = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+    return text if isinstance(found, str) else found
+
+
+def plain_text(value: Any) -> str:
+    """Return text, or nothing for what is none."""
+    return value if isinstance(value, str) else ""

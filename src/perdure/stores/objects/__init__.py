@@ -1,0 +1,8 @@
+"""The object store: sessions as objects in a bucket; see `perdure.stores.objects.store`."""
+
+from __future__ import annotations
+
+from perdure.stores.objects.bucket import Bucket, Found, Listed
+from perdure.stores.objects.store import ObjectStore
+
+__all__ = ["Bucket", "Found", "Listed", "ObjectStore"]

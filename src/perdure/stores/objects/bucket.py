@@ -1,0 +1,108 @@
+"""A bucket as this store uses it: whole objects, created once or replaced by compare-and-swap.
+
+Whoever has a place with conditional writes of its own (another cloud's objects, a table, a
+key-value server) makes a subclass, and `perdure.stores.ObjectStore` a store of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+__all__ = ["Bucket", "Found", "Listed"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Found(msgspec.Struct, frozen=True):
+    """An object that was read, and what to compare when it is replaced."""
+
+    data: bytes
+    tag: str
+    """Another one after each write of the object; never empty."""
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """An object in a listing."""
+
+    name: str
+    size: int
+    modified: float
+    """Seconds since 1970, by the server's clock."""
+
+
+class Bucket(ABC):
+    """Objects by name: text of ``a-z A-Z 0-9 . _ = - /``, up to 600 characters.
+
+    Methods block, and are called from several threads at a time. What one call has written, the
+    next one reads and lists, whoever makes it: no answer may be stale. What was written is durable
+    when the call returns. Writes are never sent a second time by a bucket: whether the first one
+    arrived, only the caller can find out. Reads may be.
+
+    Any method may raise `StoreUnavailableError`, and nothing else that is foreseen. Its fact
+    ``unwritten=True`` says that nothing was written; without it, a write is taken as in doubt.
+    """
+
+    @abstractmethod
+    def get(self, name: str) -> Found | None:
+        """Return an object, None if there is none."""
+
+    @abstractmethod
+    def stat(self, name: str) -> Listed | None:
+        """Return an object's size and age, None if there is none."""
+
+    @abstractmethod
+    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[Listed]]:
+        """Give the objects under *prefix* whose names are above *after*, by name, in pages."""
+
+    @abstractmethod
+    def create(self, name: str, data: bytes) -> str | None:
+        """Make an object; return its tag, None where one of that name is there."""
+
+    @abstractmethod
+    def replace(self, name: str, data: bytes, tag: str) -> str | None:
+        """Replace an object; return the new tag, None where *tag* is no longer its own."""
+
+    @abstractmethod
+    def put(self, name: str, data: bytes) -> None:
+        """Make or replace an object, whatever is there."""
+
+    @abstractmethod
+    def remove(self, names: Collection[str]) -> None:
+        """Remove objects; those that are not there have no effect."""
+
+    # what a subclass may do better
+
+    def part(self, name: str, start: int, end: int) -> bytes | None:
+        """Return bytes of an object, None if there is none or it is shorter."""
+        found = self.get(name)
+        data = b"" if found is None else found.data[start:end]
+        return data if len(data) == end - start else None
+
+    def copy(self, name: str, to: str) -> bool:
+        """Copy an object; False if there is none."""
+        found = self.get(name)
+        if found is not None:
+            self.put(to, found.data)
+        return found is not None
+
+    def folders(self, prefix: str) -> list[str]:
+        """Return what stands between *prefix* and the next slash, each once."""
+        names = (one.name.removeprefix(prefix) for page in self.pages(prefix) for one in page)
+        return sorted({name.partition("/")[0] for name in names if "/" in name})
+
+    def listed(self, prefix: str, after: str | None = None) -> list[Listed]:
+        """Return the objects under *prefix* (which ends in a slash), by name."""
+        return [one for page in self.pages(prefix, after) for one in page]
+
+    def many(self, function: Callable[[A], B], items: Iterable[A]) -> list[B]:
+        """Call a function on items, perhaps several at a time; return the results in order."""
+        return [function(item) for item in items]
+
+    def close(self) -> None:
+        """Let go of connections and threads."""
+        return

@@ -1,0 +1,201 @@
+"""Documents, and what goes with a fold: the head's replacement, and merging.
+
+The documents of a fold are written first, into one object (large ones into objects of their
+own), under names that nobody had before. The head is replaced last, by compare-and-swap, which
+an epoch that is over cannot do: whoever took the session has replaced it before.
+
+Blocking; each function is part of one hop into a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+
+from perdure._lib.ids import random_id
+from perdure.errors import CorruptRecordError, StoreUnavailableError
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import Manifest
+from perdure.store import Document, Documents
+from perdure.stores.objects import cutting, heads, layout, leases, merging, reading
+from perdure.stores.objects.bucket import Bucket
+from perdure.stores.objects.heads import Head, Kept
+from perdure.stores.objects.merging import Merge
+from perdure.stores.objects.writing import Writer, lost
+
+__all__ = ["compact", "documents", "fold", "trim"]
+
+_LARGE = 64 * 1024
+"""A document of this size is an object of its own, and is not copied with others."""
+_TRIES = 50
+
+
+def documents(bucket: Bucket, key: SessionKey, names: Collection[str] | None) -> Documents:
+    """Return documents, each checked against the manifest's hash.
+
+    Raises:
+        UnsupportedVersionError: The manifest has a newer format.
+
+    """
+    name = f"{layout.folder_of(key)}/head"
+    seen = reading.look(bucket, key)
+    found = Documents()
+    for _ in range(_TRIES):
+        manifest = None if seen is None else heads.manifest_of(name, seen[0])
+        if seen is None or manifest is None or seen[0].deleted:
+            return Documents()
+        found = _matching(bucket, seen[0], manifest, names)
+        if not found.damaged:
+            return found
+        again = reading.look(bucket, key)
+        if again is not None and again[0].documents == seen[0].documents:
+            return found  # no fold took anything away meanwhile: this is damage
+        seen = again
+    return found
+
+
+def _matching(
+    bucket: Bucket, head: Head, manifest: Manifest, names: Collection[str] | None
+) -> Documents:
+    wanted = [name for name in manifest.documents if names is None or name in names]
+    there = [head.documents.get(name) for name in wanted]
+
+    def read_one(kept: Kept | None) -> bytes | None:
+        end = 0 if kept is None else kept.offset + kept.size
+        return None if kept is None else bucket.part(kept.object, kept.offset, end)
+
+    read = bucket.many(read_one, there)
+    found: dict[str, Document] = {}
+    damaged: dict[str, bytes | None] = {}
+    for name, data in zip(wanted, read, strict=True):
+        folded = manifest.documents[name]
+        if data is None or hashlib.sha256(data).hexdigest() != folded.sha256:
+            damaged[name] = data
+        else:
+            found[name] = Document(data, folded.as_of_seq)
+    remains = {name: data for name, data in damaged.items() if data is not None}
+    return Documents(manifest, found, tuple(damaged), remains=remains)
+
+
+def fold(bucket: Bucket, writer: Writer, written: Mapping[str, bytes], manifest: Manifest) -> None:
+    """Write documents, then the head that names them; merge commits on the way.
+
+    Raises:
+        LeaseLostError: Somebody else has the session.
+
+    """
+    with writer.folding:
+        kept = _put(bucket, writer, written)
+
+        def change(head: Head) -> Head:
+            all_kept = {**head.documents, **kept}
+            named = {name: all_kept[name] for name in manifest.documents if name in all_kept}
+            return msgspec.structs.replace(
+                head, documents=named, manifest=msgspec.Raw(msgspec.json.encode(manifest))
+            )
+
+        _change(bucket, writer, change, merging.LEAST)
+
+
+def compact(bucket: Bucket, writer: Writer) -> None:
+    """Merge commits without a fold.
+
+    Raises:
+        LeaseLostError: Somebody else has the session.
+
+    """
+    with writer.folding:
+        _change(bucket, writer, lambda head: head, merging.LEAST)
+
+
+def trim(bucket: Bucket, writer: Writer, below: int) -> int:
+    """Remove records below a seq, up to the newest commit; return the bytes freed.
+
+    Raises:
+        LeaseLostError: Somebody else has the session.
+
+    """
+    with writer.folding:
+        head = _change(bucket, writer, lambda head: head, 1)
+        while head.floor + 1 < below:  # all but the newest commit into segments first
+            floor = head.floor
+            head = _change(bucket, writer, lambda head: head, 1)
+            if head.floor == floor:
+                break
+        kept = cutting.cut_below(bucket, writer, head, below)
+        if kept is None:
+            return 0
+        segments = kept
+        _change(
+            bucket,
+            writer,
+            lambda head: msgspec.structs.replace(head, segments=segments),
+            merging.NEVER,
+        )
+    before = sum(segment.size for segment in head.segments)
+    return before - sum(segment.size for segment in segments)
+
+
+def _put(bucket: Bucket, writer: Writer, written: Mapping[str, bytes]) -> dict[str, Kept]:
+    """Write documents under new names; return where they lie."""
+    kept: dict[str, Kept] = {}
+    parts: dict[str, list[bytes]] = {}
+    together = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
+    offset = 0
+    for name, data in written.items():
+        if len(data) >= _LARGE:
+            alone = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
+            kept[name] = Kept(alone, 0, len(data))
+            parts[alone] = [data]
+        else:
+            kept[name] = Kept(together, offset, len(data))
+            parts.setdefault(together, []).append(data)
+            offset += len(data)
+    bucket.many(lambda one: bucket.put(one[0], b"".join(one[1])), parts.items())
+    return kept
+
+
+def _change(bucket: Bucket, writer: Writer, change: Callable[[Head], Head], least: int) -> Head:
+    """Replace the head, take away what it no longer needs, and return it."""
+    seen = writer.seen or reading.look(bucket, writer.key)
+    writer.seen = None  # until it is sure what is there
+    for _ in range(_TRIES):
+        if seen is None or seen[0].epoch != writer.epoch or seen[0].deleted:
+            writer.over = True
+            raise lost(writer.key, writer.epoch, newest=seen[0].epoch if seen else None)
+        before = seen[0]
+        try:
+            merge = merging.merge(bucket, writer, change(before), least=least)
+        except CorruptRecordError:
+            now = reading.look(bucket, writer.key)
+            if now is not None and now[1] == seen[1]:
+                raise
+            seen = now  # a later holder merges this log
+            continue
+        head = _next(before, merge)
+        tag = leases.replaced(bucket, writer.key, seen, head)
+        if tag is not None:
+            writer.seen = (head, tag)
+            writer.loose = 0
+            merging.tidy(bucket, Merge(head, (*before.trash, *head.trash), merge.cut))
+            head = msgspec.structs.replace(head, trash=())
+            writer.seen = (head, tag)
+            return head
+        seen = reading.look(bucket, writer.key)
+    message = f"the head of {writer.key} changes each time: trying again may help"
+    raise StoreUnavailableError(message, key=writer.key)
+
+
+def _next(before: Head, merge: Merge) -> Head:
+    """Return the head to write: it names what nobody needs once it is there."""
+    head = merge.head
+    old = heads.named(before) - heads.named(head)
+    return msgspec.structs.replace(
+        head,
+        trash=(*merge.gone, *sorted(old)),
+        updated_at=time.time(),
+        nonce=random_id(8),
+    )

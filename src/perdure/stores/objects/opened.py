@@ -1,0 +1,129 @@
+"""What an object store has while it is open: a bucket, threads, and its place among the owners."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple, final
+
+import anyio
+import anyio.to_thread
+
+from perdure._lib.threads import Threads
+from perdure.errors import LeaseLostError, PerdureError, StoreUnavailableError
+from perdure.store import Asked, Batch, Outcome, Status
+from perdure.stores.objects import folding, inbox, layout, probing
+from perdure.stores.objects.bucket import Bucket
+from perdure.stores.objects.writing import Writer
+
+__all__ = ["PARALLELISM", "Opened", "idle"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_log = logging.getLogger("perdure")
+
+PARALLELISM = 32
+"""Appends at a time. Each waits for its own request, tens of milliseconds on a far service."""
+_OTHERS = 16
+_COMPACT = 256
+"""Commits after which they are merged even if no fold comes."""
+_POLL = 0.01
+_LEAVE = 2.0
+"""Seconds that closing waits for the service."""
+
+
+@final
+class Opened:
+    """A bucket that was tried out, and the threads that use it. Made on a running event loop."""
+
+    def __init__(self, bucket: Bucket, owner: str, wishes: inbox.Wishes) -> None:
+        self.bucket = bucket
+        self._owner = owner
+        self._wishes = wishes
+        self._beat = 1
+        self._appends = Threads(PARALLELISM, name="perdure append")
+        self._others = anyio.CapacityLimiter(_OTHERS)
+        self._merges = ThreadPoolExecutor(1, thread_name_prefix="perdure merge")
+        self._pid = os.getpid()
+
+    @classmethod
+    async def enter(cls, make: Callable[[], Bucket], location: str, owner: str) -> Opened:
+        """Make a bucket, try it out, and become known as an owner."""
+        bucket = make()
+        wishes = inbox.Wishes()
+
+        def begin() -> None:
+            probing.require_conditions(bucket, location)
+            inbox.heartbeat(bucket, owner, 1, wishes)
+
+        try:
+            await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
+        except BaseException:
+            bucket.close()
+            raise
+        return cls(bucket, owner, wishes)
+
+    @property
+    def mine(self) -> bool:
+        """Whether this is the process that opened it, and no child that was forked later."""
+        return self._pid == os.getpid()
+
+    async def leave(self) -> None:
+        """Sign off as an owner, and let the threads end."""
+        self._appends.close()
+        self._merges.shutdown(wait=False, cancel_futures=True)
+        try:
+            with anyio.move_on_after(_LEAVE, shield=True):
+                await anyio.to_thread.run_sync(
+                    self.bucket.remove, [layout.owner_name(self._owner)], abandon_on_cancel=True
+                )
+        except StoreUnavailableError as error:
+            _log.debug("an owner could not sign off", extra={"error": str(error)})
+        finally:
+            self.bucket.close()
+
+    async def hop(self, function: Callable[[Bucket, *Ts], T], *args: *Ts) -> T:
+        """Call a function with the bucket in a thread; cancelling leaves it to its end."""
+        return await anyio.to_thread.run_sync(
+            function, self.bucket, *args, abandon_on_cancel=True, limiter=self._others
+        )
+
+    async def heartbeat(self) -> Asked:
+        """Beat once more; what a cancelled beat collected, the next one tells."""
+        self._beat += 1
+        await self.hop(inbox.heartbeat, self._owner, self._beat, self._wishes)
+        return self._wishes.told()
+
+    async def append(self, writer: Writer, batch: Batch) -> Outcome:
+        """Append a batch in a thread; merge the commits when there are many."""
+        if writer.lock.locked():
+            await idle(writer)
+
+        try:
+            outcome = await self._appends.run(writer.append, batch)
+        except Exception as error:  # noqa: BLE001  # one session's trouble must not be another's
+            return Outcome(Status.IN_DOUBT, error)
+        if writer.loose >= _COMPACT:
+            writer.loose = 0
+            self._merges.submit(_compact, self.bucket, writer)
+        return outcome
+
+
+async def idle(writer: Writer) -> None:
+    """Wait, without a thread, until an abandoned append of a session has ended."""
+    while writer.lock.locked():  # noqa: ASYNC110  # a thread's lock: nothing to be woken by
+        await anyio.sleep(_POLL)
+
+
+def _compact(bucket: Bucket, writer: Writer) -> None:
+    try:
+        folding.compact(bucket, writer)
+    except LeaseLostError:
+        _log.debug("commits are the next holder's to merge", extra={"session": str(writer.key)})
+    except PerdureError as error:
+        _log.warning(
+            "commits could not be merged", extra={"session": str(writer.key), "error": str(error)}
+        )

@@ -1,0 +1,141 @@
+"""Checkpoints and kernel events in blocking style."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+from perdure.checkpoints import engine, events, reader
+
+if TYPE_CHECKING:
+    from perdure.checkpoints.difference import Difference
+    from perdure.checkpoints.verifying import Verification
+    from perdure.model.checkpoints import Checkpoint
+    from perdure.model.events import KernelEvent
+    from perdure.sync.loop import LoopThread
+
+__all__ = ["CheckpointEngine", "CheckpointReader", "EventReader", "EventStream"]
+
+
+class CheckpointReader:
+    """The checkpoints of a session, to read: ``view.checkpoints``."""
+
+    def __init__(self, loop: LoopThread, inner: reader.CheckpointReader) -> None:
+        self._loop = loop
+        self._reader = inner
+
+    def latest(self) -> Checkpoint | None:
+        """Return the newest checkpoint that was not pruned, None if there is none."""
+        return self._loop.call(self._reader.latest)
+
+    def get(self, id: int) -> Checkpoint | None:
+        """Return a checkpoint, without the state that it leads to; None for an unknown id."""
+        return self._loop.call(lambda: self._reader.get(id))
+
+    def states(self) -> list[Checkpoint]:
+        """Return all checkpoints that were not pruned, by id, without the states."""
+        return self._loop.call(self._reader.states)
+
+    def restore(self, id: int) -> reader.CheckpointState | None:
+        """Return a checkpoint with a copy of its state, None for an unknown id; changes nothing.
+
+        As `CheckpointReader.restore` of an async view.
+        """
+        return self._loop.call(lambda: self._reader.restore(id))
+
+    def diff(self, a: int, b: int) -> Difference:
+        """Return what was added, removed and changed from one checkpoint's state to another's."""
+        return self._loop.call(lambda: self._reader.diff(a, b))
+
+    def verify(self) -> Verification:
+        """Look through the chain, the log and the states for anything changed or lost."""
+        return self._loop.call(self._reader.verify)
+
+
+@final
+class CheckpointEngine(CheckpointReader):
+    """A session's checkpoints: ``session.checkpoints``."""
+
+    def __init__(self, loop: LoopThread, inner: engine.CheckpointEngine) -> None:
+        super().__init__(loop, inner)
+        self._engine = inner
+
+    def create(self, label: str, state: Any = None) -> Checkpoint:
+        """Make a checkpoint, durable when this returns.
+
+        Args:
+            label: A name, for people; it need not be unique.
+            state: What to keep; None for the session itself, of which nothing is copied.
+
+        Raises:
+            ConfigError: The label is no text.
+            NotStorableError: The state cannot be stored; nothing was changed.
+
+        """
+        return self._loop.call(lambda: self._engine.create(label, state))
+
+    def rollback(self, id: int, *, replay: bool = False) -> engine.RolledBack:
+        """Go back to a checkpoint; everything is durable when this returns.
+
+        Raises:
+            ConfigError: There is no such checkpoint, or the session's history was pruned.
+            CorruptRecordError: The checkpoint, or what it is of, was changed or lost.
+
+        """
+        return self._loop.call(lambda: self._engine.rollback(id, replay=replay))
+
+    @contextmanager
+    def guard(self, label: str) -> Iterator[Checkpoint]:
+        """Make a checkpoint, and go back to it if the block fails."""
+        checkpoint = self.create(label)
+        try:
+            yield checkpoint
+        except BaseException as error:
+            self._loop.call(partial(self._engine._undo, checkpoint.id, error))
+            raise
+
+    def prune(self, *, keep: int | Collection[int]) -> tuple[int, ...]:
+        """Let go of checkpoints, and return their ids; nothing else ever does.
+
+        Args:
+            keep: How many of the newest stay, or the ids of those that do.
+
+        Raises:
+            ConfigError: *keep* does not fit; nothing was pruned.
+
+        """
+        return self._loop.call(lambda: self._engine.prune(keep=keep))
+
+
+class EventReader:
+    """The kernel events of a session, to read: ``view.events``."""
+
+    def __init__(self, loop: LoopThread, inner: events.EventReader) -> None:
+        self._loop = loop
+        self._reader = inner
+
+    def read(self, *, after: int = 0, before: int | None = None) -> list[KernelEvent]:
+        """Return the durable events with ``after < seq < before``, by their times."""
+        return self._loop.call(lambda: self._reader.read(after=after, before=before))
+
+
+@final
+class EventStream(EventReader):
+    """A session's kernel events: ``session.events``."""
+
+    def __init__(self, loop: LoopThread, inner: events.EventStream) -> None:
+        super().__init__(loop, inner)
+        self._stream = inner
+
+    def emit(
+        self, kind: str, label: str | None = None, detail: dict[str, Any] | None = None
+    ) -> KernelEvent:
+        """Append an event, and return it.
+
+        Raises:
+            NotStorableError: The detail is not JSON; the error names path and type.
+
+        """
+        return self._loop.do(lambda: self._stream.emit(kind, label, detail))

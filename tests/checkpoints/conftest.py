@@ -1,0 +1,3 @@
+"""The same place again and again, as several processes would have it."""
+
+from tests.session.conftest import again as again

@@ -1,0 +1,81 @@
+"""Chunks and trees: the same content is always the same, a change is a small one."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.checkpoints.chunks import LARGEST, SMALLEST, chunks_of
+from perdure.checkpoints.tree import Tree, node_of, tree_of
+
+
+def noise(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+sizes = st.integers(0, 25_000)
+texts = st.builds(noise, st.integers(0, 1000), sizes) | st.builds(
+    lambda part, times: part * times, st.binary(min_size=1, max_size=40), st.integers(0, 900)
+)
+
+
+@given(texts)
+def test_chunks_are_the_bytes_and_keep_their_bounds(data: bytes) -> None:
+    chunks = list(chunks_of(data))
+    start = 0
+    for chunk in chunks:
+        assert hashlib.sha256(data[start : start + chunk.size]).hexdigest() == chunk.name
+        start += chunk.size
+    assert start == len(data)
+    assert all(SMALLEST <= chunk.size <= LARGEST for chunk in chunks[:-1])
+
+
+@given(texts, st.integers(0, 25_000), st.binary(max_size=300), st.integers(0, 300))
+def test_an_earlier_version_never_changes_where_is_cut(
+    data: bytes, at: int, inserted: bytes, dropped: int
+) -> None:
+    """The same content has the same chunks, however it came about."""
+    before = list(chunks_of(data))
+    changed = data[:at] + inserted + data[at + dropped :]
+    assert list(chunks_of(changed, before)) == list(chunks_of(changed))
+
+
+@given(st.integers(0, 1000), st.integers(0, 60_000), st.binary(min_size=1, max_size=100))
+def test_one_insertion_changes_few_chunks(seed: int, at: int, inserted: bytes) -> None:
+    """O(1): how many does not depend on how large the state is."""
+    data = noise(seed, 60_000)
+    before = {chunk.name for chunk in chunks_of(data)}
+    changed = data[:at] + inserted + data[at:]
+    new = [chunk for chunk in chunks_of(changed) if chunk.name not in before]
+    assert len(new) <= 8
+
+
+def joined(tree: Tree, blobs: dict[str, bytes], name: str | None = None) -> bytes:
+    node = node_of(blobs[name or tree.root])
+    if node.level == 1:
+        return b"".join(blobs[leaf.name] for leaf in node.below)
+    return b"".join(joined(tree, blobs, below.name) for below in node.below)
+
+
+@given(texts.filter(bool), st.integers(0, 25_000), st.binary(max_size=300))
+def test_a_tree_with_an_earlier_one_is_whole(data: bytes, at: int, inserted: bytes) -> None:
+    """S3-G3: the root names all of the content; what is shared is there once."""
+    first = tree_of(data)
+    changed = data[:at] + inserted + data[at:]
+    second = tree_of(changed, first)
+    assert second.root == tree_of(changed).root
+    assert (second.root == first.root) == (changed == data)
+    assert not second.blobs.keys() & first.blobs.keys()
+    assert joined(second, {**first.blobs, **second.blobs}) == changed
+    assert second.names <= first.blobs.keys() | second.blobs.keys()
+
+
+def test_a_change_in_a_large_state_is_a_small_one() -> None:
+    data = noise(1, 1_000_000)
+    first = tree_of(data)
+    second = tree_of(data[:500_000] + b"x" + data[500_000:], first)
+    assert len(first.blobs) > 200
+    assert sum(map(len, second.blobs.values())) < 40_000

@@ -1,0 +1,22 @@
+"""An agent's turn that compacts, killed at every step (``python -m tests.crash compaction``)."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.crash.test_crash import crash
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="forks"),
+    pytest.mark.timeout(240),
+]
+
+
+def test_a_kill_at_any_step_of_a_compaction_leaves_the_memory_of_a_run_without_it() -> None:
+    """S1-14, S1-15, S1-17: items and context are one group, so it has happened, or it has not."""
+    summary = crash("compaction")
+    assert summary["problems"] == []
+    assert summary["kills"] >= summary["calls"] + summary["steps"] >= 50
+    assert summary["items"] >= 5

@@ -1,0 +1,36 @@
+"""The bucket of docs/own-backend.md makes a store: the suite says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.own_bucket import table_store
+from perdure.errors import StoreUnavailableError
+from perdure.stores import ObjectStore
+from perdure.testing.conformance import StoreConformance
+
+ROOT = Path(__file__).parents[2]
+
+
+class TestTableStore(StoreConformance):
+    """All of the suite."""
+
+    def make_store(self, place: Path, owner: str) -> ObjectStore:
+        return table_store(place / "kept" / "objects.db", owner)
+
+
+def test_it_keeps_a_greeting(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "examples.own_bucket", str(tmp_path / "x.db")]
+    for count in (1, 2):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.stdout == f"{count} messages in {tmp_path / 'x.db'}\n", done.stderr
+
+
+async def test_what_is_no_table_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_bytes(b"no database at all, but quite long enough to be one")
+    with pytest.raises(StoreUnavailableError, match="x.db"):
+        await table_store(tmp_path / "x.db").open()
