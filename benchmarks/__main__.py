@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkpoints, imports, live, memory, restore, save, stores
+from benchmarks import checkpoints, imports, live, memory, replay, restore, save, stores
 from benchmarks.figures import Report
 
 __all__ = ["main"]
@@ -40,6 +40,8 @@ def _run(given: argparse.Namespace) -> Report:
         return checkpoints.run(checkpoints.Options(*counts, given.folder))
     if given.benchmark == "restore":
         return restore.run(restore.Options(given.messages, given.few, given.rounds, given.folder))
+    if given.benchmark == "replay":
+        return replay.run(replay.Options(given.events, given.few, given.folder))
     if given.benchmark == "stores":
         chosen = tuple(given.store or stores.Options().stores)
         options = stores.Options(given.sessions, given.turns, given.rounds, chosen)
@@ -98,6 +100,10 @@ def _add_long_sessions(kinds: Any, parents: list[argparse.ArgumentParser]) -> No
     sealing.add_argument("--rounds", type=_count, default=60)
     sealing.add_argument("--checkpoints", type=_count, default=1000, help="of a growing session")
     sealing.add_argument("--items", type=_count, default=10_000, help="of a state, of 1 KB each")
+
+    replaying = kinds.add_parser("replay", parents=parents, help=replay.__doc__)
+    replaying.add_argument("--events", type=_count, default=1_000_000)
+    replaying.add_argument("--few", type=_count, default=100_000)
 
 
 def _count(text: str) -> int:

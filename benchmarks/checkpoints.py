@@ -84,13 +84,8 @@ def _manager(root: Path, limits: Limits) -> SessionManager:
 # the session itself
 
 
-class Taken(NamedTuple):
-    """What one checkpoint, and one fork, has cost."""
-
-    bytes: float
-    seconds: float
-    fork_bytes: float
-    fork_seconds: float
+Costs = dict[str, list[tuple[float, float]]]
+"""By session, what each time was written over the turn's JSON, and how long it took."""
 
 
 async def _captured(root: Path, options: Options) -> dict[str, float]:
@@ -100,25 +95,34 @@ async def _captured(root: Path, options: Options) -> dict[str, float]:
             opened[name], chats[name] = await sessions.open(name), Chat(messages)
             await _fill(opened[name], chats[name], messages)
         first = {name: await _timed(session) for name, session in opened.items()}
-        taken: dict[str, list[Taken]] = {name: [] for name in opened}
+        made: Costs = {name: [] for name in opened}
+        forked: Costs = {name: [] for name in opened}
         for number in range(options.rounds):
-            for name, session in opened.items():
-                taken[name].append(await _round(sessions, session, chats[name], number))
-    long, short = taken["long"], taken["short"]
+            for name, session in _by_turns(opened, number):
+                made[name].append(await _checkpoint(session, chats[name]))
+        for number in range(options.rounds):
+            for name, session in _by_turns(opened, number):
+                forked[name].append(await _fork(sessions, session, chats[name], number))
     return {
-        "checkpoints.bytes": median(one.bytes for one in long),
-        "checkpoints.growth": _growth(long, short, "seconds"),
-        "checkpoints.fork_bytes": median(one.fork_bytes for one in long),
-        "checkpoints.fork_growth": _growth(long, short, "fork_seconds"),
-        "checkpoints.ms": median(one.seconds for one in long) * 1e3,
-        "checkpoints.fork_ms": median(one.fork_seconds for one in long) * 1e3,
+        "checkpoints.bytes": median(size for size, _ in made["long"]),
+        "checkpoints.growth": _growth(made),
+        "checkpoints.fork_bytes": median(size for size, _ in forked["long"]),
+        "checkpoints.fork_growth": _growth(forked),
+        "checkpoints.ms": median(seconds for _, seconds in made["long"]) * 1e3,
+        "checkpoints.fork_ms": median(seconds for _, seconds in forked["long"]) * 1e3,
         "checkpoints.first_ms": first["long"] * 1e3,
     }
 
 
-def _growth(long: list[Taken], short: list[Taken], name: str) -> float:
-    ours, theirs = ([getattr(one, name) for one in those] for those in (long, short))
-    return quartile(ours) / quartile(theirs)
+def _by_turns(opened: dict[str, Session], number: int) -> list[tuple[str, Session]]:
+    """Return the sessions, another one first each time."""
+    both = list(opened.items())
+    return both[::-1] if number % 2 else both
+
+
+def _growth(costs: Costs) -> float:
+    long, short = ([seconds for _, seconds in costs[name]] for name in ("long", "short"))
+    return quartile(long) / quartile(short)
 
 
 async def _fill(session: Session, chat: Chat, messages: int) -> None:
@@ -135,17 +139,26 @@ async def _timed(session: Session) -> float:
     return perf_counter() - start
 
 
-async def _round(sessions: SessionManager, session: Session, chat: Chat, number: int) -> Taken:
+async def _checkpoint(session: Session, chat: Chat) -> tuple[float, float]:
     turn = chat.turn()
     with count_writes() as written:
         session.append(*turn.messages)
         await session.save()
         seconds = await _timed(session)
-    with count_writes() as forked:
+    return written.bytes / turn.size, seconds
+
+
+async def _fork(
+    sessions: SessionManager, session: Session, chat: Chat, number: int
+) -> tuple[float, float]:
+    turn = chat.turn()
+    session.append(*turn.messages)
+    await session.save()
+    with count_writes() as written:
         start = perf_counter()
         await sessions.fork(session.id, f"{session.id}-{number}")
-        fork_seconds = perf_counter() - start
-    return Taken(written.bytes / turn.size, seconds, forked.bytes / turn.size, fork_seconds)
+        seconds = perf_counter() - start
+    return written.bytes / turn.size, seconds
 
 
 # on disk

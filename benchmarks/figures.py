@@ -32,6 +32,7 @@ TARGETS = {
     "checkpoints.fork_growth": 1.3,
     "checkpoints.disk": 1.3,
     "checkpoints.given_bytes": 12.0,
+    "checkpoints.replay_memory_growth": 1.2,
     "restore.growth": 1.5,
     "restore.bytes_growth": 1.5,
     "restore.memory_growth": 1.5,

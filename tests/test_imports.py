@@ -13,8 +13,8 @@ from tests.source_tree import files, imports, modules, place, pyproject
 
 LOOPS = frozenset({"asyncio", "trio"})
 HEAVY = frozenset(
-    "aiofiles cyclopts httpx hypothesis platformdirs psutil pytest rich sqlite3 ssl starlette "
-    "uvicorn yaml".split()
+    "aiofiles anthropic cyclopts httpx hypothesis mcp openai platformdirs psutil pydantic pytest "
+    "rich sqlite3 ssl starlette uvicorn yaml".split()
 )
 SURFACES = {
     "perdure.cli": frozenset({"cyclopts", "rich", "asyncio", "ssl"}),

@@ -190,3 +190,37 @@ async def test_an_answer_survives_another_kill(world: World, configured: Configu
             assert agent.pending_approvals == ()
             await agent.resume()
     assert doors.opened == []
+
+
+async def test_what_was_approved_and_may_have_begun_is_not_begun_again(
+    memory_world: World, configured: Configure
+) -> None:
+    """An approval is for one call: a kill amid it leaves nothing that is approved."""
+    reached, go = anyio.Event(), anyio.Event()
+    opened: list[str] = []
+
+    async def open_door(door: str) -> str:
+        """Open a door."""
+        opened.append(door)
+        reached.set()
+        await go.wait()
+        return "open"
+
+    def config() -> Any:
+        return configured(model=ScriptedModel(wants), tools=[open_door], approve=ask)
+
+    async with memory_world.connect(autosave=None) as sessions:
+        async with await AgentFactory(sessions).create_agent(config(), agent_id="ada") as agent:
+            async with agent.events() as events:
+                await agent.post_user_message("go")
+                await agent.approve(await until_asked(events))
+            await reached.wait()
+            left = memory_world.killed()
+            go.set()
+    async with left.connect() as sessions:
+        async with await AgentFactory(sessions).restore_agent("ada", config()) as agent:
+            assert agent.pending_approvals == ()
+            (ending,) = await agent.resume()
+            assert isinstance(ending, TurnEnded)
+            assert ending.text.startswith("interrupted")
+    assert opened == ["north"]

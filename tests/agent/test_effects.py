@@ -16,10 +16,12 @@ from perdure.agent import (
     AgentFactory,
     EffectUnknown,
     EventStream,
+    OpenMatters,
     ScriptedModel,
     ToolFinished,
     TurnEnded,
     call,
+    open_matters,
     tool,
 )
 from perdure.agent.effects import SKIPPED, is_unknown, progress, verdict
@@ -97,8 +99,8 @@ def test_what_may_have_begun_is_called_again_only_if_somebody_said_so(
 def test_a_call_without_a_declared_effect_is_never_repeated(
     approval: Approval | None, can_run: bool
 ) -> None:
-    """What nobody has approved has not begun; of all else nobody knows."""
-    never_began = approval is not None and approval.answer is None and can_run
+    """What is still to be approved has not begun; of all else nobody knows."""
+    never_began = approval is not None and can_run
     assert verdict(None, approval, can_run=can_run) == ("run" if never_began else "interrupted")
 
 
@@ -223,6 +225,24 @@ async def test_the_intent_is_durable_before_the_call_and_settled_with_the_result
     assert names.index("tool_call") < names.index(EFFECT) < names.index("tool_result")
     at = names.index("tool_result")
     assert kinds[at : at + 2] == [("tool_result", False), (EFFECT, True)]  # one group
+
+
+async def test_a_session_tells_what_is_under_way_without_its_agent(
+    world: World, configured: Configure
+) -> None:
+    """From a view, as an inspector has it, and from a fork."""
+    left = await killed_amid(world, configured, Mail(), "ask")
+    async with left.connect() as sessions:
+        view = await sessions.load("ada")
+        assert view is not None
+        found = await open_matters(view)
+        assert [one.message.text for one in found.unfinished] == ["mail bea"]
+        assert [(one.tool, one.state) for one in found.effects] == [("send_mail", "begun")]
+        await sessions.fork("ada", "bea")
+        async with sessions.open("bea") as session:
+            assert await open_matters(session) == found
+        async with sessions.open("new") as session:
+            assert await open_matters(session) == OpenMatters()
 
 
 @pytest.mark.parametrize("policy", get_args(Policy))

@@ -99,6 +99,7 @@ async def test_the_events_of_a_turn_come_in_their_order(
 async def test_the_end_of_a_turn_is_told_only_once_it_is_durable(
     world: World, configured: Configure
 ) -> None:
+    """S1-10: the answer is kept, then saved, then told."""
     async with world.connect(autosave=None) as sessions:
         async with await made(sessions, configured()) as agent:
             async for event in agent.stream("remember this"):

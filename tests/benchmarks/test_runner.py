@@ -44,6 +44,16 @@ def test_save_gives_its_figures(tmp_path: Path, backend: str) -> None:
     assert figures["save.bytes"] <= figures["save.bytes_with_folds"]
 
 
+def test_checkpoints_give_their_figures(tmp_path: Path) -> None:
+    sizes = ("--messages", "80", "--few", "8", "--rounds", "3", "--items", "2000")
+    where = ("--checkpoints", "20", "--folder", str(tmp_path))
+    figures = figures_of(tmp_path, "checkpoints", *sizes, *where)
+    assert names_of("checkpoints") <= set(figures)
+    # Not a matter of time: how much is written.
+    for name in ("bytes", "fork_bytes", "given_bytes"):
+        assert figures[f"checkpoints.{name}"] <= TARGETS[f"checkpoints.{name}"], name
+
+
 def test_save_takes_several_sessions_at_once(tmp_path: Path) -> None:
     figures = figures_of(
         tmp_path, "save", "--sessions", "3", "--turns", "5", "--backend", "asyncio"

@@ -1,3 +1,5 @@
 """The same place again and again, as several processes would have it."""
 
-from tests.session.conftest import again as again
+from tests.session.conftest import again
+
+__all__ = ["again"]

@@ -444,6 +444,52 @@ async def test_while_others_append_nothing_of_theirs_is_lost_unseen(again: Conne
         assert (await session.checkpoints.verify()).ok
 
 
+# tampering
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "named"),
+    [
+        ("message", b"Hello", b"Hullo", [2]),
+        ("checkpoint", b'"label":"two"', b'"label":"too"', [2, 3]),
+        ("checkpoint", b'"timestamp":3', b'"timestamp":4', [2, 3]),
+        ("checkpoint", b'"value":{"n":1}', b'"value":{"n":2}', [1, 2]),
+    ],
+)
+async def test_what_was_changed_in_the_log_is_found_and_named(
+    kind: str, old: bytes, new: bytes, named: list[int]
+) -> None:
+    """S3-G3: the whole record is hashed, and so is what it is of; S3-11: an audit can rely on it.
+
+    A changed checkpoint shows at itself and, since its record is part of the log, in the digest
+    of the next one of the session.
+    """
+    backing, quiet = MemoryBacking(), Shutdown(signals=False)
+    async with (
+        connect(MemoryStore(backing=backing), shutdown=quiet) as sessions,
+        sessions.open("a") as session,
+    ):
+        await session.checkpoints.create("one", {"n": 1})
+        session.append(Message.user("Hello"))
+        await session.checkpoints.create("two")
+        await session.checkpoints.create("three")
+        entries = backing.sessions[session.key].entries
+        (place,) = [at for at, one in enumerate(entries) if one.kind == kind and old in one.payload]
+        entries[place] = entries[place]._replace(payload=entries[place].payload.replace(old, new))
+    for owner in ("reader", "rebuilt"):
+        async with connect(MemoryStore(backing=backing, owner=owner), shutdown=quiet) as sessions:
+            view = await sessions.load("a")
+            assert view is not None
+            found = await view.checkpoints.verify()
+            assert {problem.id for problem in found.problems} <= set(named)
+            assert named[0] in {problem.id for problem in found.problems}
+            async with sessions.open("a") as session:
+                with pytest.raises(CorruptRecordError, match=f"checkpoint {named[0]} "):
+                    await session.checkpoints.rollback(named[0])
+        backing.sessions[view.key].documents.clear()  # as if they had been lost
+        backing.sessions[view.key].manifest = None
+
+
 # letting go
 
 

@@ -145,4 +145,6 @@ def test_show_tells_how_a_session_would_come_back(command: Command, store: Path)
     assert (store / "agents" / "ada" / "memory.json").read_text() == "damaged"
     ran = command("show", "nobody", "--restore-plan", "--store", str(store))
     assert "there is no session nobody" in ran.err
-    assert command("show", "ada", "--restore-plan", "--target", "llama").status == 2
+    ran = command("show", "ada", "--restore-plan", "--target", "llama", "--store", str(store))
+    assert ran.status == 2
+    assert "target 'llama' is unknown: choose None or openai" in ran.err

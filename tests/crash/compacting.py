@@ -1,7 +1,7 @@
 """Kill an agent at every step of a turn that compacts, restart it, and ask again.
 
-Steps are the calls that change the disk, from the turn's first to its last, and each time that
-the compaction itself gives way to the loop. Whatever the step, the memory of the agent that
+Steps are the calls that change the disk, from the turn's first to its last, each write in its middle
+and between its records, and each time that the compaction itself gives way to the loop. Whatever the step, the memory of the agent that
 was started again, and asked the same, is that of one that was never killed.
 """
 
@@ -31,10 +31,10 @@ from perdure.agent import (
 from perdure.restore.repair import repair
 from perdure.session.manager import SessionManager
 from tests.crash.forks import Child, Report
-from tests.crash.hooks import Tripwire
+from tests.crash.hooks import Tripwire, changes
 from tests.crash.scratch import scratch
 
-At = Literal["disk", "torn", "loop"]
+At = Literal["disk", "torn", "line", "loop"]
 
 BUDGET = 6000
 
@@ -127,6 +127,33 @@ class Stepped:
             sent = yield wanted
 
 
+class Wire(Tripwire):
+    """Counts where a write could be cut between records, too, and dies there.
+
+    Args:
+        at: The call to die at; 0 only counts.
+        where: How.
+        line: How many lines of a write are written before.
+
+    """
+
+    def __init__(self, at: int, where: At, line: int) -> None:
+        super().__init__(0 if where == "loop" else at, "kill" if where == "disk" else "kill torn")
+        self.lines: list[int] = []
+        self._line = line
+
+    def __call__(self, name: str, real: Any, *args: Any, **kwargs: Any) -> Any:
+        if changes(name, args):
+            self.lines.append(bytes(args[1]).count(b"\n{") if name == "write" else 0)
+        return super().__call__(name, real, *args, **kwargs)
+
+    def _trip(self, name: str, real: Any, args: tuple[Any, ...]) -> None:
+        if self._line and name == "write":
+            real(args[0], b"".join(bytes(args[1]).splitlines(keepends=True)[: self._line]))
+            os.kill(os.getpid(), signal.SIGKILL)
+        super()._trip(name, real, args)
+
+
 def stepping(at: int) -> list[int]:
     """Have compactions in this process die at a step of theirs; 0 only counts."""
     counted: list[int] = []
@@ -137,6 +164,12 @@ def stepping(at: int) -> list[int]:
 
     MemoryManager.compact = stepped  # type: ignore[method-assign]
     return counted
+
+
+class Place(NamedTuple):
+    where: At
+    at: int
+    line: int = 0
 
 
 class Run(NamedTuple):
@@ -161,36 +194,40 @@ class Kills:
         self._backend = backend
         first = Child(lambda report: report("turn", anyio.run(begin, top / "began")))
         ((_, self._turn),) = first.wait()
-        self.whole: Run = self._on_a_copy("whole", [(0, "disk")])[0]
+        self.whole: Run = self._on_a_copy("whole", [Place("disk", 0)])[0]
 
     def every_step(self) -> Iterator[tuple[str, Run, Run]]:
         """Kill at each step; then go on with what is left."""
-        calls = self.whole.said("calls")
-        places: list[tuple[int, At]] = [(at, "disk") for at in range(1, len(calls) + 1)]
-        places += [(at, "torn") for at, name in enumerate(calls, 1) if name == "write"]
-        places += [(at, "loop") for at in range(1, self.whole.said("steps") + 1)]
-        for at, where in places:
-            died, after = self._on_a_copy(f"{where}-{at}", [(at, where), (0, "disk")])
-            yield f"{where} {at}", died, after
+        calls, lines = self.whole.said("calls"), self.whole.said("lines")
+        places: list[Place] = [Place("disk", at) for at in range(1, len(calls) + 1)]
+        places += [Place("torn", at) for at, name in enumerate(calls, 1) if name == "write"]
+        places += [
+            Place("line", at, line)
+            for at, count in enumerate(lines, 1)
+            for line in range(1, count + 1)
+        ]
+        places += [Place("loop", at) for at in range(1, self.whole.said("steps") + 1)]
+        for place in places:
+            died, after = self._on_a_copy("-".join(map(str, place)), [place, Place("disk", 0)])
+            yield " ".join(map(str, place)), died, after
 
-    def _on_a_copy(self, name: str, kills: list[tuple[int, At]]) -> list[Run]:
+    def _on_a_copy(self, name: str, kills: list[Place]) -> list[Run]:
         root = self._top / name
         shutil.copytree(self._top / "began", root)
-        runs = [self._run(root, at, where) for at, where in kills]
+        runs = [self._run(root, place) for place in kills]
         shutil.rmtree(root)
         return runs
 
-    def _run(self, root: Path, at: int, where: At) -> Run:
+    def _run(self, root: Path, place: Place) -> Run:
         """Go on in a child that dies at a step; 0 is none."""
 
         def program(report: Report) -> None:
-            wire = Tripwire(
-                0 if where == "loop" else at, "kill torn" if where == "torn" else "kill"
-            )
-            counted = stepping(at if where == "loop" else 0)
+            wire = Wire(place.at, place.where, place.line)
+            counted = stepping(place.at if place.where == "loop" else 0)
             found = anyio.run(go_on, root, self._turn, wire.install, backend=self._backend)
             report("remembered", found)
             report("calls", wire.calls)
+            report("lines", wire.lines)
             report("steps", len(counted))
 
         child = Child(program)
@@ -206,7 +243,9 @@ def problem_of(what: str, died: Run, after: Run, whole: Run) -> list[str]:
     names = ("items", "context", "history")
     pairs = zip(names, after.said("remembered"), whole.said("remembered"), strict=True)
     return [
-        f"{what}: other {name}: {got} for {wanted}" for name, got, wanted in pairs if got != wanted
+        f"{what}: other {name}: {str(got)[:400]} for {str(wanted)[:400]}"
+        for name, got, wanted in pairs
+        if got != wanted
     ]
 
 
@@ -221,6 +260,7 @@ def compaction(backend: str = "asyncio") -> dict[str, object]:
     return {
         "kills": sum(died.killed for _, died, _ in runs),
         "calls": len(whole.said("calls")),
+        "cuts": sum(whole.said("lines")),
         "steps": whole.said("steps"),
         "items": len(whole.said("remembered")[0]),
         "problems": [

@@ -19,4 +19,5 @@ def test_a_kill_at_any_step_of_a_compaction_leaves_the_memory_of_a_run_without_i
     summary = crash("compaction")
     assert summary["problems"] == []
     assert summary["kills"] >= summary["calls"] + summary["steps"] >= 50
+    assert summary["cuts"] >= 8
     assert summary["items"] >= 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -131,6 +132,29 @@ async def test_a_new_conversation_in_the_same_session_regenerates(
     first = await run(folder, world)
     anew = PersistentSession(load_on_create=False)
     second = await run(folder, world, persistent_session=anew)
+    assert second["zep_session_id"] != first["zep_session_id"]
+    assert second["zep_user_id"] == first["zep_user_id"]
+
+
+async def test_a_session_that_was_opened_as_a_new_one_regenerates(
+    folder: AgentFolder, world: World
+) -> None:
+    """S4-G3: ``open(new=True)`` never resumes; the agent's own values are made for it."""
+    first = await run(folder, world)
+    async with world.connect() as sessions:
+        for name, is_there in (("default", True), ("second", False)):
+            with pytest.raises(SessionError) if is_there else contextlib.nullcontext():
+                await sessions.open("gus-1", session=name, new=True)
+        async with made(folder, sessions, session="second") as agent:
+            second = agent.config.all()
+        with pytest.raises(SessionError, match="exists"):
+            await made(folder, sessions, session="second", if_exists="error")
+        third = await made(folder, sessions, session="third", if_exists="error")
+        async with third:
+            assert third.config.get("zep_session_id") not in {
+                first["zep_session_id"],
+                second["zep_session_id"],
+            }
     assert second["zep_session_id"] != first["zep_session_id"]
     assert second["zep_user_id"] == first["zep_user_id"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
@@ -26,6 +27,8 @@ from perdure import (
 )
 from perdure.declare.config import PersistentConfig
 from perdure.declare.places import FolderPlace
+from perdure.declare.schema import ConfigKey
+from perdure.declare.variables import initial_values
 from tests.declare.conftest import AgentFolder
 
 ISO = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -156,6 +159,16 @@ async def test_what_a_template_makes_is_made_once_each(folder: AgentFolder) -> N
     assert one != two
     assert re.fullmatch("[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab]...-.{12}", config.get("b"))
     assert (await PersistentConfig(folder.state, folder.yaml)).all() == config.all()
+
+
+def test_a_clock_and_chance_of_ones_own_make_the_values() -> None:
+    """S4-G9: injectable."""
+    noon = datetime.datetime(2026, 5, 4, 14, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
+    make = initial_values("gus", now=lambda: noon, random=lambda size: bytes(range(size)))
+    text = "{{agent_name}} {{ timestamp }} {{ random_id }} {{ uuid }}"
+    made = "gus 2026-05-04T12:00:00.000Z 00010203 00010203-0405-4607-8809-0a0b0c0d0e0f"
+    assert make(ConfigKey(name="k", init=text)) == made
+    assert make(ConfigKey(name="k", init=7)) == 7
 
 
 async def test_a_name_that_nobody_said_is_an_error_and_nothing_is_written(

@@ -113,7 +113,7 @@ HOSTILE: dict[str, tuple[bytes | str, int, int, str]] = {
     "an expression": (KEY + "init: '{{ 7*7 }}'\n", 4, 11, "no variable"),
     "an attribute": (KEY + "init: '{{ uuid.__class__ }}'\n", 4, 11, "no variable"),
     "an open template": (KEY + "init: 'a {{ uuid'\n", 4, 11, "without its }}"),
-    "a nested template": (KEY + "init: '{{ {{ uuid }} }}'\n", 4, 11, "no variable"),
+    "a nested template": (KEY + "init: '{{ {{ uuid }} }}'\n", 4, 11, "braces in between"),
     # paths
     "paths as text": ("version: 1\npersist_paths: data\n", 2, 16, "persist_paths is text"),
     "a path as a number": ("version: 1\npersist_paths: [7]\n", 2, 17, "a path is a whole number"),
@@ -221,6 +221,12 @@ def test_all_that_does_not_fit_is_found_in_one_go() -> None:
         parsed(text)
     found: Any = caught.value.facts["problems"]
     assert [(one.line, one.column) for one in found] == [(1, 10), (2, 1), (3, 20), (3, 25)]
+
+
+def test_after_a_hundred_problems_nobody_reads_on() -> None:
+    text = "version: 1\n" + "".join(f"k{number}: 1\n" for number in range(20_000))
+    with pytest.raises(ConfigError, match="and 99 more"):
+        parsed(text)
 
 
 def test_the_first_of_them_gives_the_error_its_class() -> None:

@@ -80,7 +80,7 @@ def test_every_kind_of_document_stands_in_a_golden_store() -> None:
         stored |= {name.split("/")[0] for name in session.get("documents", ())}
     assert stored >= {
         "session.json", "memory.json", "episodic.jsonl", "semantic.jsonl",
-        "working_context_snapshot.json", "state", "typed", "plugins",
+        "working_context_snapshot.json", "state", "typed", "plugins", "checkpoints.jsonl",
     }  # fmt: skip
 
 

@@ -292,6 +292,25 @@ async def remembers(root: Path) -> None:
         await opened.save()
 
 
+@session("checkpointed")
+async def checkpointed(root: Path) -> None:
+    """Checkpoints of the session and of states that were given, one pruned, one gone back to."""
+    async with connected(root, "thirteenth") as sessions:
+        opened = await sessions.open("checkpointed")
+        await _talk(opened)
+        opened.events.emit("custom", "plan", {"goal": "draft"})
+        await opened.checkpoints.create("of the session")
+        opened.memory.set("later", "gone again")
+        await _remember(opened)
+        await opened.checkpoints.create("small", {"memory": "vector://xyz"})
+        await opened.checkpoints.create("large", {"text": "Oosthaven " * 1000})
+        await opened.checkpoints.rollback(1)
+        await opened.checkpoints.prune(keep=[1, 3, 4])
+    async with connected(root, "fourteenth") as sessions:
+        opened = await sessions.open("checkpointed")
+        await opened.checkpoints.create("behind the fold")
+
+
 async def write(golden: Path) -> list[str]:
     """Write the sessions that are missing, and what is to be expected of them."""
     path = golden / "expected.json"

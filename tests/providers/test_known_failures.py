@@ -135,6 +135,9 @@ def test_an_answer_that_is_thinking_alone_is_no_answer() -> None:
     reply = {**ANTHROPIC, "content": ANTHROPIC["content"][:1]}
     shown = sent([Message.user("go"), parse(reply, "anthropic"), Message.user("?")], "anthropic")
     assert [one["role"] for one in shown] == ["user"]
+    content = {"role": "model", "parts": [{"text": "Hm", "thought": True}]}
+    shown = sent([Message.user("go"), parse(content, "gemini"), Message.user("?")], "gemini")
+    assert [one["role"] for one in shown] == ["user"]
 
 
 def test_a_search_that_was_interrupted_is_left_out() -> None:

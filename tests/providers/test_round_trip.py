@@ -252,6 +252,15 @@ def test_the_objects_of_the_sdks_are_read_too() -> None:
         assert_accepted(context)
 
 
+def test_items_that_were_appended_one_by_one_go_back_as_one_reply() -> None:
+    """REQUIREMENTS 2.1: Responses items, stored as they came."""
+    reasoning, _, one, other = RESPONSES["output"]
+    pieces = [parse({"output": part}, "openai-responses") for part in ([reasoning, one], [other])]
+    done = [Message.tool("call_b", "seen"), Message.tool("call_a", "seen")]
+    items = render([Message.user("Look"), *pieces, *done], "openai-responses").messages
+    assert items[1:4] == [reasoning, one, other]
+
+
 def test_what_the_sdk_of_gemini_calls_otherwise_is_the_same() -> None:
     from google.genai.types import GenerateContentResponse
 

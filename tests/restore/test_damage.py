@@ -18,6 +18,7 @@ from perdure import (
     Limits,
     Message,
     RestoreReport,
+    Retention,
     SessionKey,
     SessionManager,
     Shutdown,
@@ -395,8 +396,6 @@ def test_check_proves_each_document_by_the_log(
 
 async def test_a_pruned_session_goes_on_from_what_it_has_kept(tmp_path: Path) -> None:
     """S0-4: where the log's beginning is gone, what a document began with is not."""
-    from perdure import Retention
-
     root = tmp_path / "store"
     async with manager(root) as sessions:
         async with sessions.open("ada") as ada:
@@ -413,6 +412,30 @@ async def test_a_pruned_session_goes_on_from_what_it_has_kept(tmp_path: Path) ->
     async with manager(root) as sessions, sessions.open("ada") as ada:
         assert SNAPSHOT in ada.restore_report.damaged
         assert ada.context() == before
+        assert await ada.memory.get("harbor") == "north"
+
+
+async def test_what_cannot_be_used_is_not_what_a_pruned_session_keeps(tmp_path: Path) -> None:
+    """S0-1, S0-26: a newer release's snapshot is no beginning for a log that is cut."""
+    root = tmp_path / "store"
+    async with manager(root) as sessions, sessions.open("ada") as ada:
+        ada.memory.set("harbor", "north")
+        for number in range(4):  # the last turn's end is what is folded, and where it is cut
+            async with ada.turn():
+                ada.append(Message.user(f"turn {number}"))
+        before = ada.context()
+        await ada.aclose()
+    await put(root, SNAPSHOT, with_version)
+    async with manager(root) as sessions, sessions.open("ada") as ada:
+        async with ada.turn():
+            ada.append(Message.user("one more"))
+        expected = ada.context()
+        assert expected[:4] == before
+        await sessions.prune(Retention(keep_turns=1), id="ada")
+        await ada.aclose()
+    (root / "agents" / "ada" / SNAPSHOT).unlink()  # so that it is made of what was kept
+    async with manager(root) as sessions, sessions.open("ada") as ada:
+        assert ada.context() == expected
         assert await ada.memory.get("harbor") == "north"
 
 
@@ -511,3 +534,28 @@ async def test_what_lay_in_a_database_is_kept_as_a_blob(kind: str, tmp_path: Pat
         blobs = [await kept.get_blob("", name) for name in await kept.blob_names("")]
         assert evidence in blobs
         assert (await sessions.plan_restore("ada")).is_sound
+
+
+async def test_the_tail_is_loaded_by_whole_groups(tmp_path: Path) -> None:
+    """S0-2, C8: of a group that was cut anywhere by a kill, nothing comes back, or all of it."""
+    seen: set[int] = set()
+    root = tmp_path / "store"
+    async with manager(root) as sessions, sessions.open("ada") as ada:
+        ada.append(Message.user("first"))
+        await ada.save()
+        whole = sum(one.stat().st_size for one in (root / "agents" / "ada" / "log").iterdir())
+        asks = Message.assistant("Let me see.", tool_calls=[ToolCall("c1", "look")])
+        ada.append(asks, Message.tool("c1", {"depth": 4}), Message.assistant("4 m"))
+        await ada.save()
+        shutil.copytree(root, tmp_path / "left")
+    (name,) = [one.name for one in (tmp_path / "left" / "agents" / "ada" / "log").iterdir()]
+    size = (tmp_path / "left" / "agents" / "ada" / "log" / name).stat().st_size
+    for cut in (*range(whole, size, 97), size - 1, size):
+        copy = tmp_path / f"cut-{cut}"
+        shutil.copytree(tmp_path / "left", copy)
+        with (copy / "agents" / "ada" / "log" / name).open("r+b") as file:
+            file.truncate(cut)
+        async with manager(copy) as sessions, sessions.open("ada") as ada:
+            seen.add(len(ada.context()))
+            assert ada.context()[0].text == "first"
+    assert seen == {1, 4}

@@ -17,14 +17,18 @@ from perdure import (
     LeaseLostError,
     Message,
     SessionClosedError,
+    SessionError,
     SessionNotFoundError,
     Shutdown,
     UnsavedChangesError,
     WrongLoopError,
     connect,
 )
+from perdure.model.keys import SessionKey
 from perdure.session.events import SessionClosed
+from perdure.session.manager import SessionManager
 from perdure.session.options import Autosave, Engine, Lease
+from perdure.session.through import Through
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from tests.session.conftest import Connect
@@ -52,6 +56,63 @@ async def test_many_opens_at_once_load_once(again: Connect) -> None:
                 group.start_soon(get)
         assert len({id(one) for one in found}) == 1
         assert found[0].epoch == 1  # type: ignore[attr-defined]
+
+
+async def test_a_new_session_is_never_a_resume(again: Connect) -> None:
+    """S4-G3: ``open(new=True)`` demands that there is nothing of this id, open or stored."""
+    async with again() as sessions:
+        async with sessions.open("a", new=True) as session:
+            with pytest.raises(SessionError, match="session a exists.*leave out new=True"):
+                await sessions.open("a", new=True)
+            assert await sessions.open("a") is session
+    async with again() as sessions:
+        with pytest.raises(SessionError, match="session a exists.*delete it first"):
+            await sessions.open("a", new=True)
+        await sessions.delete("a")
+        await sessions.open("a", new=True)
+        with pytest.raises(ConfigError, match="create=False forbids it"):
+            await sessions.open("b", new=True, create=False)
+
+
+async def test_of_many_who_ask_for_a_new_session_one_gets_it(again: Connect) -> None:
+    """S4-G3: in one process, and in two."""
+    got: list[str] = []
+    refused: list[str] = []
+
+    async def ask(sessions: SessionManager, name: str) -> None:
+        try:
+            async with sessions.open("a", new=True, wait=0):
+                got.append(name)
+        except (SessionError, LeaseHeldError):
+            refused.append(name)
+
+    async with again() as one, again() as two, anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(ask, one, "one")
+            group.start_soon(ask, two, "two")
+    assert len(got) == 1
+    assert len(refused) == 9
+
+
+async def test_who_comes_second_for_a_new_session_leaves_it_to_the_first() -> None:
+    """S4-G3: a session that appears while we take its lease is no new one."""
+    backing = MemoryBacking()
+    theirs = MemoryStore(backing=backing)
+    await theirs.open()
+
+    class Overtaken(Through):
+        async def head(self, key: SessionKey) -> int:
+            head: int = await self.inner.head(key)
+            if head == 0:
+                grant = await theirs.acquire(key, after=0)
+                await theirs.release(key, grant.epoch)
+            return head
+
+    async with connect(Overtaken(MemoryStore(backing=backing)), shutdown=QUIET) as sessions:
+        with pytest.raises(SessionError, match="session a exists"):
+            await sessions.open("a", new=True)
+        async with sessions.open("a") as session:
+            assert session.epoch == 3
 
 
 async def test_missing_session_is_not_made_unless_asked(again: Connect) -> None:

@@ -15,6 +15,7 @@ from perdure import (
     ConfigError,
     Message,
     SessionClosedError,
+    SessionError,
     SessionNotFoundError,
     Shutdown,
     StoreUnavailableError,
@@ -88,6 +89,13 @@ def test_a_post_is_taken_once(again: Connect) -> None:
         assert sessions.post("mia", Message.user("one"), key="k").new == 0
         with sessions.open("mia") as session:
             assert [message.text for message in session.context()] == ["one"]
+
+
+def test_a_new_session_is_never_a_resume(again: Connect) -> None:
+    """S4-G3: as with `perdure.SessionManager`."""
+    with again() as sessions, sessions.open("ada", new=True):
+        with pytest.raises(SessionError, match="session ada exists"):
+            sessions.open("ada", new=True)
 
 
 def test_load_list_exists_and_delete(again: Connect) -> None:

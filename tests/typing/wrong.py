@@ -81,7 +81,7 @@ async def a_store(store: Store, key: SessionKey) -> None:
 
 async def an_agent(sessions: SessionManager) -> None:
     Agent.create("mia", EchoModel())  # error: call-arg
-    Agent.create("mia", model="gpt")  # error: arg-type
+    Agent.create("mia", model=7)  # error: arg-type
     AgentConfig(model=EchoModel())  # error: call-arg
     async with Agent.create("mia", model=EchoModel(), sessions=sessions) as agent:
         await agent.ask(7)  # error: arg-type

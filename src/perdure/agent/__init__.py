@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from perdure.agent.results import ResultReference as ResultReference
     from perdure.agent.results import reference_of as reference_of
     from perdure.agent.results import resolved as resolved
+    from perdure.agent.resuming import OpenMatters as OpenMatters
+    from perdure.agent.resuming import open_matters as open_matters
     from perdure.agent.runtime import AgentRuntime as AgentRuntime
     from perdure.agent.streams import EventStream as EventStream
     from perdure.agent.summarizer import ModelSummarizer as ModelSummarizer
@@ -174,6 +176,7 @@ _HOMES = {
     "perdure.agent.plugins": ("PersistentInstructions", "ToolSettings"),
     "perdure.agent.requests": ("LLMRequestAssembler", "render_openai"),
     "perdure.agent.results": ("ResultReference", "reference_of", "resolved"),
+    "perdure.agent.resuming": ("OpenMatters", "open_matters"),
     "perdure.agent.runtime": ("AgentRuntime",),
     "perdure.agent.streams": ("EventStream",),
     "perdure.agent.summarizer": ("ModelSummarizer",),

@@ -18,7 +18,7 @@ from perdure.agent.context import AgentContext
 from perdure.agent.declared import declare
 from perdure.agent.events import AgentReady, BootstrapStarted, BootstrapStepDone, ContextRestored
 from perdure.agent.mcp.server import start_servers
-from perdure.agent.processing import maybe_await
+from perdure.agent.processing import lived, maybe_await
 from perdure.agent.resuming import report
 from perdure.codec.values import encode_value
 from perdure.errors import SessionError
@@ -163,7 +163,9 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
         await maybe_await(context.config.setup(context))
     report(context)
     await context.declared.set_up()
-    context.emit(AgentReady(agent_id=agent_id))
+    ready = AgentReady(agent_id=agent_id)
+    context.emit(ready)
+    await lived(ready, context)
 
 
 async def restore_parts(context: AgentContext) -> None:

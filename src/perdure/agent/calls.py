@@ -101,12 +101,12 @@ async def _outcome(planned: Planned, context: AgentContext) -> tuple[str, ToolRe
 
 async def _run(planned: Planned, context: AgentContext) -> tuple[str, ToolResult]:
     call, effect, limit = planned.call, planned.effect, context.config.tool_timeout
-    key = None
+    asked = context.ledger.end_approval(context.turn_id, call)
     if effect is not None:
-        key = effect.id
-        if effect.state != "begun":
-            context.ledger.begun(effect)
-            await context.session.save()
+        context.ledger.begun(effect)
+    if asked or (effect is not None and effect.state != "begun"):
+        await context.session.save()  # that it begins, before it does
+    key = None if effect is None else effect.id
     result = await context.toolbox.run(call, context, limit=limit, idempotency_key=key)
     if not is_certain(result):
         return "unknown", result

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from perdure.agent.context import AgentContext
+from perdure.agent.events import AgentEvent
 from perdure.agent.features import Features
 from perdure.agent.llm.model import Model
 from perdure.agent.llm.named import named_model
@@ -32,6 +33,7 @@ ResultProcessor = Callable[[ToolResult, AgentContext], ToolResult | Awaitable[To
 Answer = bool | Literal["always", "ask"]
 Approve = Callable[[ToolCall, AgentContext], Answer | Awaitable[Answer]]
 OnUnfinished = Literal["report", "resume"]
+LifecycleHook = Callable[[AgentEvent, AgentContext], Awaitable[object] | object]
 Setup = Callable[[AgentContext], Awaitable[object] | object]
 Renderer = Callable[[Sequence[Message]], Sequence[Any]]
 
@@ -53,6 +55,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         input_processors: Functions of (message, context), before a message is kept.
         tool_result_processors: Functions of (result, context), before a result is kept.
         setup: Called with the context when everything is ready; the agent's own ``setup`` follows.
+        lifecycle_hooks: Functions of (event, context), awaited in order when the agent is ready,
+            when a turn begins and when it has ended, and when the agent stops.
         agent_dir: The folder of its persistence.yaml and agent.yaml; None for that of its
             code: of its class's module, or of the program that runs.
         home: The folder of its files; None for one in the store, where that has folders.
@@ -105,6 +109,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     input_processors: Sequence[InputProcessor] = ()
     tool_result_processors: Sequence[ResultProcessor] = ()
     setup: Setup | None = None
+    lifecycle_hooks: Sequence[LifecycleHook] = ()
     agent_dir: str | os.PathLike[str] | None = None
     home: str | os.PathLike[str] | None = None
     archive: bool | None = None

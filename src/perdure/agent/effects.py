@@ -41,15 +41,15 @@ def verdict(effect: Effect | None, approval: Approval | None, *, can_run: bool) 
 
     Args:
         effect: What the ledger has of it; None for a tool without declared side effects.
-        approval: Whether somebody was to approve it; None if not.
+        approval: What the ledger has of its approval, which ends when the call begins; None if
+            it has begun, or nobody had to be asked.
         can_run: Whether the tool is still there, and the arguments are stored whole.
 
     >>> verdict(None, None, can_run=True)  # nobody knows whether it has begun
     'interrupted'
     """
     if effect is None:
-        waits = approval is not None and approval.answer is None
-        return "run" if waits and can_run else "interrupted"
+        return "run" if approval is not None and can_run else "interrupted"
     if effect.state == "planned":
         return "run" if can_run else "interrupted"
     wish = effect.decision if effect.state == "decided" else effect.policy

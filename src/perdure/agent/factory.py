@@ -85,8 +85,9 @@ class AgentFactory:
         """
         agent_id = agent_id or f"{config.name}-{random_id()}"
         await _clear_the_way(self._sessions, agent_id, config, if_exists)
-        session = await _open(self._sessions, agent_id, config, create=True)
-        return await _assemble(Agent, session, config, self._sessions, if_exists=if_exists)
+        new = if_exists == "error"
+        session = await _open(self._sessions, agent_id, config, create=True, new=new)
+        return await _assemble(Agent, session, config, self._sessions)
 
     async def restore_agent(
         self,
@@ -97,7 +98,7 @@ class AgentFactory:
         """Return an agent that was there before, not started.
 
         What it remembers comes back when it starts, before its first message. What was
-        waiting or running when it stopped does not.
+        waiting or running when it stopped is not run by itself: see `Agent.unfinished`.
 
         Args:
             agent_id: Its id.
@@ -185,11 +186,6 @@ async def _clear_the_way(
         await session.__aexit__(None, None, None)
 
 
-def _check_is_new(session: Session) -> None:
-    if has_content(session):
-        raise _exists(session.id)
-
-
 def _check_type(session: Session, config: AgentConfig) -> None:
     """Note the type of a new agent; refuse to go on with one of another type."""
     stored, wanted = session.info.agent_type, config.agent_type
@@ -213,13 +209,19 @@ def _exists(agent_id: str) -> SessionError:
 
 
 async def _open(
-    sessions: SessionManager, agent_id: str, config: AgentConfig, *, create: bool
+    sessions: SessionManager,
+    agent_id: str,
+    config: AgentConfig,
+    *,
+    create: bool,
+    new: bool = False,
 ) -> Session:
     return await sessions.open(
         agent_id,
         session=config.session,
         tenant=config.tenant,
         create=create,
+        new=new,
         on_held=config.on_held,
         wait=config.wait,
         strict=config.restore.strict,
@@ -234,15 +236,12 @@ async def _assemble(
     sessions: SessionManager,
     *,
     restore: bool = False,
-    if_exists: IfExists = "resume",
     load: bool = True,
     save_on_close: bool = True,
     release: Release | None = None,
 ) -> A:
     """Claim an open session, and put an agent together around it."""
     try:
-        if if_exists == "error":
-            _check_is_new(session)  # somebody may have been faster
         _check_type(session, config)
         restore = restore or (load and has_content(session))
         runtime = AgentRuntime()
@@ -368,13 +367,13 @@ async def create(
     agent_id = agent_id or f"{config.name}-{random_id()}"
     try:
         await _clear_the_way(sessions, agent_id, config, if_exists)
-        session = await _open(sessions, agent_id, config, create=True)
+        new = if_exists == "error"
+        session = await _open(sessions, agent_id, config, create=True, new=new)
         return await _assemble(
             kind,
             session,
             config,
             sessions,
-            if_exists=if_exists,
             load=kept.load_on_create,
             save_on_close=kept.save_on_close,
             release=release,

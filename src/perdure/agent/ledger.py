@@ -235,11 +235,12 @@ class AgentLedger:
                 return now
             await self._woken(approval.id)
 
-    def end_approval(self, turn: str, call: ToolCall) -> None:
-        """Note that a call needs no approval any more."""
+    def end_approval(self, turn: str, call: ToolCall) -> bool:
+        """Note that a call needs no approval any more; False if it has needed none."""
         known = self.approval_of(turn, call)
         if known is not None:
             self._change(APPROVAL, known.id, state=OVER)
+        return known is not None
 
     # how
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from typing import Any
 
 from perdure.agent.context import AgentContext
+from perdure.agent.events import AgentEvent
 from perdure.model.messages import Message, ToolCall, ToolResult
 
-__all__ = ["maybe_await", "processed", "received"]
+__all__ = ["lived", "maybe_await", "processed", "received", "told_of"]
+
+log: logging.Logger = logging.getLogger("perdure.agent")
 
 
 async def maybe_await(value: Any) -> Any:
@@ -32,3 +36,19 @@ async def processed(result: ToolResult, call: ToolCall, context: AgentContext) -
         why = f"the result could not be processed: {type(error).__name__}: {error}"
         return ToolResult(call.id, call.name, error=why)
     return result
+
+
+async def lived(event: AgentEvent, context: AgentContext) -> None:
+    """Have the lifecycle hooks called, in order; what one raises comes out of here."""
+    for hook in context.config.lifecycle_hooks:
+        await maybe_await(hook(event, context))
+
+
+async def told_of(event: AgentEvent, context: AgentContext) -> None:
+    """Have the lifecycle hooks called about what cannot be changed any more; never fails."""
+    for hook in context.config.lifecycle_hooks:
+        try:
+            await maybe_await(hook(event, context))
+        except Exception:
+            facts = {"agent": context.agent_id, "event": type(event).__name__}
+            log.exception("a lifecycle hook failed", extra=facts)

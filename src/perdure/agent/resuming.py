@@ -21,31 +21,66 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.codec.messages import decode_message
-from perdure.memory.ledger import Effect
+from perdure.codec.tags import Types
+from perdure.memory.ledger import Admitted, Approval, Effect
 from perdure.memory.traces import newest_turns
 from perdure.restore.report import RestoreStep
-from perdure.session.inside import registry_of, store_of
+from perdure.session.inside import ledger_of, registry_of, store_of
+from perdure.session.session import Session
+from perdure.session.view import SessionView
 
-__all__ = ["MOST_ATTEMPTS", "first_event", "go_on", "report", "to_resume", "unfinished", "unknown"]
+__all__ = [
+    "MOST_ATTEMPTS",
+    "OpenMatters",
+    "first_event",
+    "go_on",
+    "open_matters",
+    "report",
+    "to_resume",
+    "unfinished",
+    "unknown",
+]
 
 MOST_ATTEMPTS: Final = 3
 """How often a turn is begun without anybody asking: it may be what kills the process."""
+
+
+class OpenMatters(msgspec.Struct, frozen=True):
+    """What an agent has begun and not brought to its end, as its session has it."""
+
+    unfinished: tuple[Unfinished, ...] = ()
+    """Messages that are not answered; one that is being answered is among them."""
+    effects: tuple[Effect, ...] = ()
+    """Calls of tools with side effects whose outcome is not known."""
+    approvals: tuple[Approval, ...] = ()
+    """Tool calls that wait for an approval, or have one and have not begun."""
+
+
+async def open_matters(session: Session | SessionView) -> OpenMatters:
+    """Return what is under way in a session: for whoever looks at it without its agent."""
+    ledger, types = await ledger_of(session), registry_of(session)
+    left = tuple(_unfinished(one, types) for one in ledger.messages())
+    return OpenMatters(left, ledger.effects(), ledger.approvals())
 
 
 def unfinished(context: AgentContext) -> tuple[Unfinished, ...]:
     """Return the messages that are not answered, the running turn's aside; oldest first."""
     types = registry_of(context.session)
     return tuple(
-        Unfinished(
-            id=one.id,
-            message=decode_message(bytes(one.message), types),
-            at=one.at,
-            turn_id=one.turn or one.asked,
-            attempts=one.attempts,
-            error=one.error,
-        )
+        _unfinished(one, types)
         for one in context.ledger.messages
         if one.id not in context.ledger.underway
+    )
+
+
+def _unfinished(one: Admitted, types: Types) -> Unfinished:
+    return Unfinished(
+        id=one.id,
+        message=decode_message(bytes(one.message), types),
+        at=one.at,
+        turn_id=one.turn or one.asked,
+        attempts=one.attempts,
+        error=one.error,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, final
+from typing import Any, Final, final
 
 import anyio
 
@@ -30,6 +30,7 @@ from perdure.agent.events import (
 )
 from perdure.agent.handlers import WorkerEventDispatcher, begin_context
 from perdure.agent.inputs import InputQueues, LoadRequest, Posted
+from perdure.agent.processing import lived, told_of
 from perdure.agent.resuming import first_event, go_on, to_resume, unfinished
 from perdure.errors import PerdureError, SessionClosedError
 from perdure.model.messages import Message
@@ -40,6 +41,9 @@ from perdure.session.turn import Turn
 __all__ = ["AgentWorker", "running_worker"]
 
 log: logging.Logger = logging.getLogger("perdure.agent")
+
+LAST_WORDS: Final = 5.0
+"""Seconds that hooks have when the agent stops."""
 
 _running: ContextVar[AgentWorker | None] = ContextVar("perdure_worker", default=None)
 
@@ -95,8 +99,12 @@ class AgentWorker:
         except Exception as error:  # noqa: BLE001  # told to whoever waits
             self.error = error
         finally:
-            _running.reset(token)
-            self._end(inputs)
+            try:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_WORDS):
+                    await told_of(self._stopped(), self._context)
+            finally:
+                _running.reset(token)
+                self._end(inputs)
 
     def emit(self, event: AgentEvent) -> None:
         """Tell the listeners, and whoever waits for this very turn."""
@@ -161,8 +169,6 @@ class AgentWorker:
             self._posted = posted
             await self._answer(posted, inputs)
             self._posted = None
-            if posted.admitted is not None:
-                self._context.ledger.underway.discard(posted.admitted)
             inputs.forget_internal()
             if not session.is_writable:
                 self.error = session.closed_by
@@ -182,14 +188,17 @@ class AgentWorker:
                 await context.session.save()
         except Exception as error:  # noqa: BLE001  # told, and the next message is answered
             log.info("a turn failed", extra={"agent": context.agent_id, "turn": over.turn_id})
-            failed = TurnFailed(
+            ended: AgentEvent = TurnFailed(
                 agent_id=context.agent_id, turn_id=over.turn_id, error=_innermost(error)
             )
-            self.emit(failed)
         else:
-            self.emit(over.event(context.session.durable_version))
+            ended = over.event(context.session.durable_version)
         finally:
             self._turn_scope = None
+        if posted.admitted is not None:
+            context.ledger.underway.discard(posted.admitted)
+        self.emit(ended)
+        await told_of(ended, context)
 
     async def _turn(self, posted: Posted, inputs: InputQueues, over: _Over) -> None:
         context, ledger = self._context, self._context.ledger
@@ -206,7 +215,9 @@ class AgentWorker:
             ledger.begin(posted.admitted, turn.id)
             context.memory.turn_tracker.begin(turn.id, turn.number)
             try:
-                self.emit(TurnStarted(agent_id=context.agent_id, turn_id=turn.id))
+                started = TurnStarted(agent_id=context.agent_id, turn_id=turn.id)
+                self.emit(started)
+                await lived(started, context)
                 await self._begin(posted, inputs)
                 await self._drain_internal(inputs)
                 keep_custom_data(context)
@@ -270,12 +281,15 @@ class AgentWorker:
             posted.event.error = error
             posted.event.done.set()
 
+    def _stopped(self) -> AgentStopped:
+        return AgentStopped(agent_id=self._context.agent_id, error=self.error)
+
     def _end(self, inputs: InputQueues) -> None:
         for posted in inputs.abandon():
             self._refuse(posted)
         if self._posted is not None:
             self._refuse(self._posted)
-        self._publish(AgentStopped(agent_id=self._context.agent_id, error=self.error))
+        self._publish(self._stopped())
         self.ready.set()
         self.done.set()
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, final
 
 from perdure.checkpoints.journal import Journal, Reading
-from perdure.codec.json import decode, encode
+from perdure.checkpoints.playing import diverged, event_of, replayed
+from perdure.checkpoints.replay import ReplayReport, Row
+from perdure.codec.json import encode
 from perdure.codec.values import lower
-from perdure.errors import FormatError, NotStorableError
+from perdure.errors import NotStorableError
 from perdure.model.events import KernelEvent
 from perdure.model.records import EVENT, Entry
 
@@ -32,6 +35,34 @@ class EventReader:
 
         """
         return await read_events(self._reading, after=after, before=before)
+
+    async def replay(
+        self,
+        *,
+        since: int | None = None,
+        on_row: Callable[[Row], object] | None = None,
+        strict: bool = False,
+    ) -> ReplayReport:
+        """Feed the durable events to a dry run, which does nothing again, and return what it saw.
+
+        It looks whether any event is missing or moved, compares each checkpoint with what was
+        recorded, and counts what was decided and used. Its memory does not grow with the events.
+
+        Args:
+            since: A checkpoint's id, to begin behind it; None for the beginning.
+            on_row: Called with each decision (events of the kind "custom") and each use of a
+                capability, in order.
+            strict: Whether to raise when something does not fit.
+
+        Raises:
+            ConfigError: There is no such checkpoint.
+            ReplayDivergedError: With *strict*: something does not fit.
+
+        """
+        report = await replayed(self._reading, since=since, on_row=on_row)
+        if strict and not report.ok:
+            raise diverged(report)
+        return report
 
 
 @final
@@ -88,14 +119,6 @@ async def read_events(
     log = reading.store.read_log(reading.key, after=after, before=upto)
     async with aclosing(log):
         async for chunk in log:
-            found = (_event(one.payload) for one in chunk.records if one.kind == EVENT)
+            found = (event_of(one.payload) for one in chunk.records if one.kind == EVENT)
             events += [event for event in found if event is not None]
     return sorted(events, key=lambda event: event.timestamp)
-
-
-def _event(payload: bytes) -> KernelEvent | None:
-    """Return a record's event; None for one that an application made up before there were any."""
-    try:
-        return decode(payload, KernelEvent)
-    except FormatError:
-        return None

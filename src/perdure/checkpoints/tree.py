@@ -51,7 +51,8 @@ def tree_of(data: bytes, before: Tree | None = None) -> Tree:
     known = frozenset[str]() if before is None else before.names
     blobs = {name: leaf for name, leaf in _cut(data, leaves) if name not in known}
     names = {leaf.name for leaf in leaves}
-    level, layer = 0, leaves
+    level = 0
+    layer: Sequence[Chunk] = leaves
     while level == 0 or len(layer) > 1:
         level += 1
         nodes: list[Chunk] = []
@@ -61,7 +62,7 @@ def tree_of(data: bytes, before: Tree | None = None) -> Tree:
             if name not in known:
                 blobs[name] = node
             nodes.append(Chunk(name, sum(chunk.size for chunk in below)))
-        layer = tuple(nodes)
+        layer = nodes
         names |= {node.name for node in nodes}
     return Tree(layer[0].name, len(data), leaves, frozenset(names), blobs)
 

@@ -23,6 +23,7 @@ from perdure.cli.lives import copy, fork, rename
 from perdure.cli.migrate import migrate
 from perdure.cli.output import fail
 from perdure.cli.rebuild import rebuild
+from perdure.cli.replay import replay
 from perdure.cli.sessions import ls, show
 from perdure.errors import ConfigError, PerdureError
 
@@ -34,7 +35,7 @@ INTERRUPTED = 130
 
 COMMANDS: tuple[Callable[..., int], ...] = (
     *(demo, chat, ls, show, check, rebuild),
-    *(checkpoints, diff, rollback),
+    *(checkpoints, diff, rollback, replay),
     *(fork, copy, rename, forget, prune),
     *(export, import_, migrate, archive, config, doctor),
 )

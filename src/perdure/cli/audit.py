@@ -21,6 +21,7 @@ from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionE
 from perdure.model.base import Base
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, MESSAGE_KINDS, Record
+from perdure.restore.validity import judged
 from perdure.session.comparing import WholeLog, differences
 from perdure.session.hindsight import base_documents
 from perdure.session.lineage import Lineage, followed
@@ -78,7 +79,7 @@ async def _beginning(store: Lineage, seen: Audit) -> tuple[Base, Mapping[str, Do
 
 async def _documents(store: Store, seen: Audit) -> Documents | None:
     try:
-        documents = await store.read_documents(seen.key, None)
+        documents = judged(await store.read_documents(seen.key, None), seen.key)
     except UnsupportedVersionError as error:
         seen.findings.append(Finding(what="document", detail=str(error)))
         return None

@@ -100,7 +100,7 @@ async def checkpoint_of(sessions: SessionManager, id: str, number: int, where: N
 
 
 def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(checkpoint)
+    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(checkpoint))
     fields.pop("link")
     return fields
 

@@ -13,15 +13,19 @@ from cyclopts import Parameter
 
 import perdure
 from perdure._lib.files import Folder
+from perdure.checkpoints.pair import has_pair
 from perdure.cli.options import Named
 from perdure.cli.output import print_json, say, size, write
 from perdure.cli.reach import existing, is_there, managed, no_session
 from perdure.errors import ConfigError, SessionNotFoundError
 from perdure.interchange import Read, read_folder, read_state, write_folder, write_state
+from perdure.interchange.own import log_in
+from perdure.interchange.reading import Finding
 from perdure.interchange.state import FullAgentState
 from perdure.model.keys import SessionKey
 from perdure.moving.files import bundle_key, is_bundle, read_bundle, write_bundle
 from perdure.session.exchange import Imported, import_state, state_from
+from perdure.session.pairs import export_pair, import_pair
 from perdure.store import Store
 
 __all__ = ["export", "import_"]
@@ -75,7 +79,7 @@ async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where
         write(_pretty(state))
         return 0
     if layout == "seed":
-        names = await write_folder(out, state)
+        names = [*await write_folder(out, state), *await _export_pair(id, out, where)]
     else:
         await anyio.to_thread.run_sync(_publish, out, _pretty(state).encode())
         names = [out.name]
@@ -85,6 +89,13 @@ async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where
     else:
         say(f"{key}: {len(state.context.core.history)} messages written to {out}")
     return 0
+
+
+async def _export_pair(id: str, out: Path, where: Named) -> list[str]:
+    """Write the events and checkpoints, if the session has any; return the files' names."""
+    async with managed(existing(where.store)) as sessions:
+        view = await sessions.load(id, session=where.session, tenant=where.tenant)
+        return [] if view is None else await export_pair(view, out)
 
 
 async def _export_bundle(store: Store, key: SessionKey, out: Path, where: Named) -> int:
@@ -148,12 +159,19 @@ async def _import(path: Path, *, id: str | None, where: Named) -> int:
             f"there is nothing to import in {path}: name a file, or a folder with session.json"
         )
         raise SessionNotFoundError(message, path=str(path))
-    store = perdure.store_for(where.store)
+    store, left_out = perdure.store_for(where.store), list[Finding]()
     async with managed(store) as sessions:
         done = await import_state(
             sessions, read.state, id=id, session=where.session, tenant=where.tenant
         )
-    findings = [*read.findings, *done.findings]
+        if log_in(read.state) is None and await anyio.to_thread.run_sync(has_pair, path):
+            async with sessions.open(
+                done.key.agent, session=where.session, tenant=where.tenant
+            ) as mine:
+                taken = await import_pair(mine, path)
+            done = msgspec.structs.replace(done, version=mine.durable_version)
+            left_out = [Finding("left out", str(path), one) for one in taken.findings]
+    findings = [*read.findings, *done.findings, *left_out]
     if where.json:
         print_json(_answer(done, store.location, findings))
     else:

@@ -130,6 +130,8 @@ def _print_pruned(report: PruneReport) -> None:
     for one in report.pruned:
         freed = f", {size(one.bytes)} freed" if one.bytes else ""
         say(f"{one.key}: {one.turns} turns up to record {one.cut}{freed}")
+    for kept in report.kept_for:
+        say(f"{kept.key}: keeps more for checkpoint {kept.checkpoint}: let that go first")
     for key in report.held:
         say(f"{key}: somebody holds it: left alone")
     say(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import anyio
 import msgspec
@@ -104,7 +104,7 @@ def show(
     *,
     log: bool = False,
     restore_plan: bool = False,
-    target: Format | None = None,
+    target: str | None = None,
     limit: int | None = None,
     where: Named = Named(),  # noqa: B008  # frozen
 ) -> int:
@@ -116,7 +116,8 @@ def show(
         id: The agent's id.
         log: Show the log's records instead of the messages.
         restore_plan: Show what opening it would use, repair, strip and make anew, and why.
-        target: With --restore-plan: the provider that the context is meant for.
+        target: With --restore-plan, the provider that the context is meant for: openai,
+            openai-responses, anthropic or gemini.
         limit: How many of the newest messages or records. Default: 20 messages, all records.
 
     """
@@ -127,13 +128,13 @@ def show(
     return 0
 
 
-async def _show_plan(id: str, *, target: Format | None, where: Named) -> None:
+async def _show_plan(id: str, *, target: str | None, where: Named) -> None:
     store, key = existing(where.store), where.key(id)
     async with managed(store) as sessions:
         if not await sessions.exists(key.agent, session=key.session, tenant=key.tenant):
             raise no_session(key, store)
         plan = await sessions.plan_restore(
-            key.agent, session=key.session, tenant=key.tenant, target=target
+            key.agent, session=key.session, tenant=key.tenant, target=cast("Format | None", target)
         )
     if where.json:
         shown = {name: getattr(plan, name) for name in _PLANNED}

@@ -48,21 +48,24 @@ class Problem(msgspec.Struct, frozen=True):
 class Problems:
     """What was found so far in one file."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, most: int = 100) -> None:
         self.source: str = source
+        self._most = most
         self.found: list[Problem] = []
         self.error: type[ConfigError] = ConfigError
         """The class of what is raised: that of the first problem."""
 
     def add(self, node: Node, message: str, error: type[ConfigError] = ConfigError) -> None:
-        """Take note of a problem."""
+        """Take note of a problem; raises when there are too many to go on."""
         if not self.found:
             self.error = error
         self.found.append(Problem(node.line, node.column, message))
+        if len(self.found) >= self._most:
+            self.raise_if_any()
 
     def unknown(self, key: Node, where: str, known: tuple[str, ...]) -> None:
         """Take note of a key that is not known there."""
-        near = get_close_matches(str(key.value), known, n=1)
+        near = get_close_matches(str(key.value)[:60], known, n=1)
         cure = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
         self.add(key, f"{shown(key.value)} is no key of {where}: {cure}")
 

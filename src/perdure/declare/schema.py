@@ -82,7 +82,7 @@ def declaration_of(root: Node, source: str) -> Declaration:
         TemplateError: The first thing that does not fit is a template.
 
     """
-    problems, warnings = Problems(source), Problems(source)
+    problems, warnings = Problems(source), Problems(source, most=MAX_KEYS + 1)
     if not root.is_mapping:
         problems.add(root, f"the file is {kind_of(root)}: begin it with version: {FORMAT}")
         problems.raise_if_any()

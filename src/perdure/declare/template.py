@@ -16,7 +16,7 @@ __all__ = ["VARIABLES", "check", "evaluate", "names_in"]
 VARIABLES: Final = ("agent_name", "random_id", "timestamp", "uuid")
 """What a template may name."""
 
-_VARIABLE: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+_VARIABLE: Final = re.compile(r"\{\{([^{}]*)\}\}")
 
 
 def check(text: str) -> None:
@@ -32,7 +32,7 @@ def check(text: str) -> None:
             message = f"the template names {name[:60]!r}, which is no variable: choose from {known}"
             raise TemplateError(message, variable=name[:60])
     if "{{" in _VARIABLE.sub("", text):
-        message = "the template has a {{ without its }}: close it"
+        message = "the template has a {{ without its }}, or braces in between: close it"
         raise TemplateError(message)
 
 

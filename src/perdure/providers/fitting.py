@@ -107,6 +107,7 @@ class CallIds:
         self._allowed = re.compile(allowed)
         self._unique = unique
         self._used: set[str] = set()
+        self._renamed: dict[str, int] = {}
 
     def of(self, calls: tuple[ToolCall, ...]) -> list[str]:
         """Return the ids of a message's calls, in their order."""
@@ -122,10 +123,13 @@ class CallIds:
     def _fit(self, call_id: str, taken: set[str]) -> str:
         if call_id not in taken and self._allowed.fullmatch(call_id):
             return call_id
-        number = 0
-        while True:
-            text = f"{number}:{call_id}".encode("utf-8", "surrogatepass")
-            fit = f"call_{hashlib.sha256(text).hexdigest()[:24]}"
-            if fit not in taken:
-                return fit
+        number = self._renamed.get(call_id, 0) if self._unique else 0
+        while (fit := _made_of(call_id, number)) in taken:
             number += 1
+        self._renamed[call_id] = number
+        return fit
+
+
+def _made_of(call_id: str, number: int) -> str:
+    text = f"{number}:{call_id}".encode("utf-8", "surrogatepass")
+    return f"call_{hashlib.sha256(text).hexdigest()[:24]}"

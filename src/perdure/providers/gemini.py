@@ -29,6 +29,7 @@ FORMAT: Final = "gemini"
 UNSIGNED: Final = "skip_thought_signature_validator"
 """The signature of a call that Gemini did not make."""
 MAX_NAME: Final = 64
+NATIVE: Final = frozenset({"inlineData", "fileData"})
 Block = dict[str, Any]
 
 _CAMEL: Final = {
@@ -121,7 +122,7 @@ def _part(part: Part, source: Any) -> Block:
         return part.part
     if isinstance(part, Text):
         return {"text": clean(part.text)}
-    if isinstance(source, dict) and "type" not in source:
+    if isinstance(source, dict) and not NATIVE.isdisjoint(source):
         return source
     return _media(part)
 

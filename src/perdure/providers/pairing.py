@@ -136,11 +136,6 @@ class _Block:
             return True
         return self._replace(message, call_id)
 
-    def asked(self, message: Message) -> bool:
-        """Say whether a result is of a call of this message."""
-        call_id = answers(message)
-        return any(call.id == call_id for call in self.head.tool_calls)
-
     def goes_on(self, message: Message) -> bool:
         """Say whether a message is part of the same reply: no call of that has been run yet."""
         if message.role != "assistant" or not self.open or self.results:
@@ -187,30 +182,31 @@ class _Block:
 class _Blocks:
     """The blocks of a conversation, message by message."""
 
-    __slots__ = ("found", "joined", "moved", "orphans")
+    __slots__ = ("_asking", "found", "joined", "moved", "orphans")
 
     def __init__(self) -> None:
         self.found: list[_Block] = []
         self.orphans = self.moved = self.joined = 0
+        # The newest counts: providers number calls anew in each answer.
+        self._asking: dict[str, _Block] = {}
 
     def take(self, message: Message) -> None:
         if message.tool_result is not None:
             self._answer(message)
-        elif self.found and self.found[-1].goes_on(message):
+            return
+        if self.found and self.found[-1].goes_on(message):
             self.found[-1].join(message)
             self.joined += 1
         else:
             self.found.append(_Block(message))
+        self._asking.update((call.id, self.found[-1]) for call in message.tool_calls)
 
     def _answer(self, message: Message) -> None:
-        # The newest message first: providers number calls anew in each answer.
-        for back, block in enumerate(reversed(self.found)):
-            if block.answer(message):
-                self.moved += back > 0
-                return
-            if block.asked(message):  # answered before: a second result
-                break
-        self.orphans += 1
+        block = self._asking.get(answers(message))
+        if block is None or not block.answer(message):
+            self.orphans += 1  # nobody asked, or it was answered before
+        else:
+            self.moved += block is not self.found[-1]
 
 
 def answers(message: Message) -> str:

@@ -35,7 +35,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.restore.report import RestoreReport, RestoreStep, Source, lost_step
-from perdure.restore.validity import judged
+from perdure.restore.validity import judged, snapshot_of
 from perdure.store import Documents, Store
 
 __all__ = ["Restored", "restore"]
@@ -92,11 +92,14 @@ async def restore(
 
     """
     names = None if strict else {SNAPSHOT, SESSION}
-    documents = judged(await store.read_documents(key, names), key)
+    documents = await store.read_documents(key, names)
+    snapshot = _snapshot(documents, key)
+    problem = snapshot if isinstance(snapshot, str) else None
+    documents = judged(documents, key, known={SNAPSHOT: problem})  # it is large: looked at once
     if strict:
         _require_sound(documents, key)
     steps = [lost_step(name, documents.why.get(name)) for name in documents.damaged]
-    context, since = _cached(documents, context_bytes)
+    context, since = _cached(snapshot, context_bytes)
     info, counted = _described(documents)
     folded = 0 if documents.manifest is None else documents.manifest.as_of_seq
     # A fold that was killed may have written these two and not the documents that load later.
@@ -143,14 +146,16 @@ def _require_sound(documents: Documents, key: SessionKey) -> None:
         raise CorruptRecordError(message, key=str(key), damaged=documents.damaged)
 
 
-def _cached(documents: Documents, limit: int) -> tuple[WorkingContext, int]:
-    """Return the context of the snapshot, or an empty one, and the record it is as of."""
+def _snapshot(documents: Documents, key: SessionKey) -> Snapshot | str | None:
     found = documents.found.get(SNAPSHOT)
-    if found is None:
+    return None if found is None else snapshot_of(found.data, key, found.as_of_seq)
+
+
+def _cached(snapshot: Snapshot | str | None, limit: int) -> tuple[WorkingContext, int]:
+    """Return the context of the snapshot, or an empty one, and the record it is as of."""
+    if snapshot is None or isinstance(snapshot, str):
         return WorkingContext(limit), 0
-    context = WorkingContext.of_snapshot(decode(found.data, Snapshot), limit)
-    context.seq = found.as_of_seq
-    return context, found.as_of_seq
+    return WorkingContext.of_snapshot(snapshot, limit), snapshot.seq
 
 
 def _described(documents: Documents) -> tuple[SessionDocument | None, int]:

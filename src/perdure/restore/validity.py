@@ -8,6 +8,8 @@ be used is made anew from the log.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from perdure.codec.json import decode
@@ -31,22 +33,25 @@ class _Schema(msgspec.Struct):
     schema_version: int
 
 
-def judged(have: Documents, key: SessionKey, *, own_numbers: bool = False) -> Documents:
+def judged(
+    have: Documents, key: SessionKey, *, known: Mapping[str, str | None] | None = None
+) -> Documents:
     """Return the documents with those that may not be used among the damaged.
 
     Args:
         have: What was read.
         key: Whose they are.
-        own_numbers: Whether a fork's records are numbered as its own log is, from 1.
+        known: What was found out about some of them: why they may not be used, or None.
 
     """
-    base = None if have.manifest is None or not own_numbers else have.manifest.base
-    at = 0 if base is None else base.at
-    problems = {
-        name: problem
-        for name, one in have.found.items()
-        if (problem := problem_of(name, one.data, key, one.as_of_seq + at)) is not None
-    }
+    problems: dict[str, str] = {}
+    for name, one in have.found.items():
+        if known is not None and name in known:
+            problem = known[name]
+        else:
+            problem = problem_of(name, one.data, key, one.as_of_seq)
+        if problem is not None and name not in have.damaged:
+            problems[name] = problem
     if not problems:
         return have
     return Documents(

@@ -12,7 +12,7 @@ from perdure._lib.waiting import wait_through
 from perdure.checkpoints.digest import LogDigest
 from perdure.checkpoints.engine import CheckpointEngine
 from perdure.checkpoints.events import EventReader, EventStream
-from perdure.checkpoints.journal import WayBack
+from perdure.checkpoints.journal import Journal, Reading, WayBack
 from perdure.checkpoints.reader import CheckpointReader
 from perdure.errors import CorruptRecordError
 from perdure.memory.values import Values
@@ -38,7 +38,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["checkpoints_of", "events_of", "view_checkpoints", "view_events"]
+__all__ = [
+    "checkpoints_of",
+    "events_of",
+    "journal_of",
+    "reading_of",
+    "view_checkpoints",
+    "view_events",
+]
 
 
 class _Reading:
@@ -234,3 +241,13 @@ def view_checkpoints(view: SessionView) -> CheckpointReader:
 def view_events(view: SessionView) -> EventReader:
     """Return the kernel events of a view."""
     return EventReader(_ViewReading(view))
+
+
+def journal_of(session: Session) -> Journal:
+    """Return a session as its checkpoints see it."""
+    return _SessionJournal(session)
+
+
+def reading_of(view: SessionView) -> Reading:
+    """Return a view as its checkpoints see it."""
+    return _ViewReading(view)

@@ -48,6 +48,7 @@ from perdure.model.records import (
 )
 from perdure.restore.ladder import KEPT_FOR_LATER, Restored
 from perdure.restore.report import RestoreReport
+from perdure.restore.validity import judged
 from perdure.session.hindsight import context_at
 from perdure.store import Store
 
@@ -190,7 +191,7 @@ class Contents:
         """Return a document, and the records on top of it; nothing is awaited in between."""
         self._catch_up()
         for _ in range(MOST_FOLDS):
-            documents = await self._store.read_documents(self.key, {name})
+            documents = judged(await self._store.read_documents(self.key, {name}), self.key)
             found = documents.found.get(name)
             as_of = 0 if found is None else found.as_of_seq
             lost = name in documents.damaged

@@ -38,9 +38,9 @@ from perdure.model.keys import SessionKey
 from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.model.records import Record
 from perdure.restore.quarantine import keep_evidence
-from perdure.restore.validity import snapshot_of
+from perdure.restore.validity import judged, snapshot_of
 from perdure.session.options import Limits
-from perdure.store import Document, Documents, Store
+from perdure.store import Document, Store
 
 __all__ = [
     "LEAST_TAIL",
@@ -118,11 +118,11 @@ async def fold(
         StoreError: The store could not read or write; nothing has changed.
 
     """
-    have = await store.read_documents(key, {SESSION, SNAPSHOT})
+    have = judged(await store.read_documents(key, {SESSION, SNAPSHOT}), key)
     before = have.manifest
     if before is not None and before.as_of_seq >= upto:
         return None
-    missing = before is None or bool(have.damaged) or not _usable(have, key)
+    missing = before is None or bool(have.damaged) or have.found.keys() < {SESSION, SNAPSHOT}
     since = 0 if missing or before is None else before.as_of_seq
     records = await _read(store, key, since, upto)
     if not records:
@@ -133,7 +133,7 @@ async def fold(
     old = dict(have.found)
     wanted = touched - {SESSION, SNAPSHOT}
     if wanted:
-        more = await store.read_documents(key, wanted)
+        more = judged(await store.read_documents(key, wanted), key)
         await keep_evidence(store, key, more)
         old.update(more.found)
         if more.damaged and since:
@@ -170,13 +170,6 @@ async def put_blobs(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> No
             some, size = {}, 0
     if some:
         await store.put_blobs(tenant, some)
-
-
-def _usable(have: Documents, key: SessionKey) -> bool:
-    found = have.found.get(SNAPSHOT)
-    if found is None or SESSION not in have.found:
-        return False
-    return not isinstance(snapshot_of(found.data, key, found.as_of_seq), str)
 
 
 async def _read(store: Store, key: SessionKey, after: int, upto: int) -> list[Record]:

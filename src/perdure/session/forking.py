@@ -181,7 +181,8 @@ class Forker:
 
     async def _is_pruned(self, parent: SessionKey, at: int) -> bool:
         """Say whether a parent has announced that its history goes up to a record, or beyond."""
-        async with aclosing(self._store.read_log(parent, after=at)) as log:
+        newest_first = self._store.read_log(parent, after=at, reverse=True)  # they are few
+        async with aclosing(newest_first) as log:
             async for chunk in log:
                 for record in chunk.records:
                     if record.kind == BASE and decode(record.payload, Base).cut >= at:
@@ -199,7 +200,8 @@ class Forker:
         newest = await self._tending.newest(parent)
         if newest is None or newest.kind == ENDING:
             return True
-        return not await self._store.has(parent, base.at, base.epoch)
+        point = await self._tending.record(parent, base.at)
+        return point is None or point.epoch != base.epoch
 
     # copies
 

@@ -254,7 +254,7 @@ class Lineage(Through):
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         """Read documents: the session's own, else those that it began with."""
-        have = judged(await self.inner.read_documents(key, names), key, own_numbers=True)
+        have = await self.inner.read_documents(key, names)
         if have.manifest is not None:
             if have.manifest.epoch > self._epoch_of(key):
                 self.forget(key)  # somebody else has it by now, and maybe another life of it
@@ -269,10 +269,15 @@ class Lineage(Through):
         if have.manifest is None:
             return await self._inherited(key, base, names)
         have = heirlooms.raised(have, base.at)
-        if have.damaged and base.cut:  # the log alone does not make them any more
-            old = await keepsakes.folded(self.inner, key, base, have.damaged)
-            return msgspec.structs.replace(have, found={**old.found, **have.found})
-        return have
+        return await self._mended(key, base, have) if base.cut else have
+
+    async def _mended(self, key: SessionKey, base: Base, have: Documents) -> Documents:
+        """Have what a pruned session began with for what its log does not make any more."""
+        have = judged(have, key)
+        if not have.damaged:
+            return have
+        old = await keepsakes.folded(self.inner, key, base, have.damaged)
+        return msgspec.structs.replace(have, found={**old.found, **have.found})
 
     async def _inherited(
         self, key: SessionKey, base: Base, names: Collection[str] | None
@@ -298,7 +303,7 @@ class Lineage(Through):
         self, key: SessionKey, seq: int, names: Collection[str] | None = None
     ) -> Documents:
         """Return the documents of a session that are as of a record up to *seq*, if any are."""
-        have = await self.read_documents(key, names)
+        have = judged(await self.read_documents(key, names), key)
         if have.manifest is not None and have.manifest.as_of_seq <= seq:
             return have
         base = await self.base_of(key)

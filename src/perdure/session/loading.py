@@ -12,7 +12,13 @@ import anyio.to_thread
 import msgspec
 
 from perdure.autosave.core import INHERIT, Inherit
-from perdure.errors import CorruptRecordError, SessionClosedError, SessionNotFoundError
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    SessionClosedError,
+    SessionError,
+    SessionNotFoundError,
+)
 from perdure.lease.lease import obtain
 from perdure.model.keys import SessionKey
 from perdure.model.records import Entry, Record
@@ -37,6 +43,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None = None
     tags: tuple[str, ...] = ()
     create: bool = True
+    new: bool = False
     on_held: OnHeld = "handover"
     wait: float = 10.0
     force: bool = False
@@ -95,6 +102,9 @@ class Opener:
     async def open(self, wanted: Wanted) -> Session:
         """Return the session, pinned once more."""
         runtime = self._runtime
+        if wanted.new and not wanted.create:
+            message = "new=True makes a session and create=False forbids it: leave one of them out"
+            raise ConfigError(message, option="new")
         while True:
             stray = runtime.home.stray()
             if stray is not None:
@@ -107,10 +117,13 @@ class Opener:
             if flight is None or (session is not None and session._turns.mine):
                 # Inside of a turn that a handover waits for, too.
                 if session is not None:
+                    if wanted.new:
+                        raise _exists(wanted.key)
                     self._keeper.pin(session, force=wanted.force)
                     return session
                 flight = runtime.flights[wanted.key] = Flight()
                 runtime.host.spawn(self._fly, flight, wanted)
+                wanted = msgspec.structs.replace(wanted, new=False)  # what it makes is ours
             # Cancelled while waiting: the load goes on, and the next open finds the session.
             await flight.done.wait()
             if flight.error is not None:
@@ -128,9 +141,7 @@ class Opener:
 
     async def _load(self, wanted: Wanted) -> Session:
         runtime, key = self._runtime, wanted.key
-        if not wanted.create and await runtime.store.head(key) == 0:
-            message = f"there is no session {key}: leave out create=False to make it"
-            raise SessionNotFoundError(message, key=str(key))
+        await self._check_exists(wanted)
         grant = await obtain(
             runtime.store,
             key,
@@ -142,6 +153,8 @@ class Opener:
             given=self._keeper.given(key),
         )
         try:
+            if wanted.new and not grant.created:  # somebody was faster
+                raise _exists(key)
             session = await self._restore(grant, wanted)
         except BaseException:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1):
@@ -155,6 +168,18 @@ class Opener:
         runtime.hooks.emit("opened", SessionOpened(str(key), grant.epoch, session.restore_report))
         await self._inbox.begin(session)
         return session
+
+    async def _check_exists(self, wanted: Wanted) -> None:
+        """Refuse to make a session, or to go on with one, against what was asked."""
+        key = wanted.key
+        if wanted.create and not wanted.new:
+            return
+        exists = await self._runtime.store.head(key) > 0
+        if wanted.new and exists:
+            raise _exists(key)
+        if not wanted.create and not exists:
+            message = f"there is no session {key}: leave out create=False to make it"
+            raise SessionNotFoundError(message, key=str(key))
 
     async def _replay(self, session: Session) -> None:
         """Append what a shutdown spilled of this session, unless others have written since."""
@@ -199,6 +224,14 @@ class Opener:
         session = Session(runtime, self._keeper, restored, tracked)
         await session.memory.load()
         return self._keeper.keep(session)
+
+
+def _exists(key: SessionKey) -> SessionError:
+    message = (
+        f"session {key} exists, and a new one was asked for: choose another id, leave out "
+        "new=True (an agent: if_exists='resume') to go on with it, or delete it first"
+    )
+    return SessionError(message, key=str(key))
 
 
 def _groups(records: Sequence[Record]) -> Iterator[tuple[Entry, ...]]:

@@ -140,6 +140,7 @@ class SessionManager(Restoring):
         owner: str | None = None,
         tags: Sequence[str] = (),
         create: bool = True,
+        new: bool = False,
         on_held: OnHeld = "handover",
         wait: float = 10.0,
         force: bool = False,
@@ -158,6 +159,7 @@ class SessionManager(Restoring):
             owner: Who it belongs to, kept as metadata.
             tags: Kept as metadata.
             create: Whether to make a session that does not exist.
+            new: Whether it has to be a new one: never go on with what is stored.
             on_held: What to do if another process holds it: ask for a handover and wait,
                 raise at once, or steal it once its holder has expired.
             wait: Seconds to wait for another process.
@@ -168,6 +170,7 @@ class SessionManager(Restoring):
         Raises:
             LeaseHeldError: Another process goes on holding it.
             SessionNotFoundError: It does not exist, and ``create`` is False.
+            SessionError: It exists, and ``new`` is True.
             SessionQuarantinedError: The store refuses one of its records for good.
             CorruptRecordError: Its log is damaged before the tail; if strict, or a document is.
             UnsupportedVersionError: A newer release wrote it.
@@ -179,6 +182,7 @@ class SessionManager(Restoring):
             owner=owner,
             tags=tuple(tags),
             create=create,
+            new=new,
             on_held=on_held,
             wait=wait,
             force=force,

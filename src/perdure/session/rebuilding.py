@@ -21,6 +21,7 @@ from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.model.records import Record
 from perdure.restore.quarantine import keep_evidence
+from perdure.restore.validity import judged
 from perdure.session.folding import Work, manifest_of, put_blobs
 from perdure.session.hindsight import base_documents
 from perdure.session.lineage import followed
@@ -83,7 +84,7 @@ async def rebuild(
     """
     store = followed(store)
     began = (await base_documents(store, key)).found
-    have = await store.read_documents(key, None)
+    have = judged(await store.read_documents(key, None), key)
     stored = have.found.get(SNAPSHOT)
     held = context_bytes_of(None if stored is None else stored.data)
     limits = msgspec.structs.replace(limits, context_bytes=max(limits.context_bytes, held))

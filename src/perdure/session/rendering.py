@@ -10,7 +10,6 @@ from perdure.model.messages import Message
 
 if TYPE_CHECKING:
     from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
-    from perdure.session.contents import Contents
 
 __all__ = ["ContextFormat", "Listed", "Rendered", "Separate", "render"]
 
@@ -49,11 +48,15 @@ def render(
     return context if format in {"anthropic", "gemini"} else context.messages
 
 
+class _Decoding(Protocol):
+    def decoded(self) -> list[Message]: ...
+
+
 class _Holding(Protocol):
     """What the method below needs of a session, or of a view of one."""
 
     @property
-    def _contents(self) -> Contents: ...
+    def _contents(self) -> _Decoding: ...
 
 
 class Rendered:

@@ -17,7 +17,6 @@ from perdure.model.messages import Message
 from perdure.model.records import CONTEXT, RETRACT, TURN, Entry, Record
 from perdure.restore.ladder import Restored
 from perdure.restore.report import RestoreReport, RestoreStep
-from perdure.session.checkpointing import checkpoints_of, events_of
 from perdure.session.contents import HistoryItem
 from perdure.session.contributors import Attachment, Contributor, Contributors
 from perdure.session.display import session_card, session_text
@@ -154,12 +153,16 @@ class Session(Planned, Rendered):
     def checkpoints(self) -> CheckpointEngine:
         """Its checkpoints: labelled points to look at and to go back to."""
         if self._checkpoints is None:
+            from perdure.session.checkpointing import checkpoints_of
+
             self._checkpoints = checkpoints_of(self)
         return self._checkpoints
 
     @property
     def events(self) -> EventStream:
         """Its kernel events: what an agent did, on the session's logical clock."""
+        from perdure.session.checkpointing import events_of
+
         return events_of(self)
 
     # changing it

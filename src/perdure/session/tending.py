@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Begun", "Hold", "Tending", "Terms"]
 
 _TRIES = 3
+_NEWEST = 8
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -191,12 +192,18 @@ class Tending:
         return Begun(base)
 
     async def record(self, key: SessionKey, seq: int) -> Record | None:
-        """Return one durable record of a session, None if there is none."""
-        log = self.store.read_log(key, after=seq - 1, before=seq + 1)
-        async with aclosing(log):
-            async for chunk in log:
-                for record in chunk.records:
-                    return record
+        """Return one durable record of a session, None if there is none.
+
+        One of the newest is what is mostly asked for, and found without a look at those before.
+        """
+        newest = self.store.read_log(key, reverse=True, limit=_NEWEST)
+        exactly = self.store.read_log(key, after=seq - 1, before=seq + 1)
+        async with aclosing(newest), aclosing(exactly):
+            for log in (newest, exactly):
+                async for chunk in log:
+                    for record in chunk.records:
+                        if record.seq == seq:
+                            return record
         return None
 
     async def newest(self, key: SessionKey) -> Record | None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from perdure.errors import SessionError
 from perdure.model.records import Entry
-from perdure.session.checkpointing import view_checkpoints, view_events
 from perdure.session.contents import Contents, HistoryItem
 from perdure.session.rendering import Rendered
 
@@ -72,11 +71,15 @@ class SessionView(Rendered):
     @property
     def checkpoints(self) -> CheckpointReader:
         """Its checkpoints, as of ``seq``."""
+        from perdure.session.checkpointing import view_checkpoints
+
         return view_checkpoints(self)
 
     @property
     def events(self) -> EventReader:
         """Its kernel events, as of ``seq``."""
+        from perdure.session.checkpointing import view_events
+
         return view_events(self)
 
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:

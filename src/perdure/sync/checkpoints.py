@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
-from perdure.checkpoints import engine, events, reader
-
 if TYPE_CHECKING:
+    from perdure.checkpoints import engine, events, reader
     from perdure.checkpoints.difference import Difference
+    from perdure.checkpoints.replay import ReplayReport, Row
     from perdure.checkpoints.verifying import Verification
     from perdure.model.checkpoints import Checkpoint
     from perdure.model.events import KernelEvent
@@ -119,6 +119,20 @@ class EventReader:
     def read(self, *, after: int = 0, before: int | None = None) -> list[KernelEvent]:
         """Return the durable events with ``after < seq < before``, by their times."""
         return self._loop.call(lambda: self._reader.read(after=after, before=before))
+
+    def replay(
+        self,
+        *,
+        since: int | None = None,
+        on_row: Callable[[Row], object] | None = None,
+        strict: bool = False,
+    ) -> ReplayReport:
+        """Feed the durable events to a dry run, and return what it saw.
+
+        As `EventReader.replay` of an async view; ``on_row`` is called in the loop's thread.
+        """
+        replay = partial(self._reader.replay, since=since, on_row=on_row, strict=strict)
+        return self._loop.call(replay)
 
 
 @final

@@ -79,6 +79,16 @@ async def test_an_agent_calls_tools_of_a_server(tmp_path: Path) -> None:
     assert processes() == []
 
 
+async def test_what_a_dying_server_did_is_unknown_and_not_done_again(tmp_path: Path) -> None:
+    """The ledger of effects has it, and the model is told."""
+    model = ScriptedModel(call("pay", amount=5), lambda messages: messages[-1].tool_result.error)
+    async with Agent.create("ada", model=model, mcp=[server(tmp_path)]) as agent:
+        assert "whether that has taken effect is unknown" in await agent.ask("Pay.")
+        (effect,) = agent.unknown_effects
+        assert effect.tool == "pay"
+    assert (tmp_path / "done").read_text().splitlines() == ["pay"]
+
+
 async def test_two_agents_share_a_server(tmp_path: Path) -> None:
     shared = server(tmp_path)
     async with connect("memory:") as sessions:

@@ -114,7 +114,7 @@ def faults() -> Iterator[str | None]:
                     await Archives(session, home).read(path, force=True)
                 except perdure.PerdureError:
                     said.touch()
-                if not full.was_reached:
+                if full.disarm():
                     (said.parent / "end").touch()
 
         for at in itertools.count(1):
@@ -133,9 +133,10 @@ class Full:
     def __init__(self, at: int) -> None:
         self._left = at
 
-    @property
-    def was_reached(self) -> bool:
-        return self._left <= 0
+    def disarm(self) -> bool:
+        """Fail no more; say whether the k-th call was not reached."""
+        left, self._left = self._left, 0
+        return left > 0
 
     def install(self) -> None:
         install(CHANGING, self)

@@ -12,7 +12,8 @@ from tests.servers.models import running
 if __name__ == "__main__":
     kinds = ("chat", "responses", "anthropic")
     with running() as server:
-        for backend, kind in itertools.product(("asyncio", "trio"), kinds):
+        for backend, kind, resumed in itertools.product(("asyncio", "trio"), kinds, (True, False)):
             with tempfile.TemporaryDirectory() as folder:
-                killed_amid_a_tool_call(backend, kind, server, Path(folder))
-            print(f"{backend}, {kind}: killed amid a tool call, restored, gone on", flush=True)
+                killed_amid_a_tool_call(backend, kind, server, Path(folder), resumed=resumed)
+            how = "its turn resumed" if resumed else "another message answered"
+            print(f"{backend}, {kind}: killed amid a tool call, restored, {how}", flush=True)

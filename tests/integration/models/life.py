@@ -1,7 +1,7 @@
 """One life of an agent with a real client and a real MCP server, for `test_lives.py`.
 
-Reads a message a line; ``hold`` stops the MCP server (SIGSTOP), so that a call does not end. What
-happens is a line of JSON each.
+Reads a message a line. ``hold`` stops the MCP server (SIGSTOP), so that a call does not end, and
+``resume`` goes on with what is unfinished. What happens is a line of JSON each.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ async def main(kind: str, url: str, folder: str) -> None:
                 for pid in pids:
                     psutil.Process(pid).send_signal(signal.SIGSTOP)
                 tell(event="Held")
+                continue
+            if text == "resume":
+                ended = await agent.resume()
+                tell(event="Resumed", ended=[event_facts(event) for event in ended])
                 continue
             async for event in agent.stream(text):
                 tell(**event_facts(event))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from perdure.agent.llm.assembly import AnthropicAnswer
 from perdure.agent.llm.failures import Asked, cut, ended
 from perdure.agent.llm.model import Chunk, ToolSpec, Usage
-from perdure.agent.llm.sdk import SdkClient, events_of, key_for, require
+from perdure.agent.llm.sdk import CONNECT_TIMEOUT, SdkClient, events_of, key_for, require
 from perdure.model.messages import Message
 from perdure.providers import parse, render
 
@@ -37,7 +37,7 @@ class AnthropicModel:
         base_url: Where it is, if not at Anthropic; the environment may have ANTHROPIC_BASE_URL.
         api_key: The key, instead of the environment variable ANTHROPIC_API_KEY.
         max_retries: How often the client asks again by itself.
-        timeout: Seconds to wait for a part of an answer.
+        timeout: Seconds that an answer may take to begin, or pause.
         options: What else goes into each request, such as ``thinking``.
 
     Raises:
@@ -60,7 +60,7 @@ class AnthropicModel:
         require("anthropic")
         url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or OFFICIAL
         key = key_for("ANTHROPIC_API_KEY", api_key, keyless=url != OFFICIAL)
-        self.name = name
+        self.name: str = name
         self._max_tokens = max_tokens
         self._options = dict(options or {})
         self._asked = Asked(
@@ -68,8 +68,9 @@ class AnthropicModel:
         )
 
         def make(anthropic: Any) -> Any:
+            limits = anthropic.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT))
             client = anthropic.AsyncAnthropic(
-                base_url=url, api_key=key or "none", max_retries=max_retries, timeout=timeout
+                base_url=url, api_key=key or "none", max_retries=max_retries, timeout=limits
             )
             _ = client.messages  # imported with its first use: better here, in a thread
             return client

@@ -167,7 +167,7 @@ class AnthropicAnswer:
         self._message: dict[str, Any] = {"type": "message", "role": "assistant"}
         self._blocks: dict[int, dict[str, Any]] = {}
         self._json: dict[int, str] = {}
-        self.complete = False
+        self.complete: bool = False
         """Whether the last event has come."""
 
     def take(self, event: Mapping[str, Any]) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from perdure.agent.llm.assembly import ChatAnswer, ResponsesAnswer
 from perdure.agent.llm.failures import Asked, cut, ended
 from perdure.agent.llm.model import Chunk, ToolSpec, Usage
-from perdure.agent.llm.sdk import SdkClient, events_of, key_for, require
+from perdure.agent.llm.sdk import CONNECT_TIMEOUT, SdkClient, events_of, key_for, require
 from perdure.errors import ConfigError
 from perdure.model.messages import Message
 from perdure.providers import parse, render
@@ -46,7 +46,7 @@ class OpenAIModel:
             may do without.
         issuer: Whose reasoning and signatures it understands; by default OpenAI, or the host.
         max_retries: How often the client asks again by itself.
-        timeout: Seconds to wait for a part of an answer.
+        timeout: Seconds that an answer may take to begin, or pause.
         options: What else goes into each request, such as ``temperature``.
 
     Raises:
@@ -73,7 +73,7 @@ class OpenAIModel:
         url = base_url or os.environ.get("OPENAI_BASE_URL") or OFFICIAL
         official = _is_official(url)
         key = key_for("OPENAI_API_KEY", api_key, keyless=not official)
-        self.name = name
+        self.name: str = name
         self._api = api
         self._issuer = issuer or ("openai" if official else urlsplit(url).hostname or url)
         self._options = dict(options or {})
@@ -82,8 +82,9 @@ class OpenAIModel:
         )
 
         def make(openai: Any) -> Any:
+            limits = openai.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT))
             client = openai.AsyncOpenAI(
-                base_url=url, api_key=key or "none", max_retries=max_retries, timeout=timeout
+                base_url=url, api_key=key or "none", max_retries=max_retries, timeout=limits
             )
             # Imported with the first use, which takes half a second: better here, in a thread.
             _ = client.chat.completions if api == "chat" else client.responses

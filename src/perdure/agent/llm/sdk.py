@@ -10,7 +10,7 @@ import importlib.util
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import anyio
 import anyio.to_thread
@@ -23,7 +23,10 @@ from perdure.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from perdure.agent.context import AgentContext
 
-__all__ = ["SdkClient", "events_of", "key_for", "require"]
+__all__ = ["CONNECT_TIMEOUT", "SdkClient", "events_of", "key_for", "require"]
+
+CONNECT_TIMEOUT: Final = 10.0
+"""Seconds that a connection may take."""
 
 
 def require(package: str) -> None:

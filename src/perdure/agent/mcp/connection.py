@@ -30,7 +30,7 @@ class ConnectionGoneError(Exception):
 
     def __init__(self, *, asked: bool) -> None:
         super().__init__("the connection has ended")
-        self.asked = asked
+        self.asked: bool = asked
 
 
 @final
@@ -151,7 +151,7 @@ class _Watched:
 
 
 def _is_end(error: Exception) -> bool:
-    from mcp_types import CONNECTION_CLOSED
+    from mcp.types import CONNECTION_CLOSED
 
     return getattr(error, "code", None) == CONNECTION_CLOSED
 

@@ -21,15 +21,14 @@ def tool_name(name: str, prefix: str = "") -> str:
     return (fit if fit[:1].isalpha() or fit[:1] == "_" else f"_{fit}")[:_LONGEST]
 
 
-def effect_of(annotations: Any) -> Literal["replay", "ask"] | None:
+def effect_of(annotations: Any) -> Literal["replay", "ask"]:
     """Return what to do about a call of which nobody knows how it ended.
 
-    A server says of a tool that it only reads, or that a second call does nothing more. Where it
-    says neither, somebody has to decide.
+    A tool that just reads, or of which a second call does nothing more, may be called again: the
+    server says so. Where it does not, somebody has to decide.
     """
-    if annotations is not None and annotations.read_only_hint:
-        return None
-    return "replay" if annotations is not None and annotations.idempotent_hint else "ask"
+    hints = () if annotations is None else (annotations.read_only_hint, annotations.idempotent_hint)
+    return "replay" if any(hints) else "ask"
 
 
 def value_of(result: Any) -> Any:

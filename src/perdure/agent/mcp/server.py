@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["McpServer", "start_servers"]
 
 START_TIMEOUT: Final = 30.0
+SILENCE: Final = 300.0
+"""Seconds that a server at a URL may say nothing while it works."""
 
 
 @final
@@ -130,6 +132,8 @@ class McpServer:
             ToolServerError: It does not start, or nobody answers.
 
         """
+        if self._users == 0:
+            self._lock = anyio.Lock()  # the last user may have lived in another loop
         self._users += 1
         try:
             await self._connected()
@@ -139,7 +143,9 @@ class McpServer:
             raise
 
     async def aclose(self) -> None:
-        """Count one user less; stop it with the last."""
+        """Count one user less; stop it with the last, and do nothing without any."""
+        if self._users == 0:
+            return
         self._users -= 1
         if self._users > 0:
             return
@@ -271,11 +277,12 @@ class McpServer:
     @contextlib.asynccontextmanager
     async def _transport(self) -> AsyncIterator[tuple[Any, Any]]:
         if self._url is not None:
+            import httpx2
             from mcp.client.streamable_http import streamable_http_client
-            from mcp.shared._httpx_utils import create_mcp_http_client
 
+            limits = httpx2.Timeout(START_TIMEOUT, read=SILENCE)
             async with (
-                create_mcp_http_client(headers=self._headers) as http,
+                httpx2.AsyncClient(headers=self._headers, timeout=limits) as http,
                 streamable_http_client(self._url, http_client=http) as streams,
             ):
                 yield streams
@@ -311,7 +318,7 @@ class _Call:
 
     def __init__(self, server: McpServer, tool: str, *, repeatable: bool) -> None:
         self._server, self._tool = server, tool
-        self.repeatable = repeatable
+        self.repeatable: bool = repeatable
 
     async def __call__(self, arguments: dict[str, Any]) -> Any:
         return await self._server.call(self._tool, arguments, repeatable=self.repeatable)

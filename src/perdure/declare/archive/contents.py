@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from typing import Final
 
-import anyio
-
 from perdure.declare.archive.checking import ArchiveLimits, Checker
 from perdure.declare.archive.entries import Archive, Entry, entry_of
+from perdure.declare.archive.hops import each
 from perdure.errors import CorruptRecordError, NotStorableError, StoreError
 from perdure.model.keys import SessionKey
 from perdure.store import Store
@@ -17,7 +16,6 @@ __all__ = ["BATCH_BYTES", "entries_of", "fetched", "put", "require_blobs"]
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """Bytes of contents in memory at a time."""
-AT_ONCE: Final = 8
 
 
 def require_blobs(store: Store) -> None:
@@ -39,9 +37,10 @@ async def put(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
         StoreError: The store does not give back what it was given.
 
     """
-    if not blobs:
-        return
-    await store.put_blobs(tenant, blobs)
+    groups: dict[str, dict[str, bytes]] = {}
+    for name, data in blobs.items():
+        groups.setdefault(name[:1], {})[name] = data
+    await each(list(groups.values()), lambda group: store.put_blobs(tenant, group))
     kept = await _all(store, tenant, blobs)
     for name, data in blobs.items():
         if kept[name] != data:
@@ -69,21 +68,11 @@ async def fetched(store: Store, tenant: str, names: Iterable[str], where: str) -
 
 async def _all(store: Store, tenant: str, names: Collection[str]) -> dict[str, bytes | None]:
     found: dict[str, bytes | None] = {}
-    limiter = anyio.CapacityLimiter(AT_ONCE)
-    failed: list[Exception] = []
 
     async def get(name: str) -> None:
-        async with limiter:
-            try:
-                found[name] = await store.get_blob(tenant, name)
-            except Exception as error:  # noqa: BLE001  # raised when all have ended
-                failed.append(error)
+        found[name] = await store.get_blob(tenant, name)
 
-    async with anyio.create_task_group() as group:
-        for name in names:
-            group.start_soon(get, name)
-    if failed:
-        raise failed[0]
+    await each(names, get)
     return found
 
 

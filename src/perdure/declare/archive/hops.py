@@ -5,7 +5,7 @@ Cancelling ends between two hops, and closes the generator; a hop is short.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ import anyio.to_thread
 from perdure._lib.files import LinkFoundError
 from perdure.errors import ConfigError, StoreUnavailableError
 
-__all__ = ["batches", "hop"]
+__all__ = ["batches", "each", "hop"]
 
 T = TypeVar("T")
 
@@ -81,3 +81,26 @@ def _take(items: Iterator[T], size_of: Callable[[T], int], most: int) -> list[T]
         if size >= most:
             break
     return batch
+
+
+async def each(
+    items: Collection[T], act: Callable[[T], Awaitable[None]], *, at_once: int = 8
+) -> None:
+    """Do something with each item, some at a time; raise what the first failure raised."""
+    failed: list[Exception] = []
+    left = iter(items)
+
+    async def some() -> None:
+        for item in left:
+            if failed:
+                return
+            try:
+                await act(item)
+            except Exception as error:  # noqa: BLE001  # raised when all have ended
+                failed.append(error)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(min(at_once, len(items))):
+            group.start_soon(some)
+    if failed:
+        raise failed[0]

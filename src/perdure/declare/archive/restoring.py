@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
@@ -26,8 +27,8 @@ from perdure.declare.archive.entries import (
     FolderEntry,
     blobs_of,
 )
-from perdure.declare.archive.hops import batches, hop
-from perdure.declare.archive.saving import ArchiveProgress, Progress
+from perdure.declare.archive.hops import batches, each, hop
+from perdure.declare.archive.saving import ArchiveProgress, Progress, weight
 from perdure.declare.archive.scanning import Scanned, scan
 from perdure.declare.archive.selecting import Selection
 from perdure.declare.archive.staging import Stage, require_room
@@ -40,6 +41,8 @@ from perdure.store import Store
 __all__ = ["ArchiveRestored", "Plan", "is_same", "put_back", "put_back_from", "verify"]
 
 MOST_CHUNKS: Final = BATCH_BYTES // CHUNK_BYTES
+AT_ONCE: Final = 16
+"""Threads that sync files, and files in one hop of each."""
 MOST_STEPS: Final = 256
 """Folders and small files in one hop."""
 
@@ -82,7 +85,7 @@ async def is_same(home: Folder, plan: Plan, limits: ArchiveLimits) -> bool:
     at = 0
     found = scan(home, plan.selection, limits)
     try:
-        async with batches(home.path, found, lambda _: 1, 256) as given:
+        async with batches(home.path, found, weight, BATCH_BYTES) as given:
             async for batch in given:
                 for item in batch:
                     if not isinstance(item, Scanned) or not _counts(plan, item.entry):
@@ -129,7 +132,8 @@ async def put_back(
             names = [name for step in steps for name in step.names]
             blobs = await fetched(store, key.tenant, names, where)
             await hop(home.path, _write, stage, steps, blobs)
-            count.add(sum(step.last for step in steps), sum(map(len, blobs.values())))
+            ended = sum(step.last for step in steps if isinstance(step.entry, FileEntry))
+            count.add(ended, sum(len(blobs[name]) for name in names))
         return await _committed(home, control, stage, plan)
 
 
@@ -177,6 +181,10 @@ def _write(stage: Stage, steps: list[_Step], blobs: dict[str, bytes]) -> None:
             stage.end()
 
 
+def _weight(written: tuple[int, int]) -> int:
+    return written[1] + 1024
+
+
 @final
 class _Count:
     """How far it is, told now and then."""
@@ -206,7 +214,15 @@ async def _beside(home: Folder, control: Folder, where: str) -> AsyncGenerator[S
             await anyio.to_thread.run_sync(recover, home, control)
 
 
+async def _synced(home: Folder, stage: Stage) -> None:
+    """Make the files of a stage durable, some at the same time."""
+    paths = stage.unsynced()
+    parts = [paths[first : first + AT_ONCE] for first in range(0, len(paths), AT_ONCE)]
+    await each(parts, partial(hop, home.path, stage.sync), at_once=AT_ONCE)
+
+
 async def _committed(home: Folder, control: Folder, stage: Stage, plan: Plan) -> list[str]:
+    await _synced(home, stage)
     await hop(home.path, stage.finish)
     replaced: list[str] = []
     with anyio.CancelScope(shield=True):  # begun, it is finished
@@ -251,9 +267,9 @@ async def put_back_from(
         count = _Count(plan, progress)
         async with _beside(home, control, str(path)) as stage:
             written = content.into(stage, plan.entries)
-            async with batches(home.path, written, lambda step: step, BATCH_BYTES) as given:
+            async with batches(home.path, written, _weight, BATCH_BYTES) as given:
                 async for batch in given:
-                    count.add(len(batch), sum(batch))
+                    count.add(sum(files for files, _ in batch), sum(size for _, size in batch))
             return await _committed(home, control, stage, plan)
     finally:
         with anyio.CancelScope(shield=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import final
+from typing import Final, final
 
 import msgspec
 
@@ -26,9 +26,11 @@ from perdure.errors import FormatError
 from perdure.model.keys import SessionKey
 from perdure.store import Store
 
-__all__ = ["ArchiveProgress", "ArchiveSaved", "Taken", "take"]
+__all__ = ["ArchiveProgress", "ArchiveSaved", "Taken", "take", "weight"]
 
-SHOWN = 1000
+SHOWN: Final = 1000
+ITEM: Final = 4096
+"""What an entry counts beside its bytes, so that many small files do not take one call too long."""
 
 
 class ArchiveProgress(msgspec.Struct, frozen=True):
@@ -101,7 +103,7 @@ async def take(
     known = await _named_by(store, key, before, limits) & there
     taking = _Taking(store, key.tenant, there, known)
     found = scan(home, selection, limits)
-    async with batches(home.path, found, _weight, BATCH_BYTES) as given:
+    async with batches(home.path, found, weight, BATCH_BYTES) as given:
         async for batch in given:
             await taking.add(batch)
             if progress is not None:
@@ -112,8 +114,9 @@ async def take(
     return taking.taken
 
 
-def _weight(item: Found) -> int:
-    return len(item.data) + 1024 if isinstance(item, Chunk) else 1024
+def weight(item: Found) -> int:
+    """Return what an item counts of a batch."""
+    return len(item.data) + ITEM if isinstance(item, Chunk) else ITEM
 
 
 async def _named_by(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Sequence
 from typing import Final, final
 
 from perdure._lib.files import Folder, write_all
@@ -38,6 +39,7 @@ class Stage:
         self.name: str = f"{PREFIX}{random_id()}"
         self._where = where
         self._root = control.make(self.name, NEW)
+        self._files: list[str] = []
         self._folders: list[FolderEntry] = []
         self._above: str = ""
         self._parent = self._root.enter()
@@ -67,7 +69,7 @@ class Stage:
             raise self._corrupt(file.entry, "there is more of it than its size")
 
     def end(self) -> None:
-        """End the file, and make it durable.
+        """End the file.
 
         Raises:
             CorruptRecordError: Its size or its hash is not that of its entry.
@@ -79,6 +81,22 @@ class Stage:
         fault = file.end()
         if fault is not None:
             raise self._corrupt(file.entry, fault)
+        self._files.append(file.entry.path)
+
+    def unsynced(self) -> list[str]:
+        """Return the files that were written, to be given to ``sync`` in parts."""
+        return self._files
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """Make files durable; several threads may do it, whose syncs a disk takes together."""
+        for path in paths:
+            *above, name = path.split("/")
+            with self._root.enter(*above) as parent:
+                fd = parent.open(name)
+                try:
+                    sync_file(fd)
+                finally:
+                    os.close(fd)
 
     def finish(self) -> None:
         """Give the folders their modes, and make their entries durable."""
@@ -138,7 +156,6 @@ class _File:
                 os.fchmod(self.fd, entry.mode)
             if os.utime in os.supports_fd:
                 os.utime(self.fd, ns=(entry.mtime, entry.mtime))
-            sync_file(self.fd)
         finally:
             os.close(self.fd)
         return None

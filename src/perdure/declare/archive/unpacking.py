@@ -126,8 +126,8 @@ class Content:
                 raise CorruptRecordError(message, where=self._where, path=entry.path[:200])
         return selection
 
-    def into(self, stage: Stage, entries: tuple[Entry, ...]) -> Iterator[int]:
-        """Write the members, which have to be the entries, and give the bytes of each step.
+    def into(self, stage: Stage, entries: tuple[Entry, ...]) -> Iterator[tuple[int, int]]:
+        """Write the members, which have to be the entries; give how many files and bytes, by steps.
 
         Raises:
             CorruptRecordError: They are others, or damaged.
@@ -143,10 +143,10 @@ class Content:
         if self._tar.next() is not None:
             raise self._tar.refused("its manifest does not list it")
 
-    def _one(self, stage: Stage, entry: Entry) -> Iterator[int]:
+    def _one(self, stage: Stage, entry: Entry) -> Iterator[tuple[int, int]]:
         if isinstance(entry, FolderEntry):
             stage.folder(entry)
-            yield 1
+            yield 0, 0
             return
         stage.begin(entry)
         left = entry.size
@@ -154,9 +154,10 @@ class Content:
             data = self._tar.exactly(min(left, CHUNK_BYTES))
             stage.write(data)
             left -= len(data)
-            yield len(data)
+            yield 0, len(data)
         self._tar.exactly(-entry.size % BLOCK)
         stage.end()
+        yield 1, 0
 
 
 def _fates(entry: Entry) -> tuple[str, ...]:

@@ -1,0 +1,212 @@
+"""The extension points: processors, renderers, workspace, custom data, lifecycle hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Message, SessionNotFoundError, ToolResult
+from perdure.agent import (
+    AgentContext,
+    AgentEvent,
+    AgentFactory,
+    AgentReady,
+    AgentStopped,
+    ScriptedModel,
+    TurnEnded,
+    TurnFailed,
+    TurnStarted,
+    call,
+    render_openai,
+)
+from tests.agent.conftest import Configure, World
+
+
+async def test_hooks_are_awaited_at_the_stable_boundaries(
+    memory_world: World, configured: Configure
+) -> None:
+    """S1-21: ready, turn begun, turn over and durable, stopped; in order, before what follows."""
+    seen: list[tuple[str, int]] = []
+
+    async def first(event: AgentEvent, context: AgentContext) -> None:
+        session = context.session
+        if isinstance(event, TurnEnded):
+            assert session.durable_version == session.version
+        seen.append((type(event).__name__, 1))
+
+    def second(event: AgentEvent, context: AgentContext) -> None:
+        seen.append((type(event).__name__, 2))
+
+    async with memory_world.connect(autosave=None) as sessions:
+        config = configured(lifecycle_hooks=[first, second])
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            assert seen == [("AgentReady", 1), ("AgentReady", 2)]
+            await agent.ask("hello")
+    kinds = [AgentReady, TurnStarted, TurnEnded, AgentStopped]
+    assert seen == [(kind.__name__, number) for kind in kinds for number in (1, 2)]
+
+
+async def test_a_hook_that_fails_on_an_end_harms_nobody(
+    memory_world: World, configured: Configure, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(event: AgentEvent, context: AgentContext) -> None:
+        if isinstance(event, TurnEnded | AgentStopped):
+            raise KeyError("hook")
+
+    async with memory_world.connect() as sessions:
+        config = configured(lifecycle_hooks=[breaks])
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            assert await agent.ask("one") == "You said: one"
+            assert await agent.ask("two") == "You said: two"
+    failed = [one for one in caplog.records if one.message == "a lifecycle hook failed"]
+    assert [one.event for one in failed] == ["TurnEnded", "TurnEnded", "AgentStopped"]  # type: ignore[attr-defined]
+
+
+async def test_a_hook_that_fails_on_a_beginning_ends_what_begins(
+    memory_world: World, configured: Configure
+) -> None:
+    failing: list[type[AgentEvent]] = [TurnStarted]
+    ended: list[str] = []
+
+    def breaks(event: AgentEvent, context: AgentContext) -> None:
+        ended.append(type(event).__name__)
+        if isinstance(event, tuple(failing)):
+            raise KeyError("hook")
+
+    async with memory_world.connect() as sessions:
+        config = configured(lifecycle_hooks=[breaks])
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            with pytest.raises(KeyError):
+                await agent.ask("one")
+            assert ended == ["AgentReady", "TurnStarted", TurnFailed.__name__]
+            failing.clear()
+            assert await agent.ask("two") == "You said: two"
+        failing.append(AgentReady)
+        with pytest.raises(KeyError):
+            async with await AgentFactory(sessions).create_agent(config, agent_id="ada"):
+                pass
+
+
+async def test_custom_data_and_the_workspace_are_there_before_the_prompt_is_made(
+    world: World, configured: Configure
+) -> None:
+    """S1-1: the runtime state; custom data is saved with the turn that changes it."""
+
+    class Desk:
+        def __init__(self) -> None:
+            self.found: list[Any] = []
+
+        def initialize(self, context: AgentContext) -> None:
+            self.found.append(dict(context.state.custom_data))
+
+    def prompt(text: str, context: AgentContext) -> str:
+        return f"{text} {context.state.custom_data.get('city', 'nowhere')}"
+
+    async def move(city: str, context: AgentContext) -> str:
+        context.state.custom_data["city"] = city
+        return "moved"
+
+    for wanted, city in ([{}], "nowhere"), ([{"city": "Rome"}], "Rome"):
+        desk = Desk()
+        async with world.connect() as sessions:
+            config = configured(
+                model=ScriptedModel(call("move", city="Rome"), "done"),
+                tools=[move],
+                instructions="You are in",
+                workspace=desk,
+                system_prompt_processors=[prompt],
+            )
+            async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+                assert agent.context.state.system_prompt == f"You are in {city}"
+                assert agent.context.state.workspace is desk
+                await agent.ask("go to Rome")
+        assert desk.found == wanted
+
+
+async def test_the_renderer_makes_what_the_model_gets(
+    memory_world: World, configured: Configure
+) -> None:
+    """S1-7."""
+    got: list[Any] = []
+
+    def says(messages: Sequence[Any]) -> str:
+        got.extend(messages)
+        return "yes"
+
+    async with memory_world.connect() as sessions:
+        config = configured(
+            model=ScriptedModel(says), renderer=render_openai, instructions="Be kind."
+        )
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            await agent.ask("hello")
+    assert got == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "hello"},
+    ]
+
+
+async def test_a_resumed_turn_passes_its_input_through_the_processors_once(
+    memory_world: World, configured: Configure
+) -> None:
+    """S1-6: what was kept is the processed message."""
+
+    def louder(message: Message, context: AgentContext) -> Message:
+        return Message.user(f"{message.text}!")
+
+    async with memory_world.connect() as sessions:
+        config = configured(
+            model=ScriptedModel(RuntimeError("down"), "fine"), input_processors=[louder]
+        )
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            with pytest.raises(RuntimeError):
+                await agent.ask("hello")
+            await agent.resume()
+            assert [one.text for one in agent.session.context()] == ["hello!", "fine"]
+
+
+async def test_processors_see_a_result_before_it_is_moved_to_a_blob(
+    memory_world: World, configured: Configure
+) -> None:
+    sizes: list[int] = []
+
+    def shorter(result: ToolResult, context: AgentContext) -> ToolResult:
+        sizes.append(len(result.result))
+        return ToolResult(result.call_id, result.name, result.result[:10])
+
+    async def fetch() -> str:
+        return "x" * 10_000
+
+    async with memory_world.connect() as sessions:
+        config = configured(
+            model=ScriptedModel(call("fetch"), "done"),
+            tools=[fetch],
+            tool_result_processors=[shorter],
+            max_inline_bytes=100,
+        )
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            await agent.ask("go")
+            (result,) = [one.tool_result for one in agent.session.context() if one.tool_result]
+    assert (sizes, result.result) == ([10_000], "x" * 10)
+
+
+async def test_an_agent_is_restored_from_a_folder_of_its_own(
+    memory_world: World, tmp_path: Path, configured: Configure
+) -> None:
+    """S0-24: same id, not started, from ``memory_dir``; nothing is made where nothing is."""
+    elsewhere = World(tmp_path / "backup")
+    async with elsewhere.connect() as sessions:
+        async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
+            await agent.ask("remember")
+    async with memory_world.connect() as sessions:
+        factory = AgentFactory(sessions)
+        agent = await factory.restore_agent("ada", configured(), memory_dir=tmp_path / "backup")
+        assert (agent.id, agent.runtime.is_running) == ("ada", False)
+        assert agent.context.state.restore_options is not None  # S0-21
+        async with agent:
+            assert [one.text for one in agent.session.context()][0] == "remember"
+        with pytest.raises(SessionNotFoundError):
+            await factory.restore_agent("bea", configured(), memory_dir=tmp_path / "backup")
+        assert await sessions.exists("ada") is False

@@ -1,0 +1,361 @@
+"""Replays: nothing is done again, and whatever is missing, moved or changed has a place and a name."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import perdure
+from perdure import Message
+from perdure.checkpoints.page import page
+from perdure.checkpoints.pair import (
+    CHECKPOINTS_FILE,
+    EVENTS_FILE,
+    SUMMARY_FILE,
+    Seal,
+    replay_folder,
+)
+from perdure.checkpoints.playing import replay_files
+from perdure.checkpoints.replay import Item, Replay, ReplayReport, Row
+from perdure.errors import ConfigError, ReplayDivergedError, ReplayError
+from perdure.model.events import KernelEvent
+from perdure.model.records import EVENT, Entry
+from perdure.session.pairs import export_pair, import_pair
+
+
+def event(timestamp: int, kind: str = "custom", **more: Any) -> KernelEvent:
+    return KernelEvent(token_id=more.pop("token_id", 0), timestamp=timestamp, kind=kind, **more)
+
+
+def run(times: list[int], *, gapless: bool = True) -> ReplayReport:
+    replay = Replay("record", gapless=gapless, clock=0 if gapless else None)
+    for place, time in enumerate(times, 1):
+        replay.feed(Item(place, time, event(time)))
+    return replay.report("here")
+
+
+# the dry run
+
+
+@given(st.integers(2, 60), st.data())
+def test_whatever_is_taken_away_moved_or_doubled_is_found(count: int, data: st.DataObject) -> None:
+    """S3-10: the clock goes up by one, so a gap or a step back has a place."""
+    whole = list(range(1, count + 1))
+    at = data.draw(st.integers(0, count - 2))
+    what = data.draw(st.sampled_from(["away", "swap", "double"]))
+    if what == "away":
+        times = whole[:at] + whole[at + 1 :]
+    elif what == "swap":
+        times = [*whole[:at], whole[at + 1], whole[at], *whole[at + 2 :]]
+    else:
+        times = [*whole[: at + 1], whole[at], *whole[at + 1 :]]
+    assert run(whole).ok
+    report = run(times)
+    assert not report.ok
+    assert report.problems[0].startswith("record ")
+
+
+def test_ties_keep_their_places_where_a_clock_has_them() -> None:
+    """S3-G6."""
+    assert run([1, 4, 4, 9], gapless=False).ok
+    assert not run([1, 4, 3], gapless=False).ok
+
+
+def test_it_counts_decisions_and_capabilities_by_name() -> None:
+    """S3-10: decisions from custom events, capability use from what the events say."""
+    replay = Replay("record", gapless=True)
+    told = [
+        event(1, "custom", label="plan", detail={"goal": "draft"}, token_id=1),
+        event(2, "capability_requested", label="mail", token_id=1),
+        event(3, "capability_denied", label="mail", token_id=1),
+        event(4, "scheduled", detail={"capability": "disk"}, token_id=2),
+        event(5, "idle"),
+    ]
+    rows = [replay.feed(Item(one.timestamp, one.timestamp, one)) for one in told]
+    report = replay.report("here")
+    assert [(one.what, one.name) for one in rows if one] == [
+        ("decision", "plan"),
+        ("requested", "mail"),
+        ("denied", "mail"),
+        ("used", "disk"),
+    ]
+    assert (report.decisions, report.turns, report.events) == (1, 2, 5)
+    assert (report.capabilities["mail"].requested, report.capabilities["mail"].denied) == (1, 1)
+    assert report.capabilities["disk"].used == 1
+
+
+def test_a_report_stays_small_whatever_happens() -> None:
+    replay = Replay("record", gapless=True)
+    for n in range(5000):
+        label = f"capability {n}"
+        replay.feed(Item(n, n * 2, event(n * 2, "capability_used", label=label)))
+    report = replay.report("here")
+    assert len(report.problems) == 1000 < report.problem_count
+    assert len(report.capabilities) == 1001
+    assert sum(use.used for use in report.capabilities.values()) == 5000
+
+
+# a session
+
+
+async def told(sessions: perdure.SessionManager, id: str = "ada") -> None:
+    """Talk, decide, make checkpoints of the session and of a state, prune one."""
+    async with sessions.open(id) as session:
+        for n in range(3):
+            async with session.turn():
+                session.append(Message.user(f"question {n}"))
+                session.events.emit("custom", "plan", {"step": n})
+                session.append(Message.assistant(f"answer {n}"))
+            await session.checkpoints.create(f"after {n}")
+            await session.checkpoints.create("given", {"n": n, "text": "x" * 3000})
+        await session.checkpoints.prune(keep=[2, 3, 4, 5, 6])
+        session.events.emit("custom", "done")
+        await session.save()
+
+
+async def test_a_session_replays_whole(tmp_path: Path) -> None:
+    """S3-9 S3-10: events and checkpoints suffice; each is compared with what was recorded."""
+    rows: list[Row] = []
+    async with perdure.connect(tmp_path / "kept") as sessions:
+        await told(sessions)
+        view = await sessions.load("ada")
+        assert view is not None
+        before = view.seq
+        report = await view.events.replay(on_row=rows.append, strict=True)
+        later = await view.events.replay(since=4)
+        assert (await sessions.load("ada")).seq == before  # type: ignore[union-attr]
+    assert report.problems == ()
+    assert (report.snapshots, report.unverified, report.decisions) == (5, 1, 4)
+    assert [one.name for one in rows] == ["plan", "plan", "plan", "done"]
+    assert [one.token_id for one in rows] == [1, 2, 3, 0]
+    assert (later.ok, later.since, later.decisions, later.snapshots) == (True, 4, 2, 2)
+
+
+async def test_a_replay_from_a_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    async with perdure.connect(tmp_path / "kept") as sessions:
+        await told(sessions)
+        view = await sessions.load("ada")
+        assert view is not None
+        with pytest.raises(ConfigError, match="no checkpoint 9"):
+            await view.events.replay(since=9)
+
+
+async def test_an_event_put_in_between_is_found(tmp_path: Path) -> None:
+    """S3-10: also one that the log itself took for its own."""
+    async with perdure.connect(tmp_path / "kept") as sessions:
+        await told(sessions)
+        async with sessions.open("ada") as session:
+            forged = event(3, "custom", label="forged")
+            session.accept((Entry(EVENT, msgspec.json.encode(forged)),))
+            await session.save()
+        view = await sessions.load("ada")
+        assert view is not None
+        with pytest.raises(ReplayDivergedError, match="time 3 comes after"):
+            await view.events.replay(strict=True)
+
+
+# the pair of files
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> Path:
+    folder = tmp_path / "pair"
+    folder.mkdir()
+    async with perdure.connect(tmp_path / "kept") as sessions:
+        await told(sessions)
+        view = await sessions.load("ada")
+        assert view is not None
+        names = await export_pair(view, folder)
+    assert names == [CHECKPOINTS_FILE, EVENTS_FILE, SUMMARY_FILE]
+    return folder
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_an_exported_pair_replays_as_the_session_did(pair: Path) -> None:
+    """S3-8 S3-9: a line for each checkpoint, beside the events."""
+    report = await replay_files(pair)
+    assert report.problems == ()
+    assert (report.snapshots, report.unverified, report.decisions) == (5, 1, 4)
+    saved = lines_of(pair / CHECKPOINTS_FILE)
+    assert [set(one) for one in saved] == [{"snapshot_id", "label", "timestamp", "state"}] * 5
+    assert saved[0]["state"] == {"n": 0, "text": "x" * 3000}
+    assert [one["content"] for one in saved[1]["state"]["context"]] == [
+        "question 0",
+        "answer 0",
+        "question 1",
+        "answer 1",
+    ]
+
+
+@pytest.mark.parametrize("name", [EVENTS_FILE, CHECKPOINTS_FILE])
+async def test_one_byte_that_was_changed_is_found_and_named(pair: Path, name: str) -> None:
+    """S3-10 S3-G3: every byte of a payload counts; each of 40 is tried by itself."""
+    path = pair / name
+    whole = path.read_bytes()
+    places = random.Random(7).sample(range(len(whole)), 40)
+    for place in places:
+        old = whole[place]
+        new = ord("7") if chr(old) != "7" else ord("3")
+        if chr(old) == "\n":
+            new = ord(" ")
+        path.write_bytes(whole[:place] + bytes([new]) + whole[place + 1 :])
+        report = await replay_files(pair)
+        assert not report.ok, (place, whole[max(0, place - 20) : place + 20])
+    path.write_bytes(whole)
+    assert (await replay_files(pair)).ok
+
+
+CHANGES: list[tuple[Callable[[list[str]], list[str]], str]] = [
+    (lambda lines: lines[:2] + lines[3:], "taken away"),
+    (lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]], "moved or taken away"),
+    (lambda lines: [*lines[:3], lines[2], *lines[3:]], "moved or taken away"),
+    (lambda lines: lines[:-1], "says that there are"),
+    (lambda lines: [*lines[:-1], lines[-1][: len(lines[-1]) // 2].rstrip()], "torn here"),
+    (lambda lines: [*lines[:1], "{no json}\n", *lines[2:]], "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("change", "found"), CHANGES)
+async def test_lines_that_are_missing_moved_or_torn_are_found(
+    pair: Path, change: Callable[[list[str]], list[str]], found: str
+) -> None:
+    """S3-G7: a torn last line is reported, and not fatal."""
+    path = pair / EVENTS_FILE
+    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+    report = await replay_files(pair)
+    assert any(found in problem for problem in report.problems), report.problems
+    assert report.events >= 8
+
+
+async def test_a_checkpoint_that_is_gone_or_twice_is_found(pair: Path) -> None:
+    path = pair / CHECKPOINTS_FILE
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[1:]))
+    assert "checkpoint 2 is not in" in (await replay_files(pair)).problems[0]
+    path.write_text("".join([*lines, lines[0]]))
+    assert "checkpoint 2 stands in line 1, too" in (await replay_files(pair)).problems[0]
+
+
+def foreign(folder: Path, events: list[dict[str, Any]], *states: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / EVENTS_FILE).write_text("".join(json.dumps(one) + "\n" for one in events))
+    if states:
+        text = "".join(json.dumps(one) + "\n" for one in states)
+        (folder / CHECKPOINTS_FILE).write_text(text)
+    return folder
+
+
+SEED = {"snapshot_id": 3, "label": "reflect", "timestamp": 124, "state": {"memory": "vector://xyz"}}
+
+
+def test_the_files_of_another_kernel_replay(tmp_path: Path) -> None:
+    """S3-8 S3-12: without seals, with gaps and ties, and unsorted."""
+    said = [
+        {"token_id": 0, "timestamp": 125, "kind": "snapshot_created", "detail": {"snapshot": 3}},
+        {"detail": {"goal": "a"}, "kind": "custom", "label": "plan", "timestamp": 4, "token_id": 0},
+        {"token_id": 1, "timestamp": 4, "kind": "custom", "label": "again", "detail": {}},
+    ]
+    rows: list[Row] = []
+    report = replay_folder(foreign(tmp_path / "x", said, SEED), on_row=rows.append)
+    assert report.problems == ()
+    assert (report.events, report.snapshots, report.first_timestamp) == (3, 1, 4)
+    assert [one.name for one in rows] == ["plan", "again"]
+
+
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_events_are_sorted_by_time_and_stay_in_order_where_times_tie(times: list[int]) -> None:
+    """S3-G6: also when they have to be sorted on the disk."""
+    import tempfile
+
+    from perdure.checkpoints import pair as module
+
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "RUN", 3)
+        said = [
+            {"token_id": 0, "timestamp": time, "kind": "custom", "label": str(n)}
+            for n, time in enumerate(times)
+        ]
+        rows: list[Row] = []
+        foreign(Path(name) / "x", said)
+        report = replay_folder(Path(name) / "x", on_row=rows.append)
+    assert report.ok
+    expected = sorted(range(len(times)), key=lambda n: times[n])
+    assert [int(one.name) for one in rows] == expected
+
+
+async def test_a_folder_without_events_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReplayError, match=r"no events\.jsonl"):
+        await replay_files(tmp_path)
+
+
+async def test_what_another_kernel_wrote_becomes_a_session(tmp_path: Path) -> None:
+    """S3-8 S3-9: import, then restore by id, replay, and export again."""
+    said = [
+        {"token_id": 0, "timestamp": 4, "kind": "custom", "label": "plan", "detail": {"goal": "a"}},
+        {"token_id": 0, "timestamp": 9, "kind": "snapshot_created", "detail": {"snapshot": 3}},
+        {"token_id": 0, "timestamp": 9, "kind": "custom", "label": "on", "detail": {}},
+    ]
+    folder = foreign(tmp_path / "theirs", said, SEED)
+    async with perdure.connect(tmp_path / "kept") as sessions:
+        async with sessions.open("ada") as session:
+            taken = await import_pair(session, folder)
+            assert (taken.events, taken.checkpoints, taken.findings) == (3, 1, ())
+            restored = await session.checkpoints.restore(3)
+            assert restored is not None
+            assert (restored.label, restored.state) == ("reflect", {"memory": "vector://xyz"})
+            assert (await session.checkpoints.create("next")).id == 4
+            with pytest.raises(ConfigError, match="must go up"):
+                await import_pair(session, folder)
+        view = await sessions.load("ada")
+        assert view is not None
+        report = await view.events.replay(strict=True)
+        assert report.snapshots == 2
+        (tmp_path / "ours").mkdir()
+        await export_pair(view, tmp_path / "ours")
+    assert (await replay_files(tmp_path / "ours")).ok
+    assert lines_of(tmp_path / "ours" / CHECKPOINTS_FILE)[0]["state"] == SEED["state"]
+
+
+async def test_a_session_without_events_has_no_pair(tmp_path: Path) -> None:
+    async with perdure.connect(tmp_path / "kept") as sessions:
+        async with sessions.open("ada") as session:
+            session.append(Message.user("hello"))
+        view = await sessions.load("ada")
+        assert view is not None
+        assert await export_pair(view, tmp_path) == []
+
+
+# reports
+
+
+def test_a_page_shows_what_was_found_and_nothing_of_it_is_markup() -> None:
+    """S3-11: for an audit, by people."""
+    bad = "<script>alert(1)</script>"
+    replay = Replay("line", gapless=True)
+    row = replay.feed(Item(1, 5, event(5, "custom", label=bad, detail={"why": bad})))
+    replay.problem(bad, 7)
+    replay.feed(Item(2, 6, event(6, "capability_used", label=bad)))
+    assert row is not None
+    text = page(replay.report(bad), [row], left_out=12)
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;") >= 5
+    assert "line 7: " in text
+    assert "12 more" in text
+
+
+def test_seals_depend_on_all_that_came_before() -> None:
+    one, other = Seal(), Seal()
+    first = one.next(event(1)), other.next(event(1, label="x"))
+    assert first[0] != first[1]
+    assert one.next(event(2)) != other.next(event(2))

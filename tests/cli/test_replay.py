@@ -1,0 +1,110 @@
+"""``perdure replay``: of a session, of files; with a report for people, and one for programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+
+import perdure
+from perdure import Shutdown
+from tests.cli.conftest import Command
+from tests.cli.test_lives import said
+
+
+@pytest.fixture
+def at(store: Path) -> tuple[str, str]:
+    said(store, "ada")
+    anyio.run(decide, store)
+    return ("--store", str(store))
+
+
+async def decide(store: Path) -> None:
+    async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+        async with sessions.open("ada") as session:
+            session.events.emit("custom", "plan", {"goal": "<b>draft</b>"})
+            session.events.emit("capability_used", "mail")
+            await session.checkpoints.create("before")
+            session.events.emit("custom", "send")
+            await session.save()
+
+
+def test_a_session_is_replayed_and_told(command: Command, at: tuple[str, str]) -> None:
+    """S3-10 S3-11."""
+    told = command("replay", "ada", *at)
+    assert told.status == 0, told.err
+    assert "4 events of 0 turns, 2 decisions, 1 checkpoints compared" in told.out
+    assert "mail" in told.out
+    assert "nothing is missing, moved or changed" in told.out
+    answer = command("replay", "ada", "--since", "1", "--json", *at).json
+    assert (answer["ok"], answer["since"], answer["decisions"]) == (True, 1, 1)
+
+
+def test_reports_are_for_people_and_for_programs(
+    command: Command, at: tuple[str, str], tmp_path: Path
+) -> None:
+    """S3-11."""
+    page, data = tmp_path / "report.html", tmp_path / "report.json"
+    assert command("replay", "ada", "--report", str(page), *at).status == 0
+    assert command("replay", "ada", "--report", str(data), *at).status == 0
+    text = page.read_text()
+    assert "Everything fits" in text
+    assert "&lt;b&gt;draft" in text
+    report = json.loads(data.read_text())
+    assert [(one["what"], one["name"]) for one in report["rows"]] == [
+        ("decision", "plan"),
+        ("used", "mail"),
+        ("decision", "send"),
+    ]
+    assert report["summary"]["capabilities"]["mail"]["used"] == 1
+    again = command("replay", "ada", "--report", str(data), *at)
+    assert (again.status, "is there already" in again.err) == (2, True)
+    wrong = command("replay", "ada", "--report", str(tmp_path / "x.txt"), *at)
+    assert (wrong.status, "ends in .html or .json" in wrong.err) == (2, True)
+
+
+def test_exported_files_are_replayed_and_a_change_is_named(
+    command: Command, at: tuple[str, str], tmp_path: Path
+) -> None:
+    """S3-8 S3-9: the pair travels with an export, and suffices."""
+    out = tmp_path / "out"
+    exported = command("export", "ada", "--layout", "seed", "--out", str(out), "--json", *at)
+    assert {"events.jsonl", "checkpoints.jsonl"} <= set(exported.json["files"])
+    assert command("replay", "--files", str(out)).status == 0
+    path = out / "events.jsonl"
+    path.write_text(path.read_text().replace("send", "sent"))
+    told = command("replay", "--files", str(out))
+    assert told.status == 1
+    assert "problem: line 4: the event was changed" in told.out
+
+
+def test_what_does_not_fit_is_said(command: Command, at: tuple[str, str], tmp_path: Path) -> None:
+    for wrong in (("replay",), ("replay", "ada", "--files", str(tmp_path))):
+        told = command(*wrong, *at)
+        assert (told.status, "one of the two" in told.err) == (2, True)
+    told = command("replay", "--files", str(tmp_path))
+    assert (told.status, "no events.jsonl" in told.err) == (1, True)
+    told = command("replay", "--files", str(tmp_path), "--since", "1")
+    assert (told.status, "does not go with --files" in told.err) == (2, True)
+    assert "there is no session" in command("replay", "nobody", *at).err
+
+
+def test_files_of_another_kernel_are_imported(
+    command: Command, store: Path, tmp_path: Path
+) -> None:
+    """S3-8: their events and checkpoints become a session's."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "session.json").write_text(json.dumps({"version": 1, "agentId": "os"}))
+    event = {"token_id": 0, "timestamp": 5, "kind": "snapshot_created", "detail": {"snapshot": 1}}
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n{")
+    state = {"snapshot_id": 1, "label": "one", "timestamp": 5, "state": {"a": 1}}
+    (folder / "checkpoints.jsonl").write_text(json.dumps(state) + "\n")
+    done = command("import", str(folder), "--json", "--store", str(store))
+    assert done.status == 0, done.err
+    assert "torn here" in done.json["findings"][-1]["detail"]
+    listed = command("checkpoints", "os", "--json", "--store", str(store)).json
+    assert [one["label"] for one in listed["checkpoints"]] == ["one"]
+    assert command("replay", "os", "--store", str(store)).status == 0
