@@ -265,6 +265,26 @@ async def test_a_turn_of_a_given_id_is_resumed_as_that_turn(
             assert agent.unfinished == ()
 
 
+async def test_a_request_that_is_tried_again_goes_on_with_its_unfinished_turn(
+    memory_world: World, configured: Configure
+) -> None:
+    """2.1: one request is one message and one turn, however often it is tried."""
+    model = Blocked()
+    async with memory_world.connect(autosave=None) as sessions:
+        config = configured(model=model)
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            await agent.post_user_message("go", turn_id="request-7")
+            await model.reached.wait()
+            left = memory_world.killed()
+            model.go.set()
+    async with left.connect() as sessions:
+        async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
+            for _ in range(2):
+                assert await agent.ask("go", turn_id="request-7") == "You said: go"
+            assert await said(agent) == ["go", "You said: go"]
+            assert agent.unfinished == agent.context.ledger.messages == ()
+
+
 async def test_what_kills_the_process_each_time_is_not_resumed_for_ever(
     memory_world: World, configured: Configure
 ) -> None:

@@ -18,6 +18,7 @@ from perdure.agent.events import (
 )
 from perdure.agent.handlers import WorkerEventDispatcher, usual_handlers
 from perdure.agent.inputs import InputQueues, LoadRequest, Posted
+from perdure.agent.resuming import unfinished
 from perdure.agent.streams import EventStream
 from perdure.agent.worker import AgentWorker, running_worker
 from perdure.errors import SessionClosedError, SessionError
@@ -76,7 +77,8 @@ class AgentRuntime:
     ) -> None:
         """Admit a message, and put it into the inbox; waits while that is full.
 
-        It is durable with the session's next save, which comes before any work on it.
+        It is durable with the session's next save, which comes before any work on it. If its
+        turn's id is that of one that is unfinished, it is that one, which goes on.
 
         Raises:
             NotStorableError: The message cannot be stored.
@@ -85,6 +87,10 @@ class AgentRuntime:
 
         """
         inputs, context = self._inputs(), self._of
+        known = None if event.turn_id is None else self._unfinished(event.turn_id)
+        if known is not None:
+            self._go_on(known, stream)
+            return
         await inputs.room()
         try:
             admitted = None
@@ -105,13 +111,19 @@ class AgentRuntime:
             WrongLoopError: The agent belongs to another loop, thread or process.
 
         """
-        inputs, context = self._inputs(), self._of
-        streams: list[EventStream] = []
-        for one in found:
-            streams.append(EventStream(TurnEnded, TurnInterrupted, TurnFailed))
-            context.ledger.underway.add(one.id)
-            inputs.put_first(Posted(ResumeEvent(one), streams[-1], one.id))
-        return tuple(streams)
+        self._inputs()
+        streams = tuple(EventStream(TurnEnded, TurnInterrupted, TurnFailed) for _ in found)
+        for one, stream in zip(found, streams, strict=True):
+            self._go_on(one, stream)
+        return streams
+
+    def _unfinished(self, turn_id: str) -> Unfinished | None:
+        found = [one for one in unfinished(self._of) if one.turn_id == turn_id]
+        return found[0] if found else None
+
+    def _go_on(self, one: Unfinished, stream: EventStream | None) -> None:
+        self._inputs().put_first(Posted(ResumeEvent(one), stream, one.id))
+        self._of.ledger.underway.add(one.id)
 
     async def load(self) -> bool:
         """Restore the stored conversation of an agent that was made without it.

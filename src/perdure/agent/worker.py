@@ -249,7 +249,7 @@ class AgentWorker:
         """Return what the ledger has to say of a turn that has not come to its end."""
         ledger = self._context.ledger
         if isinstance(error, Exception):
-            return ledger.failing(posted.admitted, error)
+            return ledger.failing(posted.admitted, _innermost(error))
         if self._by_hand:
             return ledger.closing(posted.admitted, turn_id, how="interrupted")
         return ()  # stopped with the agent, which goes on with it when it comes back

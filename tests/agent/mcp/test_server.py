@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -194,4 +195,9 @@ def test_names_and_effects_fit() -> None:
     assert tool_name("files.read") == "files_read"
     assert tool_name("1st") == "_1st"
     assert len(tool_name("x" * 100)) == 64
-    assert effect_of(None) == "ask"
+    assert effect_of(None) == effect_of(hints()) == "ask"
+    assert effect_of(hints(reads=True)) == effect_of(hints(idempotent=True)) == "replay"
+
+
+def hints(*, reads: bool | None = None, idempotent: bool | None = None) -> SimpleNamespace:
+    return SimpleNamespace(read_only_hint=reads, idempotent_hint=idempotent)
