@@ -1,90 +1,74 @@
-"""Code that type checkers must accept: how people use an agent's memory. It is never run."""
+"""Storages of working memory, as users write them; it only has to check."""
 
-# pyright: strict
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import assert_type
 
-from perdure import CompactionError, Message, Session
 from perdure.agent import (
     Agent,
-    Compaction,
-    CompactionPolicy,
-    Compactor,
+    AgentConfig,
     EchoModel,
-    EpisodicItem,
-    ExtractiveSummarizer,
-    Fact,
-    FactLimits,
-    Found,
-    MemoryBundle,
-    MemoryManager,
-    ModelSummarizer,
-    RawTrace,
-    Retriever,
-    SemanticItem,
-    Summarizer,
-    Summary,
-    TurnTrace,
-    TurnTracker,
-    Weights,
-    estimated_tokens,
+    FileMemoryStorage,
+    MemoryInfo,
+    MemoryItem,
+    MemoryStorage,
+    PersistentSession,
+    SessionMemoryStorage,
 )
+from perdure.session.session import Session
 
 
-class MySummarizer:
-    """A summarizer of a user's own."""
+class Remembered:
+    """A storage of a user's own."""
 
-    async def summarize(self, turns: Sequence[TurnTrace]) -> Summary:
-        """Count what was said."""
-        said = [message.text for turn in turns for message in turn.messages]
-        return Summary(f"{len(said)} things", (Fact(said[0], "user_preference"),))
+    def __init__(self) -> None:
+        self.items: dict[str, MemoryItem] = {}
+
+    async def get(self, key: str) -> MemoryItem | None:
+        return self.items.get(key)
+
+    async def set(self, item: MemoryItem) -> None:
+        self.items[item.key] = item
+
+    async def delete(self, key: str) -> None:
+        self.items.pop(key, None)
+
+    async def has(self, key: str) -> bool:
+        return key in self.items
+
+    async def entries(self, *, scope: str | None = None) -> list[MemoryInfo]:
+        return [MemoryInfo(key=key) for key in self.items]
+
+    async def clear(self, *, scope: str | None = None) -> None:
+        self.items.clear()
+
+    async def size(self) -> int:
+        return 0
+
+    async def flush(self) -> None: ...
+
+    async def aclose(self) -> None: ...
 
 
-def my_count(message: Message) -> int:
-    """Count tokens."""
-    return estimated_tokens(message) + 4
-
-
-async def options() -> None:
-    """Say how memory is kept."""
-    summarizers: list[Summarizer] = [
-        MySummarizer(),
-        ExtractiveSummarizer(quote_chars=200),
-        ModelSummarizer(EchoModel(), max_chars=10_000),
-        ModelSummarizer("openai:gpt-5-mini"),
-    ]
-    policy = CompactionPolicy(max_tokens=100_000, count_tokens=my_count, keep_turns=6)
-    async with Agent.create(
-        "ada", model=EchoModel(), summarizer=summarizers[0], compaction=policy
-    ) as agent:
-        try:
-            await agent.ask("Hello")
-        except CompactionError as error:
-            print(error.facts, error.__cause__)
-        agent.memory.request_compaction()
-
-
-async def parts(session: Session, tracker: TurnTracker) -> None:
-    """Put a memory together."""
-
-    async def embed(texts: Sequence[str]) -> list[list[float]]:
-        return [[float(len(text))] for text in texts]
-
-    async def read(name: str) -> list[bytes]:
-        return [name.encode()]
-
-    retriever = Retriever(read, embed=embed, weights=Weights(recency=0.5))
-    compactor = Compactor(MySummarizer(), limits=FactLimits(per_category=4))
-    memory = MemoryManager(session, turn_tracker=tracker, compactor=compactor, retriever=retriever)
-    done = await memory.compact("Be kind.", exclude_turn_id="turn_0007")
-    assert_type(done, Compaction)
-    assert_type(await memory.retriever.retrieve(3, 20), MemoryBundle)
-    found = await memory.retriever.search("harbor", limit=3, kind="semantic")
-    assert_type(found, list[Found])
-    assert_type(found[0].item, EpisodicItem | SemanticItem)
-    async for trace in memory.raw_traces():
-        assert_type(trace, RawTrace)
-    tokens = memory.is_over_budget(memory.get_working_context_messages())
-    assert_type(tokens, bool)
+async def storages(session: Session) -> None:
+    own: MemoryStorage = Remembered()
+    of_session: MemoryStorage = SessionMemoryStorage(session)
+    async with FileMemoryStorage("somewhere", flush_interval=5.0) as file:
+        of_file: MemoryStorage = file
+        assert_type(file.path, str)
+        assert_type(file.findings[0].what, str)
+        await file.set(MemoryItem(key="k", value=[1], priority="low", pinned=True))
+        assert_type(await file.get("k"), MemoryItem | None)
+        assert_type(await file.has("k"), bool)
+        assert_type((await file.entries(scope="task"))[0].size_bytes, int)
+        await file.delete("k")
+        await file.clear(scope="task")
+        assert_type(await file.size(), int)
+        await file.flush()
+    for one in (own, of_session, of_file):
+        await one.aclose()
+    config = AgentConfig(name="ada", model=EchoModel(), memory_storage=own)
+    kept = PersistentSession(memory=of_file)
+    async with Agent.create(config=config, persistent_session=kept) as agent:
+        assert_type(agent.memory_storage, MemoryStorage)
+        assert_type(agent.context.memory_storage, MemoryStorage)

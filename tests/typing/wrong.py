@@ -60,7 +60,7 @@ async def a_session(sessions: SessionManager) -> None:
         session.append("Hello").real.no_such_name  # error: attr-defined
         session.version = 7  # error: misc
         session.turn(7)  # error: arg-type
-        session.context("no such format")  # error: arg-type
+        session.context("no such format")  # error: call-overload
         (await session.save()).version = 7  # error: misc
         with session.turn():  # error: attr-defined
             pass

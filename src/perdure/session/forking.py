@@ -171,37 +171,36 @@ class Forker:
             except StoreError:
                 await self._undo(hold)
                 raise
-            if base.parent is not None and await self._is_leaving(base.parent, base):
+            if base.parent is not None and (error := await self._gone(base.parent, child, base)):
                 await hold.delete()
-                message = f"session {base.parent} was deleted while {child} was made of it"
-                raise SessionNotFoundError(message, key=str(base.parent))
-            if base.parent is not None and await self._is_pruned(base.parent, base.at):
-                await hold.delete()
-                raise _no_record(base.parent, base.at, base.at)
+                raise error
 
-    async def _is_pruned(self, parent: SessionKey, at: int) -> bool:
-        """Say whether a parent has announced that its history goes up to a record, or beyond."""
-        newest_first = self._store.read_log(parent, after=at, reverse=True)  # they are few
-        async with aclosing(newest_first) as log:
+    async def _gone(self, parent: SessionKey, child: SessionKey, base: Base) -> Exception | None:
+        """Return why a fork's history is not there, or is about to go without its parent's notice.
+
+        One look at the parent's newest records tells: they are few, and behind them is the one
+        that the fork goes on behind.
+        """
+        newest, point = None, None
+        log = self._store.read_log(parent, after=base.at - 1, reverse=True)
+        pruned = False
+        async with aclosing(log):
             async for chunk in log:
                 for record in chunk.records:
-                    if record.kind == BASE and decode(record.payload, Base).cut >= at:
-                        return True
-        return False
+                    newest = newest or record
+                    point = record
+                    pruned |= record.kind == BASE and decode(record.payload, Base).cut >= base.at
+        is_there = point is not None and (point.seq, point.epoch) == (base.at, base.epoch)
+        if newest is None or newest.kind == ENDING or not is_there:
+            message = f"session {parent} was deleted while {child} was made of it"
+            return SessionNotFoundError(message, key=str(parent))
+        return _no_record(parent, base.at, base.at) if pruned else None
 
     async def _undo(self, hold: Hold) -> None:
         """Leave no empty session behind, if nothing is in it."""
         begun = await self._tending.begun(hold.key)
         if begun == Begun():
             await hold.delete()
-
-    async def _is_leaving(self, parent: SessionKey, base: Base) -> bool:
-        """Say whether a parent is gone, or about to go without having heard of its fork."""
-        newest = await self._tending.newest(parent)
-        if newest is None or newest.kind == ENDING:
-            return True
-        point = await self._tending.record(parent, base.at)
-        return point is None or point.epoch != base.epoch
 
     # copies
 

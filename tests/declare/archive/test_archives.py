@@ -304,7 +304,8 @@ async def test_a_home_that_could_not_be_saved_can_be_replaced(tmp_path: Path) ->
     async with session_in(tmp_path / "store") as session:
         archives = Archives(session, home)
         await archives.save()
-        make(home, {"A.txt": "x", "bad\x1bname": "x"})
+        make(home, {"A.txt": "x", "bad\x1bname": "x", "caf\u00e9": "x"})
+        Path(os.fsdecode(os.fsencode(home) + b"/\xff")).write_text("x")
         assert (await archives.restore()).changed
     assert look(home) == {"a.txt": b"saved"}
 
@@ -477,6 +478,48 @@ async def test_a_store_without_folders_needs_a_home(tmp_path: Path) -> None:
         ):
             with pytest.raises(ConfigError, match=said):
                 await Archives(session, home).save()
+
+
+@pytest.mark.parametrize(
+    "journal",
+    [
+        b"no JSON",
+        b'{"stage":"restore-x","puts":["../../evil"],"takes":[],"selection":{}}',
+        b'{"stage":"restore-x","puts":[],"takes":[".perdure/lock"],"selection":{}}',
+        b'{"stage":"restore-x","puts":[],"takes":["a\\u0000"],"selection":{}}',
+        b'{"stage":"../x","puts":[],"takes":["a"],"selection":{}}',
+    ],
+)
+async def test_a_journal_that_perdure_did_not_write_moves_nothing(
+    tmp_path: Path, journal: bytes
+) -> None:
+    """S4-G7: an agent can write in its home; that gives it nothing outside of it."""
+    home = make(tmp_path / "home", {"a": "x", ".perdure/restoring.json": journal})
+    before = look(tmp_path)
+    async with perdure.connect("memory:") as sessions, sessions.open("agent") as session:
+        with pytest.raises(CorruptRecordError, match=r"restoring\.json"):
+            await Archives(session, home).save()
+    assert look(tmp_path).items() >= before.items()
+
+
+@pytest.mark.parametrize("marker", [b"no JSON", b'{"key":{"agent":""},"archive":"x"}', b"\xff"])
+async def test_a_damaged_marker_counts_as_none(tmp_path: Path, marker: bytes) -> None:
+    home = make(tmp_path / "home", {"a": "1"})
+    async with perdure.connect("memory:") as sessions, sessions.open("agent") as session:
+        archives = Archives(session, home)
+        await archives.save()
+        make(home, {"a": "2", ".perdure/home.json": marker})
+        assert "never archived" in (await archives.resume()).why
+    assert look(home) == {"a": b"2"}
+
+
+async def test_a_link_in_place_of_the_own_folder_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "outside", {})
+    (make(tmp_path / "home", {"a": "x"}) / ".perdure").symlink_to(tmp_path / "outside")
+    async with perdure.connect("memory:") as sessions, sessions.open("agent") as session:
+        with pytest.raises(ConfigError, match="symbolic link"):
+            await Archives(session, tmp_path / "home").save()
+    assert look(tmp_path / "outside") == {}
 
 
 async def test_two_at_one_home_do_not_meet(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from perdure._lib.files import Folder
 from perdure._lib.platform import try_lock
 from perdure.codec.decoders import decoder_of
 from perdure.codec.json import encode
-from perdure.declare.archive.checking import CONTROL, ArchiveLimits, fault_of_path
+from perdure.declare.archive.checking import CONTROL
 from perdure.declare.archive.selecting import Selection
 from perdure.errors import ConfigError, CorruptRecordError, SessionError, StoreError
 from perdure.model.keys import SessionKey
@@ -116,7 +116,7 @@ def entered(path: str) -> Iterator[tuple[Folder, Folder]]:
 def marker_of(control: Folder) -> Marker | None:
     """Return which archive a home is, or came from; None if none is known."""
     data = control.read(MARKER)
-    with contextlib.suppress(msgspec.DecodeError):
+    with contextlib.suppress(msgspec.DecodeError, ConfigError):
         return None if data is None else decoder_of(Marker).decode(data)
     return None  # damaged: as if it had none, which keeps what is in the home
 
@@ -142,7 +142,7 @@ def commit(home: Folder, control: Folder, stage: str, selection: Selection) -> l
         puts = tuple(unit for unit in units if _stat(new, unit) is not None)
     takes = tuple(unit for unit in units if unit not in puts and _stat(home, unit) is not None)
     _require_movable(home, (*puts, *takes))
-    journal = _Journal(stage, puts, takes, selection)
+    journal = _Journal(stage, tuple(map(_written, puts)), tuple(map(_written, takes)), selection)
     if not control.publish(JOURNAL, encode(journal)):
         raise StoreError(f"{control.path}/{JOURNAL} is there: a restore is under way")
     recover(home, control)
@@ -199,10 +199,30 @@ def _journal_of(data: bytes, control: Folder) -> _Journal:
     except msgspec.DecodeError as error:
         message = f"{path} is damaged ({error}): the new tree is beside it; move it by hand"
         raise CorruptRecordError(message, path=path) from None
-    faults = [fault_of_path(unit, ArchiveLimits()) for unit in (*journal.puts, *journal.takes)]
-    if any(faults) or not journal.stage.startswith(PREFIX) or "/" in journal.stage:
+    puts, takes = tuple(map(_named, journal.puts)), tuple(map(_named, journal.takes))
+    inside = all(map(_is_inside, (*puts, *takes)))
+    if not inside or not journal.stage.startswith(PREFIX) or "/" in journal.stage:
         raise CorruptRecordError(f"{path} was not written by perdure: remove it", path=path)
-    return journal
+    return _Journal(journal.stage, puts, takes, journal.selection)
+
+
+def _written(path: str) -> str:
+    """Return a path as JSON can hold it, whatever bytes its names have."""
+    return os.fsencode(path).decode("latin-1")
+
+
+def _named(written: str) -> str:
+    """Return the path that was written so; "" for none."""
+    try:
+        return os.fsdecode(written.encode("latin-1"))
+    except UnicodeError:
+        return ""
+
+
+def _is_inside(path: str) -> bool:
+    """Say whether a path, one that no archive could have among them, is one below a home."""
+    steps = path.split("/")
+    return steps[0] != CONTROL and "\0" not in path and not {"", ".", ".."} & {*steps}
 
 
 def _roll_forward(home: Folder, control: Folder, journal: _Journal) -> None:

@@ -215,8 +215,7 @@ class FileStore:
         found = await self._plan(key, after, before)
         stream = Stream(self._root, key, found, reverse=reverse)
         last = before if before is not None else found.head + 1
-        left = found.head if limit is None else limit
-        told = found.settled
+        left, told = (found.head if limit is None else limit), found.settled
         while left > 0:
             with troubles("read", self.location):
                 part = await stream.part()
@@ -227,6 +226,8 @@ class FileStore:
                 left -= len(records)
                 told = True
                 yield LogChunk(tuple(records), found.settled)
+            if part and (part[-1].seq <= after + 1 if reverse else part[-1].seq >= last - 1):
+                break  # nothing that is asked for comes behind
         if not told:
             yield LogChunk((), settled=False)
 
