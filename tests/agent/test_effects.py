@@ -27,7 +27,7 @@ from perdure.agent import (
 from perdure.agent.effects import SKIPPED, is_unknown, progress, verdict
 from perdure.agent.tools import Tool
 from perdure.memory.ledger import Approval, Effect, Policy
-from perdure.model.records import EFFECT
+from perdure.model.records import EFFECT, EVENT
 from perdure.restore.repair import INTERRUPTED, interrupted_result
 from tests.agent.conftest import Configure, World
 
@@ -224,7 +224,8 @@ async def test_the_intent_is_durable_before_the_call_and_settled_with_the_result
     assert names.count(EFFECT) == 2
     assert names.index("tool_call") < names.index(EFFECT) < names.index("tool_result")
     at = names.index("tool_result")
-    assert kinds[at : at + 2] == [("tool_result", False), (EFFECT, True)]  # one group
+    one_group = [("tool_result", False), (EFFECT, False), (EVENT, True)]
+    assert kinds[at : at + 3] == one_group
 
 
 async def test_a_session_tells_what_is_under_way_without_its_agent(

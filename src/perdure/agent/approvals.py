@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 
+from perdure.agent import capabilities
 from perdure.agent.context import AgentContext
 from perdure.agent.events import ApprovalRequested
 from perdure.model.messages import ToolCall
@@ -40,11 +41,16 @@ async def refusal(call: ToolCall, context: AgentContext) -> str | None:
         answer = await answer if inspect.isawaitable(answer) else answer
     except Exception as error:  # noqa: BLE001  # nobody has approved it
         return f"the tool {name!r} could not be approved: {type(error).__name__}: {error}"
-    if answer == "ask":
-        return await _asked(call, context)
+    return await _asked(call, context) if answer == "ask" else _answered(answer, call, context)
+
+
+def _answered(answer: object, call: ToolCall, context: AgentContext) -> str | None:
+    if answer not in {True, "always"}:
+        return f"the tool {call.name!r} was not approved"
     if answer == "always":
-        plugins.permissions.approve(name)
-    return None if answer in {True, "always"} else f"the tool {name!r} was not approved"
+        context.plugins.permissions.approve(call.name)
+    capabilities.granted(call, context, "function")
+    return None
 
 
 async def _asked(call: ToolCall, context: AgentContext) -> str | None:
@@ -56,6 +62,7 @@ async def _asked(call: ToolCall, context: AgentContext) -> str | None:
         context.emit(ApprovalRequested(call=call, **told))
         approval = await context.ledger.answered(approval)
     if approval.answer == "approved":
+        capabilities.granted(call, context, "person")
         return None
     why = f": {approval.why}" if approval.why else ""
     return f"the tool {call.name!r} was not approved{why}"

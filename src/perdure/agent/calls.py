@@ -12,6 +12,7 @@ import contextlib
 import anyio
 import msgspec
 
+from perdure.agent import capabilities
 from perdure.agent.approvals import must_ask, refusal
 from perdure.agent.context import AgentContext
 from perdure.agent.effects import SKIPPED, Verdict, is_intact, verdict
@@ -57,6 +58,8 @@ def plan(call: ToolCall, context: AgentContext, *, resumed: bool) -> Planned:
     if what == "run" and effect is None and tool is not None and tool.effect is not None:
         # Begun, as of the save that comes anyway, if nobody has to be asked before.
         effect = ledger.plan(turn, call, tool.effect, begun=not must_ask(call, context))
+    if not resumed:
+        capabilities.requested(call, context)
     return Planned(call, what, tool, effect)
 
 
@@ -133,6 +136,8 @@ def _keep(result: ToolResult, how: str, planned: Planned, context: AgentContext)
             ledger.unknown(effect)
         elif effect is not None:
             ledger.settled(effect, how)
+        if is_new:
+            capabilities.outcome(planned.call, context, how)
     return is_new
 
 

@@ -21,11 +21,13 @@ from perdure.errors import ConfigError, SessionNotFoundError
 from perdure.interchange import Read, read_folder, read_state, write_folder, write_state
 from perdure.interchange.own import log_in
 from perdure.interchange.reading import Finding
+from perdure.interchange.remembering import Remembered
 from perdure.interchange.state import FullAgentState
 from perdure.model.keys import SessionKey
 from perdure.moving.files import bundle_key, is_bundle, read_bundle, write_bundle
-from perdure.session.exchange import Imported, import_state, state_from
+from perdure.session.exchange import Imported, import_with, state_from
 from perdure.session.pairs import export_pair, import_pair
+from perdure.session.traced import export_memories, memories_in
 from perdure.store import Store
 
 __all__ = ["export", "import_"]
@@ -48,9 +50,9 @@ def export(
 
     Args:
         id: The agent's id.
-        layout: ``full``: one JSON value; ``seed``: the files session.json, memory.json and
-            plugins/*.json; ``bundle``: the log, the documents and the blobs, as lines of JSON,
-            which is the same out of every store.
+        layout: ``full``: one JSON value; ``seed``: the files that other runtimes know, from
+            session.json to raw_traces.jsonl; ``bundle``: the log, the documents and the blobs,
+            as lines of JSON, which is the same out of every store.
         out: The file, or with --layout seed the folder, to write; new, or an empty folder.
             Default: the standard output.
         plain: Only what the format has a place for, without the log that lets an import
@@ -79,7 +81,7 @@ async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where
         write(_pretty(state))
         return 0
     if layout == "seed":
-        names = [*await write_folder(out, state), *await _export_pair(id, out, where)]
+        names = [*await write_folder(out, state), *await _export_beside(id, out, where)]
     else:
         await anyio.to_thread.run_sync(_publish, out, _pretty(state).encode())
         names = [out.name]
@@ -91,11 +93,13 @@ async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where
     return 0
 
 
-async def _export_pair(id: str, out: Path, where: Named) -> list[str]:
-    """Write the events and checkpoints, if the session has any; return the files' names."""
+async def _export_beside(id: str, out: Path, where: Named) -> list[str]:
+    """Write traces and memories, events and checkpoints; return the files' names."""
     async with managed(existing(where.store)) as sessions:
         view = await sessions.load(id, session=where.session, tenant=where.tenant)
-        return [] if view is None else await export_pair(view, out)
+        if view is None:
+            return []
+        return [*await export_memories(view, out), *await export_pair(view, out)]
 
 
 async def _export_bundle(store: Store, key: SessionKey, out: Path, where: Named) -> int:
@@ -139,8 +143,8 @@ def import_(
     formats are migrated, wrong counts mended, damaged files left out and kept in quarantine/.
 
     Args:
-        path: A file with one JSON value, a bundle, or a folder with session.json, memory.json
-            and plugins/*.json.
+        path: A file with one JSON value, a bundle, or a folder with session.json, memory.json,
+            plugins/*.json, raw_traces.jsonl and what lies beside it.
         id: The agent's id. Default: the one that it had.
 
     """
@@ -153,16 +157,17 @@ import_.__name__ = "import"  # what the command is called, and no name for a fun
 async def _import(path: Path, *, id: str | None, where: Named) -> int:
     if await is_bundle(path):
         return await _import_bundle(path, id=id, where=where)
-    read = await _read(path)
+    read, beside = await _read(path)
     if read.state is None:
         message = (
-            f"there is nothing to import in {path}: name a file, or a folder with session.json"
+            f"there is nothing to import in {path}: name a file, or a folder with session.json "
+            "or raw_traces.jsonl"
         )
         raise SessionNotFoundError(message, path=str(path))
     store, left_out = perdure.store_for(where.store), list[Finding]()
     async with managed(store) as sessions:
-        done = await import_state(
-            sessions, read.state, id=id, session=where.session, tenant=where.tenant
+        done = await import_with(
+            sessions, read.state, beside, id=id, session=where.session, tenant=where.tenant
         )
         if log_in(read.state) is None and await anyio.to_thread.run_sync(has_pair, path):
             async with sessions.open(
@@ -197,13 +202,17 @@ async def _import_bundle(path: Path, *, id: str | None, where: Named) -> int:
     return 0
 
 
-async def _read(path: Path) -> Read:
+async def _read(path: Path) -> tuple[Read, Remembered | None]:
+    """Read a state, and in a folder what lies beside it."""
     place = anyio.Path(path)
-    if await place.is_dir():
-        return await read_folder(path)
-    if not await place.exists():
-        return Read(None)
-    return read_state(await place.read_bytes(), where=str(path))
+    if not await place.is_dir():
+        found = await place.exists()
+        return read_state(await place.read_bytes(), where=str(path)) if found else Read(None), None
+    read = await read_folder(path)
+    beside = await memories_in(path, read.state)
+    if read.state is None and beside is not None:
+        read = Read(FullAgentState(agent_id=beside.agent_id))
+    return read, beside
 
 
 def _answer(done: Imported, location: str, findings: list[Any]) -> dict[str, Any]:

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar, final
 
-import msgspec
-
 from perdure._lib.files import Folder
 from perdure.codec.json import decode
 from perdure.codec.messages import decode_message
 from perdure.errors import CorruptRecordError, FormatError
 from perdure.interchange.memory_writing import TRACES
 from perdure.interchange.reading import Finding
+from perdure.interchange.remembering import Remembered
 from perdure.interchange.trace_archive import (
     ARCHIVE,
     ARCHIVE_MANIFEST,
@@ -31,7 +30,7 @@ from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.items import EpisodicItem, SemanticItem
 
-__all__ = ["Remembered", "has_memories", "read_memories"]
+__all__ = ["has_memories", "read_memories"]
 
 T = TypeVar("T")
 
@@ -40,21 +39,6 @@ LINE: Final = 64 * 1024 * 1024
 _OLD_ARCHIVE: Final = "raw_traces_archive.jsonl"
 """The archive as one file, as it was before there were segments."""
 _ANY: Final = (TRACES, ARCHIVE_MANIFEST, _OLD_ARCHIVE, EPISODIC, SEMANTIC, SNAPSHOT)
-
-
-class Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read."""
-
-    archived: tuple[Spoken, ...] = ()
-    """What was said before the last compaction, oldest first."""
-    active: tuple[Spoken, ...] = ()
-    """And since."""
-    episodic: tuple[EpisodicItem, ...] = ()
-    semantic: tuple[SemanticItem, ...] = ()
-    context: WorkingContext | None = None
-    agent_id: str = ""
-    """Whose it is, as far as the files say."""
-    findings: tuple[Finding, ...] = ()
 
 
 def has_memories(path: Path) -> bool:

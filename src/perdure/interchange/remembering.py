@@ -8,17 +8,34 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.codec.messages import encode_message
-from perdure.interchange.memory_reading import Remembered
+from perdure.interchange.reading import Finding
 from perdure.interchange.state import FullAgentState
+from perdure.interchange.traces import Spoken
 from perdure.interchange.unfolding import Unfolded
-from perdure.memory.items import EpisodicItem, item_entry
+from perdure.memory.context import WorkingContext
+from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
 from perdure.model.messages import Message
 from perdure.model.records import MESSAGE_KINDS, Entry
 
-__all__ = ["agrees", "with_history", "with_memories"]
+__all__ = ["Remembered", "agrees", "with_history", "with_memories"]
 
 _FIRST = 2
 """The seq of the first record of an `Unfolded`: the epoch record comes before it."""
+
+
+class Remembered(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read."""
+
+    archived: tuple[Spoken, ...] = ()
+    """What was said before the last compaction, oldest first."""
+    active: tuple[Spoken, ...] = ()
+    """And since."""
+    episodic: tuple[EpisodicItem, ...] = ()
+    semantic: tuple[SemanticItem, ...] = ()
+    context: WorkingContext | None = None
+    agent_id: str = ""
+    """Whose it is, as far as the files say."""
+    findings: tuple[Finding, ...] = ()
 
 
 def with_history(state: FullAgentState, read: Remembered) -> FullAgentState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
@@ -15,19 +16,21 @@ from perdure.interchange.folding import state_of
 from perdure.interchange.own import with_log
 from perdure.interchange.reading import Finding
 from perdure.interchange.state import FullAgentState
-from perdure.interchange.unfolding import unfold
+from perdure.interchange.unfolding import Unfolded, unfold
 from perdure.model.keys import SessionKey
 from perdure.model.records import Entry
 from perdure.session.lineage import followed
 from perdure.session.remains import remains
 from perdure.session.remembering import read_again
+from perdure.session.traced import unfold_with
 
 if TYPE_CHECKING:
+    from perdure.interchange.remembering import Remembered
     from perdure.session.manager import SessionManager
     from perdure.session.session import Session
     from perdure.store import Store
 
-__all__ = ["Imported", "export_state", "import_state", "state_from"]
+__all__ = ["Imported", "export_state", "import_state", "import_with", "state_from"]
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -106,11 +109,24 @@ async def import_state(
         SessionError: The session exists: nothing was changed.
 
     """
+    return await import_with(sessions, state, None, id=id, session=session, tenant=tenant)
+
+
+async def import_with(
+    sessions: SessionManager,
+    state: FullAgentState,
+    read: Remembered | None,
+    *,
+    id: str | None,
+    session: str,
+    tenant: str,
+) -> Imported:
+    """Make a session of a state, and of what files said beside it; errors as `import_state`."""
     agent = id or state.agent_id
     if not agent:
         raise ConfigError("the state names no agent: give its id")
     key = SessionKey(agent, session, tenant)
-    unfolded = await anyio.to_thread.run_sync(lambda: unfold(state, now=time.time()))
+    unfolded = await anyio.to_thread.run_sync(partial(_unfolded, state, read))
     if await sessions.exists(agent, session=session, tenant=tenant):
         raise _exists(key)
     opened = await sessions.open(agent, session=session, tenant=tenant)
@@ -121,6 +137,11 @@ async def import_state(
         receipt = await opened.save()
         await read_again(opened)  # it knows its turns then, as one that was restored does
     return Imported(key, receipt.version, unfolded.findings)
+
+
+def _unfolded(state: FullAgentState, read: Remembered | None) -> Unfolded:
+    now = time.time()
+    return unfold(state, now=now) if read is None else unfold_with(state, read, now=now)
 
 
 def _accept(session: Session, entries: tuple[Entry, ...]) -> None:

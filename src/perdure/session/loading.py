@@ -50,6 +50,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
     autosave: Autosave | Inherit | None = INHERIT
 
+    def __post_init__(self) -> None:
+        if self.new and not self.create:
+            message = "new=True makes a session and create=False forbids it: leave one of them out"
+            raise ConfigError(message, option="new")
+
 
 class Flight:
     """A load or a close under way, for others to wait for."""
@@ -102,9 +107,6 @@ class Opener:
     async def open(self, wanted: Wanted) -> Session:
         """Return the session, pinned once more."""
         runtime = self._runtime
-        if wanted.new and not wanted.create:
-            message = "new=True makes a session and create=False forbids it: leave one of them out"
-            raise ConfigError(message, option="new")
         while True:
             stray = runtime.home.stray()
             if stray is not None:
@@ -117,10 +119,7 @@ class Opener:
             if flight is None or (session is not None and session._turns.mine):
                 # Inside of a turn that a handover waits for, too.
                 if session is not None:
-                    if wanted.new:
-                        raise _exists(wanted.key)
-                    self._keeper.pin(session, force=wanted.force)
-                    return session
+                    return self._pinned(session, wanted)
                 flight = runtime.flights[wanted.key] = Flight()
                 runtime.host.spawn(self._fly, flight, wanted)
                 wanted = msgspec.structs.replace(wanted, new=False)  # what it makes is ours
@@ -128,6 +127,12 @@ class Opener:
             await flight.done.wait()
             if flight.error is not None:
                 raise flight.error.with_traceback(None)
+
+    def _pinned(self, session: Session, wanted: Wanted) -> Session:
+        if wanted.new:
+            raise _exists(wanted.key)
+        self._keeper.pin(session, force=wanted.force)
+        return session
 
     async def _fly(self, flight: Flight, wanted: Wanted) -> None:
         try:
@@ -153,8 +158,6 @@ class Opener:
             given=self._keeper.given(key),
         )
         try:
-            if wanted.new and not grant.created:  # somebody was faster
-                raise _exists(key)
             session = await self._restore(grant, wanted)
         except BaseException:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1):
@@ -205,6 +208,8 @@ class Opener:
             session.report_step("spill replayed", f"{len(left)} records of {spilled.name}")
 
     async def _restore(self, grant: Grant, wanted: Wanted) -> Session:
+        if wanted.new and not grant.created:  # somebody was faster
+            raise _exists(grant.key)
         runtime = self._runtime
         restored = await restore(
             runtime.store,

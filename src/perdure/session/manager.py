@@ -168,6 +168,7 @@ class SessionManager(Restoring):
             autosave: This session's own settings; None for no timers.
 
         Raises:
+            ConfigError: ``new`` is True, and ``create`` is False.
             LeaseHeldError: Another process goes on holding it.
             SessionNotFoundError: It does not exist, and ``create`` is False.
             SessionError: It exists, and ``new`` is True.

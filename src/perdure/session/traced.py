@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
-import msgspec
 
 from perdure.codec.messages import decode_message
-from perdure.interchange.memory_reading import Remembered, has_memories, read_memories
+from perdure.errors import FormatError
+from perdure.interchange.folder import guarded
+from perdure.interchange.memory_reading import has_memories, read_memories
 from perdure.interchange.memory_writing import Memories, write_memories
 from perdure.interchange.own import log_in
-from perdure.interchange.remembering import agrees, with_history, with_memories
+from perdure.interchange.remembering import Remembered, agrees, with_history, with_memories
 from perdure.interchange.state import FullAgentState
 from perdure.interchange.unfolding import Unfolded, unfold
 from perdure.memory.context import WorkingContext
@@ -64,21 +65,25 @@ async def memories_in(folder: Path, state: FullAgentState | None) -> Remembered 
         return None
     if not await anyio.to_thread.run_sync(has_memories, folder):
         return None
-    return await anyio.to_thread.run_sync(read_memories, folder)
+    read = partial(guarded, lambda path, _: read_memories(Path(path)), str(folder), None)
+    return await anyio.to_thread.run_sync(read)
 
 
 def unfold_with(state: FullAgentState, read: Remembered, *, now: float) -> Unfolded:
     """Return the records that a state and its memories are made of. Blocking."""
     state = with_history(state, read)
     unfolded = unfold(state, now=now)
-    said = [decode_message(bytes(raw)) for raw in _newest(state, read)]
-    return with_memories(unfolded, read, _context(read, said))
+    return with_memories(unfolded, read, _context(read, _newest(state, read)))
 
 
-def _newest(state: FullAgentState, read: Remembered) -> list[msgspec.Raw]:
-    """Return what was said since the last compaction; all of it, if the traces do not tell."""
-    history = state.context.core.history
-    return history[len(history) - len(read.active) :] if read.active else history[-1:]
+def _newest(state: FullAgentState, read: Remembered) -> list[Message]:
+    """Return what was said since the last compaction; the last item, if no traces tell."""
+    if read.active or read.archived:
+        return [one.message for one in read.active]
+    try:
+        return [decode_message(bytes(raw)) for raw in state.context.core.history[-1:]]
+    except FormatError:  # somebody else's item, which is no message
+        return []
 
 
 def _context(read: Remembered, said: list[Message]) -> list[Entry]:
