@@ -1,6 +1,6 @@
 """An agent with a service for long-term memory, whose ids it keeps in persistence.yaml.
 
-    python examples/gus/gus.py "My name is Andy"
+    python examples/gus/gus.py "My name is Captain"
     python examples/gus/gus.py "Who am I?"
     python examples/gus/gus.py --session work "Who am I?"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -360,3 +360,52 @@ async def test_a_read_that_fails_is_an_error_and_the_next_try_does_it(memory_wor
         assert found == wanted
         failed += faulty.injected
     assert failed >= 2
+
+
+class Meanwhile:
+    """A summarizer during whose work something else happens, the first time."""
+
+    def __init__(self, happens: Callable[[], Awaitable[object]]) -> None:
+        self._happens: Callable[[], Awaitable[object]] | None = happens
+        self.shown: list[str] = []
+
+    async def summarize(self, turns: Sequence[TurnTrace]) -> Summary:
+        self.shown = [one.id for one in turns]
+        if self._happens is not None:
+            happens, self._happens = self._happens, None
+            await happens()
+        return Summary("They talked.")
+
+
+async def test_what_is_said_while_a_summary_is_made_stays_in_the_context(world: World) -> None:
+    """S1-14: a summary by a model takes a while; somebody else may append meanwhile."""
+    async with world.connect() as sessions, sessions.open("ada") as session:
+        await talk(session, 5)
+
+        async def happens() -> None:
+            session.append(Message.user("And by the way, the pump leaks."))
+
+        memory = managed(session)
+        memory.compactor = Compactor(Meanwhile(happens))
+        assert (await memory.compact("Be kind.")).episodic
+        assert [one.text for one in session.context()].count("And by the way, the pump leaks.") == 1
+        context = session.context()
+    async with world.connect() as sessions, sessions.open("ada") as session:
+        assert session.context() == context
+        assert (await managed(session).compact("Be kind.")).turn_ids == ("turn_0005",)
+
+
+async def test_what_is_taken_back_while_a_summary_is_made_is_not_summed_up(world: World) -> None:
+    """S1-14: neither the summary nor the context has it."""
+    async with world.connect() as sessions, sessions.open("ada") as session:
+        await talk(session, 3)
+        kept = session.version
+        await talk(session, 2)
+        memory = managed(session)
+        meanwhile = Meanwhile(lambda: session.retract(after=kept))
+        memory.compactor = Compactor(meanwhile)
+        done = await memory.compact("Be kind.")
+        assert done.turn_ids == ("turn_0001", "turn_0002")
+        assert meanwhile.shown == ["turn_0001", "turn_0002"]
+        said = [one.text for one in session.context() if one.role == "user"]
+        assert said[1:] == ["q2"]

@@ -97,10 +97,10 @@ async def test_a_key_that_is_shared_from_now_on_is_one_for_all(
 
 async def test_what_one_session_sets_all_the_others_have(folder: AgentFolder, world: World) -> None:
     async with world.connect() as sessions, made(folder, sessions, session="a") as agent:
-        await agent.config.set("user_name", "Andy")
+        await agent.config.set("user_name", "Captain")
         await agent.config.set("zep_session_id", "mine")
-    assert (await run(folder, world, session="b"))["user_name"] == "Andy"
-    assert (await run(folder, world))["user_name"] == "Andy"
+    assert (await run(folder, world, session="b"))["user_name"] == "Captain"
+    assert (await run(folder, world))["user_name"] == "Captain"
     assert (await run(folder, world, session="a"))["zep_session_id"] == "mine"
 
 
@@ -181,9 +181,9 @@ async def test_what_another_process_holds_is_waited_for_and_then_said(
 async def test_a_set_is_durable_when_it_returns(folder: AgentFolder, world: World) -> None:
     """S4-10, S4-G8: what a kill right after it leaves is the new value."""
     async with world.connect(autosave=None) as sessions, made(folder, sessions) as agent:
-        await agent.config.set("user_name", "Andy")
+        await agent.config.set("user_name", "Captain")
         left = world.killed()
-    assert (await run(folder, left))["user_name"] == "Andy"
+    assert (await run(folder, left))["user_name"] == "Captain"
 
 
 SETTER = """
@@ -255,7 +255,7 @@ async def test_an_agents_class_may_set_itself_up(
     class Gus(Agent):
         async def setup(self) -> None:
             self.user = self.config.get("zep_user_id")
-            await self.config.set("user_name", "Andy")
+            await self.config.set("user_name", "Captain")
             if self.config.has("theme"):
                 self.seen = self.config.all()
 
@@ -264,7 +264,7 @@ async def test_an_agents_class_may_set_itself_up(
         async with Gus.create("gus-1", model=EchoModel(), sessions=sessions) as agent:
             assert isinstance(agent, Gus)
             assert agent.user.startswith("gus::")
-            assert agent.seen["user_name"] == "Andy"
+            assert agent.seen["user_name"] == "Captain"
             assert agent.persist_paths == ("data", ".config")
 
 

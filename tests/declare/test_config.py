@@ -41,9 +41,9 @@ async def test_the_seeds_example_works_word_for_word(folder: AgentFolder) -> Non
     assert re.fullmatch(f"gus-{ISO}", config.get("zep_session_id"))
     assert config.get("user_name") is None
     assert config.get("theme") == "default"
-    await config.set("user_name", "Andy")
+    await config.set("user_name", "Captain")
     assert list(config.all()) == ["zep_user_id", "zep_session_id", "user_name", "theme"]
-    assert config.all()["user_name"] == "Andy"
+    assert config.all()["user_name"] == "Captain"
 
 
 async def test_a_second_run_preserves_and_a_new_session_regenerates(folder: AgentFolder) -> None:
@@ -98,7 +98,7 @@ async def test_a_key_has_a_value_or_is_only_declared(folder: AgentFolder) -> Non
     assert (config.has("user_name"), config.declared("user_name")) == (False, True)
     assert (config.has("nickname"), config.declared("nickname")) == (False, False)
     assert config.get("user_name", "you") == "you"
-    await config.set("user_name", "Andy")
+    await config.set("user_name", "Captain")
     assert config.has("user_name")
     await config.set("user_name", None)
     assert not config.has("user_name")

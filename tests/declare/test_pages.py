@@ -53,7 +53,7 @@ async def test_config_and_states_go_wherever_the_session_goes(folder: AgentFolde
     async with world.connect() as sessions:
         async with Agent.create("gus-1", sessions=sessions, **options) as agent:  # type: ignore[arg-type]
             await agent.ask("Hello")
-            await agent.config.set("user_name", "Andy")
+            await agent.config.set("user_name", "Captain")
             await agent.save_state("tasks", [1])
             values = agent.config.all()
         await sessions.copy("gus-1", "copy")

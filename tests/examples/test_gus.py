@@ -22,17 +22,17 @@ def test_gus_keeps_its_user_and_begins_its_sessions_anew(shell: Shell, tmp_path:
     def run(*arguments: str) -> list[str]:
         return shell.run("gus/gus.py", "--memory", memory, *arguments)
 
-    first, hello = run("My name is Andy")
+    first, hello = run("My name is Captain")
     ids = first.partition(", run ")[0]
     assert hello.endswith(
-        "This is turn 1 of our talk. Hello, Andy: you have told me 0 things before."
+        "This is turn 1 of our talk. Hello, Captain: you have told me 0 things before."
     )
     assert run("Who am I?") == [
         f"{ids}, run 2",
-        "This is turn 2 of our talk. Hello, Andy: you have told me 1 things before.",
+        "This is turn 2 of our talk. Hello, Captain: you have told me 1 things before.",
     ]
     other, hello = run("--session", "work", "Who am I?")
-    assert hello == "This is turn 1 of our talk. Hello, Andy: you have told me 2 things before."
+    assert hello == "This is turn 1 of our talk. Hello, Captain: you have told me 2 things before."
     user, _, session = ids.partition(" in ")
     assert user.startswith("gus::")
     assert other.startswith(f"{user} in gus-")

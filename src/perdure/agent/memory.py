@@ -19,7 +19,7 @@ from perdure.agent.compacting import Compacted, Compacting, Known, trimmer
 from perdure.agent.raw_turns import RawTurns
 from perdure.agent.turns import TurnTracker
 from perdure.codec.json import encode
-from perdure.codec.messages import encode_message
+from perdure.codec.messages import decode_message, encode_message
 from perdure.codec.redaction import redact
 from perdure.errors import NotStorableError
 from perdure.memory.budget import tokens_of
@@ -272,23 +272,33 @@ class MemoryManager:
         """
         if not self._history:
             return self._cut(system_prompt, notes)
+        found, late = await self._compacted(_head(system_prompt, notes), exclude_turn_id)
+        while late is None:  # what was summed up is not what the session holds by now
+            found, late = await self._compacted(_head(system_prompt, notes), exclude_turn_id)
+        self._write(found, late, system_prompt)
+        await self.persist_working_context_snapshot()
+        self.compaction_required = False
+        return found.done
+
+    async def _compacted(
+        self, head: Sequence[Message], current: str | None
+    ) -> tuple[Compacted, list[Message] | None]:
+        """Return the outcome, and what was said meanwhile: None if something was taken back."""
+        upto = working_context(self.session).seq
         await self.session.save()  # the turns are read from the store
         known = Known(await self.retriever.episodic(), await self.retriever.semantic())
         compacting = self._compacting()
-        current = exclude_turn_id
-        blocks = self._raw.blocks(known.as_of_seq, current, compacting)
+        blocks = self._raw.blocks(known.as_of_seq, upto, current, compacting)
         async with aclosing(blocks) as turns:
             found = await compacting.run(
                 turns,
                 known,
-                head=_head(system_prompt, notes),
+                head=head,
                 opening=lambda: self._raw.opening_of(current or ""),
                 limits=(self._options.max_episodic, self._options.max_semantic),
             )
-        self._write(found, system_prompt)
-        await self.persist_working_context_snapshot()
-        self.compaction_required = False
-        return found.done
+        late, types = working_context(self.session).since(upto), registry_of(self.session)
+        return found, late if late is None else [decode_message(one, types) for one in late]
 
     def _compacting(self) -> Compacting:
         return Compacting(
@@ -305,10 +315,10 @@ class MemoryManager:
         self.compaction_required = False
         return Compaction()
 
-    def _write(self, found: Compacted, prompt: str) -> None:
-        messages = self.builder.build(
-            prompt, found.bundle, found.raw, dangling=self._options.dangling_calls
-        )
+    def _write(self, found: Compacted, late: Sequence[Message], prompt: str) -> None:
+        raw = (*found.raw, *late)
+        dangling = self._options.dangling_calls
+        messages = self.builder.build(prompt, found.bundle, raw, dangling=dangling)
         if not found.done.episodic and messages == self.safe_messages():
             return
         replaced = context_entry(

@@ -59,12 +59,12 @@ class RawTurns:
                     yield trace
 
     async def blocks(
-        self, after: int, running_id: str | None, compacting: Compacting
+        self, after: int, upto: int, running_id: str | None, compacting: Compacting
     ) -> AsyncGenerator[Blocks, None]:
-        """Give the turns behind a record as blocks; all from the running one on is running."""
+        """Give the turns between two records as blocks; all from the running one on is running."""
         waiting: RawTurn | None = None
         running = False
-        async with aclosing(self._read(after)) as turns:
+        async with aclosing(self._read(after, upto)) as turns:
             async for turn in turns:
                 if waiting is not None:
                     running = running or waiting.id == running_id
@@ -80,8 +80,8 @@ class RawTurns:
         parts = [(seq, one, compacting.share_of(one, len(payload))) for seq, one, payload in said]
         return Blocks(blocks_of(turn.id, parts, last=turn.last), running)
 
-    def _read(self, after: int) -> AsyncGenerator[RawTurn, None]:
-        return read_turns(store_of(self._session), self._session.key, after=after)
+    def _read(self, after: int, upto: int | None = None) -> AsyncGenerator[RawTurn, None]:
+        return read_turns(store_of(self._session), self._session.key, after=after, upto=upto)
 
     async def _said_in(self, turn_id: str) -> list[Message]:
         turn = await find_turn(store_of(self._session), self._session.key, turn_id)

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from perdure.checkpoints.engine import RolledBack as RolledBack
     from perdure.checkpoints.events import EventReader as EventReader
     from perdure.checkpoints.events import EventStream as EventStream
+    from perdure.checkpoints.playing import replay_files as replay_files
     from perdure.checkpoints.reader import CheckpointReader as CheckpointReader
     from perdure.checkpoints.reader import CheckpointState as CheckpointState
+    from perdure.checkpoints.replay import CapabilityUse as CapabilityUse
+    from perdure.checkpoints.replay import ReplayReport as ReplayReport
+    from perdure.checkpoints.replay import Row as Row
+    from perdure.checkpoints.saving import TakenPair as TakenPair
     from perdure.checkpoints.verifying import Verification as Verification
     from perdure.model.checkpoints import Captured as Captured
     from perdure.model.checkpoints import Checkpoint as Checkpoint
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 
 # Resolved when used: every session has the chain at hand, few need the rest.
 _HOME_OF = {
+    "CapabilityUse": "perdure.checkpoints.replay",
     "Captured": "perdure.model.checkpoints",
     "Change": "perdure.checkpoints.difference",
     "Checkpoint": "perdure.model.checkpoints",
@@ -40,8 +46,12 @@ _HOME_OF = {
     "Given": "perdure.model.checkpoints",
     "KernelEvent": "perdure.model.events",
     "Problem": "perdure.checkpoints.chain",
+    "ReplayReport": "perdure.checkpoints.replay",
     "RolledBack": "perdure.checkpoints.engine",
+    "Row": "perdure.checkpoints.replay",
+    "TakenPair": "perdure.checkpoints.saving",
     "Verification": "perdure.checkpoints.verifying",
+    "replay_files": "perdure.checkpoints.playing",
 }
 
 __all__ = list(_HOME_OF)

@@ -14,8 +14,10 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
@@ -24,7 +26,8 @@ import msgspec
 from perdure.checkpoints.chain import canonical
 from perdure.checkpoints.replay import Item, Replay, ReplayReport, Row
 from perdure.codec.decoders import decoder_of
-from perdure.errors import ReplayError
+from perdure.codec.limits import check_depth
+from perdure.errors import FormatError, ReplayError
 from perdure.model.events import SNAPSHOT_CREATED, KernelEvent
 
 __all__ = [
@@ -53,6 +56,9 @@ LINE: Final = 64 * 1024 * 1024
 """Bytes that a line may have."""
 RUN: Final = 50_000
 """Events that are sorted in memory at a time."""
+RUN_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of events that are sorted in memory at a time."""
+SUMMARY_BYTES: Final = 4096
 
 
 class SavedSnapshot(msgspec.Struct, frozen=True):
@@ -110,18 +116,10 @@ def has_pair(folder: Path) -> bool:
     return (folder / EVENTS_FILE).is_file()
 
 
-class _Line(NamedTuple):
-    """A line, and its number."""
-
-    number: int
-    data: bytes
-
-
 def _lines(path: Path, tell: Callable[[str, int], object]) -> Iterator[tuple[int, bytes, bool]]:
     """Give a file's lines: number, bytes, and whether it has its end."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
+    file = _opened(path)
+    if file is None:
         return
     with file:
         for number in itertools.count(1):
@@ -137,23 +135,47 @@ def _lines(path: Path, tell: Callable[[str, int], object]) -> Iterator[tuple[int
                 tell("the line is empty", number)
 
 
+def _opened(path: Path) -> IO[bytes] | None:
+    """Open a file, None if there is none; what is no file would not be read to its end."""
+    try:
+        if stat.S_ISREG(path.stat().st_mode):
+            return path.open("rb")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        message = f"{path} cannot be read: {error.strerror or error}"
+        raise ReplayError(message, path=str(path)) from error
+    message = f"{path} is no file: move it away, or name another folder"
+    raise ReplayError(message, path=str(path))
+
+
 def _decoded(
     path: Path, type: type[T], tell: Callable[[str, int], object]
 ) -> Iterator[tuple[int, T]]:
     decode = decoder_of(type).decode
     for number, line, whole in _lines(path, tell):
         try:
-            yield number, decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            check_depth(line)
+            one = decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, FormatError) as error:
             what = f"it cannot be read ({error})" if whole else "the file was torn here"
             tell(f"{path.name}: {what}: the line was left out", number)
+        else:
+            yield number, one
 
 
 def saved_snapshots(
     folder: Path, tell: Callable[[str, int], object]
 ) -> Iterator[tuple[int, SavedSnapshot]]:
-    """Give the checkpoints of a folder, with the numbers of their lines."""
-    return _decoded(folder / CHECKPOINTS_FILE, SavedSnapshot, tell)
+    """Give the checkpoints of a folder, with the numbers of their lines; states are canonical."""
+    for number, one in _decoded(folder / CHECKPOINTS_FILE, SavedSnapshot, tell):
+        try:
+            state = msgspec.Raw(canonical(one.state))
+        except FormatError as error:
+            what = f"the state of checkpoint {one.snapshot_id} cannot be read ({error})"
+            tell(f"{CHECKPOINTS_FILE}: {what}: the line was left out", number)
+        else:
+            yield number, msgspec.structs.replace(one, state=state)
 
 
 def saved_events(
@@ -175,6 +197,7 @@ def replay_folder(folder: Path, *, on_row: Callable[[Row], object] | None = None
         raise ReplayError(message, path=str(folder))
     summary = _summary(folder)
     run = Replay("line", gapless=False)
+    cut = summary is None or summary.cut
     snapshots = _Snapshots(folder, run)
     seals = _Sealed(run, expected=summary is not None)
     for number, event in events_by_time(folder, run.problem, seals.check):
@@ -183,6 +206,7 @@ def replay_folder(folder: Path, *, on_row: Callable[[Row], object] | None = None
             on_row(row)
         if event.kind == SNAPSHOT_CREATED:
             snapshots.compare(number, event)
+    snapshots.end(all_are_told=not cut)
     if summary is not None and (seals.seal.count, seals.last) != (
         summary.events,
         summary.last_hash,
@@ -199,8 +223,9 @@ def _summary(folder: Path) -> Summary | None:
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Summary)
-    except msgspec.MsgspecError as error:
+        with path.open("rb") as file:
+            return decoder_of(Summary).decode(file.read(SUMMARY_BYTES))
+    except (msgspec.MsgspecError, OSError) as error:
         message = f"{path} cannot be read: {error}: remove it to replay without it"
         raise ReplayError(message, path=str(path)) from error
 
@@ -251,16 +276,30 @@ def events_by_time(
         return
     with tempfile.TemporaryFile() as file:
         begins: list[int] = []
-        while some := list(itertools.islice(found, RUN)):
-            for number, event in some:
-                each(number, event)
+        for some in _sorted_runs(found, each):
             begins.append(file.tell())
-            some.sort(key=lambda one: one[1].timestamp)
-            for number, event in some:
-                file.write(b"%d " % number + msgspec.json.encode(event) + b"\n")
+            file.writelines(line for _, line in some)
         ends = [*begins[1:], file.tell()] if begins else []
         runs = [_run(file, *ends_at) for ends_at in zip(begins, ends, strict=True)]
         yield from heapq.merge(*runs, key=lambda one: (one[1].timestamp, one[0]))
+
+
+def _sorted_runs(
+    found: Iterator[tuple[int, SavedEvent]], each: Callable[[int, SavedEvent], object]
+) -> Iterator[list[tuple[int, bytes]]]:
+    """Give events in parts that memory has room for, each by time: the time, and a line."""
+    some: list[tuple[int, bytes]] = []
+    size = 0
+    for number, event in found:
+        each(number, event)
+        line = b"%d " % number + msgspec.json.encode(event) + b"\n"
+        some.append((event.timestamp, line))
+        size += len(line)
+        if len(some) >= RUN or size >= RUN_BYTES:
+            yield sorted(some, key=itemgetter(0))
+            some, size = [], 0
+    if some:
+        yield sorted(some, key=itemgetter(0))
 
 
 def _run(file: IO[bytes], start: int, stop: int) -> Iterator[tuple[int, SavedEvent]]:
@@ -281,6 +320,7 @@ class _Kept(NamedTuple):
 
     line: int
     label: str
+    timestamp: int
     digest: str
 
 
@@ -296,12 +336,16 @@ class _Snapshots:
                 what = f"checkpoint {one.snapshot_id} stands in line {before}, too"
                 run.problem(f"{CHECKPOINTS_FILE}: {what}", number)
                 continue
-            self._kept[one.snapshot_id] = _Kept(number, one.label, state_digest(bytes(one.state)))
+            digest = hashlib.sha256(bytes(one.state)).hexdigest()
+            self._kept[one.snapshot_id] = _Kept(number, one.label, one.timestamp, digest)
+        self._untold = set(self._kept)
 
     def compare(self, number: int, event: KernelEvent) -> None:
         """Compare an event with the checkpoint that it tells of."""
         run, which = self._run, event.detail.get("snapshot")
         kept = self._kept.get(which) if isinstance(which, int) else None
+        if kept is not None:
+            self._untold.discard(which)
         said: Any = event.detail.get("state_sha256")
         if event.detail.get("pruned"):
             run.unverified += 1
@@ -312,5 +356,17 @@ class _Snapshots:
         elif said is not None and said != kept.digest:
             what = f"its state in line {kept.line} of {CHECKPOINTS_FILE} is not what was recorded"
             run.problem(f"checkpoint {which}: {what}", number)
+        elif said is not None and kept.timestamp + 1 != event.timestamp:
+            what = f"its time in line {kept.line} of {CHECKPOINTS_FILE} is not what was recorded"
+            run.problem(f"checkpoint {which}: {what}", number)
         else:
             run.snapshots += 1
+
+    def end(self, *, all_are_told: bool) -> None:
+        """Look for checkpoints that no event has told of: where each has its event, put in."""
+        for which in sorted(self._untold):
+            if all_are_told:
+                what = f"no event tells of checkpoint {which}: it was put in"
+                self._run.problem(f"{CHECKPOINTS_FILE}: {what}", self._kept[which].line)
+            else:
+                self._run.unverified += 1

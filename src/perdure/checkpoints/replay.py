@@ -22,6 +22,7 @@ __all__ = [
     "Replay",
     "ReplayReport",
     "Row",
+    "shortened",
 ]
 
 CUSTOM: Final = "custom"
@@ -38,6 +39,17 @@ CAPABILITY_KINDS: Final = {
 
 MOST: Final = 1000
 """Problems, and names, that a report holds; of more it has the number."""
+LONGEST: Final = 1000
+"""Characters that one of them may have there."""
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """Return a text, cut off where it is longer than anybody reads.
+
+    >>> shortened("a long one", 7)
+    'a long…'
+    """
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 class Item(NamedTuple):
@@ -91,7 +103,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: int = 0
     """Checkpoints whose content was compared with what their event, or the log, says."""
     unverified: int = 0
-    """Checkpoints that nothing is left of to compare: they were pruned."""
+    """Checkpoints that cannot be compared: they were pruned, or no event tells of them."""
     problems: tuple[str, ...] = ()
     """What does not fit, the first of them; each names its place."""
     problem_count: int = 0
@@ -133,7 +145,7 @@ class Replay:
         self._problem_count += 1
         if len(self._problems) < MOST:
             where = "" if place is None else f"{self._unit} {place}: "
-            self._problems.append(f"{where}{what}")
+            self._problems.append(shortened(f"{where}{what}"))
 
     def feed(self, item: Item) -> Row | None:
         """Take the next item; return what a report should list of it."""
@@ -181,13 +193,14 @@ class Replay:
         )
 
     def _use(self, name: str, what: str) -> None:
-        uses = self._capabilities
+        uses, name = self._capabilities, shortened(name)
         if name not in uses and len(uses) >= MOST:
             name = "(others)"
         use = uses.setdefault(name, CapabilityUse())
         setattr(use, what, getattr(use, what) + 1)
 
     def _count(self, counter: Counter[str], name: str) -> None:
+        name = shortened(name)
         counter[name if name in counter or len(counter) < MOST else "(others)"] += 1
 
     def report(self, source: str, *, since: int | None = None) -> ReplayReport:

@@ -212,7 +212,8 @@ class _Taking:
         self._made += 1
 
     def _entry(self, event: KernelEvent, later: int) -> Entry:
-        told = {name: event.detail[name] for name in event.detail if name not in _OURS}
+        ours = _OURS if event.kind == SNAPSHOT_CREATED else ()
+        told = {name: event.detail[name] for name in event.detail if name not in ours}
         placed = KernelEvent(
             token_id=event.token_id,
             timestamp=self._journal.clock + later,

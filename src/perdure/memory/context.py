@@ -151,6 +151,12 @@ class WorkingContext:
                 return self._kept[at:]
         return self._kept
 
+    def since(self, after: int) -> list[bytes] | None:
+        """Return the messages behind a record; None if others were replaced or taken back since."""
+        if self.rebuilt_at > after:
+            return None
+        return [payload for seq, payload, _ in self._kept if seq > after]
+
     def reaches(self, after: int) -> bool:
         """Say whether what came after a record can be taken back from here.
 

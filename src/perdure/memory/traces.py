@@ -92,17 +92,19 @@ class Turns:
 
 
 async def read_turns(
-    store: Store, key: SessionKey, *, after: int = 0
+    store: Store, key: SessionKey, *, after: int = 0, upto: int | None = None
 ) -> AsyncGenerator[RawTurn, None]:
     """Read the turns behind a record, oldest first; the last one may still be open.
 
-    What was retracted is left out, and what a new beginning set aside.
+    What was retracted is left out, and what a new beginning set aside. With ``upto``, it is as if
+    the log ended there.
     """
-    turns, spans = Turns(), await _live_spans(store, key, after)
+    turns, spans = Turns(), await _live_spans(store, key, after, upto)
     if not spans:
         return
     start = spans[-1][0]
-    async with contextlib.aclosing(store.read_log(key, after=start)) as log:
+    before = spans[0][1] + 1
+    async with contextlib.aclosing(store.read_log(key, after=start, before=before)) as log:
         async for chunk in log:
             for record in chunk.records:
                 if any(low < record.seq <= high for low, high in spans):
@@ -158,10 +160,14 @@ async def _newest_first(store: Store, key: SessionKey) -> AsyncGenerator[Record,
                     return
 
 
-async def _live_spans(store: Store, key: SessionKey, after: int) -> list[tuple[int, int]]:
+async def _live_spans(
+    store: Store, key: SessionKey, after: int, upto: int | None
+) -> list[tuple[int, int]]:
     """Return which records behind one still count, as (after, up to), newest span first."""
     live, spans, high, last = _Live(), list[tuple[int, int]](), 0, 0
-    async with contextlib.aclosing(store.read_log(key, after=after, reverse=True)) as log:
+    before = None if upto is None else upto + 1
+    found = store.read_log(key, after=after, before=before, reverse=True)
+    async with contextlib.aclosing(found) as log:
         async for chunk in log:
             for record in chunk.records:
                 if live.sees(record):
