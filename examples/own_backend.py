@@ -305,6 +305,10 @@ class OneFileStore:
 
         await self._change(step)
 
+    async def waiting(self) -> list[SessionKey]:
+        kept = await self._look(lambda kept: kept)
+        return sorted(one.key for one in kept.sessions if one.inbox)
+
     # directory
 
     async def sessions(

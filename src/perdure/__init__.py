@@ -10,8 +10,9 @@ Names resolve when they are first used, so importing perdure stays cheap.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure._connect import connect as connect
@@ -135,16 +136,4 @@ __all__ = ["__version__", *_HOME_OF]  # noqa: PLE0604  # all of them strings
 
 
 if not TYPE_CHECKING:  # a checker would take any name for a public one
-
-    def __getattr__(name: str) -> Any:
-        module = _HOME_OF.get(name)
-        if module is None:
-            message = f"module 'perdure' has no attribute {name!r}"
-            raise AttributeError(message)
-        value = getattr(importlib.import_module(module), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF, "__version__")

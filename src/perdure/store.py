@@ -357,6 +357,10 @@ class Store(Protocol):
         """
         ...
 
+    async def waiting(self) -> list[SessionKey]:
+        """List all tenants' sessions with something waiting, by key; they need not exist."""
+        ...
+
     # directory
 
     async def sessions(

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure import Message, Shutdown, StoreUnavailableError, ToolCall, connect
+from perdure import Limits, Message, Shutdown, StoreUnavailableError, ToolCall, connect
 from perdure.agent import (
     AgentConfig,
     AgentFactory,
@@ -409,3 +409,21 @@ async def test_what_is_taken_back_while_a_summary_is_made_is_not_summed_up(world
         assert meanwhile.shown == ["turn_0001", "turn_0002"]
         said = [one.text for one in session.context() if one.role == "user"]
         assert said[1:] == ["q2"]
+
+
+async def test_what_a_session_keeps_less_of_than_the_budget_is_compacted_and_not_dropped(
+    memory_world: World, configured: Configure
+) -> None:
+    """S1-11: ``Limits.context_bytes`` cuts a context; an agent sums up before that."""
+    config = configured(
+        model=ScriptedModel(lambda _: "It is calm today. " * 40), instructions="Be kind."
+    )
+    async with memory_world.connect(limits=Limits(context_bytes=4_000)) as sessions:
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            await agent.ask("My boat is called Sula.")
+            for number in range(20):
+                await agent.ask(f"This is number {number}.")
+                told = [one.text for one in agent.session.context() if one.role != "assistant"]
+                assert any("My boat is called Sula." in text for text in told)
+            assert working_context(agent.session).size <= 4_000
+            assert working_context(agent.session).epoch_id < 15

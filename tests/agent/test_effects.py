@@ -391,7 +391,7 @@ async def test_an_effect_of_a_turn_that_is_over_can_be_settled_and_not_replayed(
     assert mail.sent == []
 
 
-async def test_an_effect_that_was_interrupted_or_too_slow_is_unknown(
+async def test_a_call_that_was_too_slow_is_unknown(
     memory_world: World, configured: Configure
 ) -> None:
     mail = Mail()
@@ -404,10 +404,46 @@ async def test_an_effect_that_was_interrupted_or_too_slow_is_unknown(
             (slow,) = agent.unknown_effects
             assert slow.state == "unknown"
             await agent.resolve_effect(slow.id, "done")
+
+
+async def test_a_call_that_was_too_slow_is_told_of_and_never_replayed(
+    memory_world: World, configured: Configure
+) -> None:
+    """S1-5: nobody would call it: its turn goes on without it, and its id may come again."""
+    mail, told, tried = Mail(), list[EffectUnknown](), list[str]()
+
+    async def settle() -> str:
+        """Settle what is unknown."""
+        (slow,) = agent.unknown_effects
+        try:
+            await agent.resolve_effect(slow.id, "replay")
+        except SessionError as error:
+            tried.append(str(error))
+        return "tried"
+
+    slow_then_settle = ScriptedModel(
+        Message.assistant(tool_calls=[ToolCall("again", "send_mail", {"to": "bea"})]),
+        Message.assistant(tool_calls=[ToolCall("again", "settle")]),
+        "done",
+    )
+    async with memory_world.connect(autosave=None) as sessions:
+        tools = [mail.tool("ask", stuck=True), settle]
+        config = configured(model=slow_then_settle, tools=tools, tool_timeout=0.01)
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            async for event in agent.stream("mail bea"):
+                told += [event] if isinstance(event, EffectUnknown) else []
+            assert [one.effect.told for one in told] == [True]
+            assert "does not wait for it" in tried[0]
+            other = ToolCall("again", "settle")
+            assert agent.context.ledger.effect_of(told[0].effect.turn, other) is None
+            assert agent.unknown_effects == (told[0].effect,)
+
+
+async def test_an_interrupted_call_is_unknown(memory_world: World, configured: Configure) -> None:
     mail = Mail()
     async with memory_world.connect() as sessions:
         config = configured(model=ScriptedModel(mails), tools=[mail.tool("ask", stuck=True)])
-        async with await AgentFactory(sessions).restore_agent("ada", config) as agent:
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
             await agent.post_user_message("mail bea")
             await mail.reached.wait()
             agent.interrupt()

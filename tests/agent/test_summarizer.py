@@ -17,6 +17,7 @@ from perdure.agent import (
     render_openai,
 )
 from perdure.agent.llm.model import Chunk
+from perdure.agent.summarizer import summary_of
 from perdure.memory.compaction import Compactor
 from tests.agent.conftest import Configure, World
 from tests.memory.turns import said
@@ -72,6 +73,23 @@ async def test_what_is_too_long_is_shown_in_part() -> None:
     shown = model.last_messages[-1].text
     assert len(shown) <= 10_500
     assert shown.count("user: ") == 50
+
+
+async def test_of_very_many_messages_the_first_and_the_last_are_shown() -> None:
+    model = ScriptedModel(ANSWER)
+    said_often = [Message.user(f"number {number}") for number in range(2_000)]
+    await ModelSummarizer(model, max_chars=1_000).summarize([said(1, *said_often)])
+    shown = model.last_messages[-1].text
+    assert len(shown) <= 1_003
+    assert "number 0\n" in shown
+    assert shown.endswith("number 1999")
+
+
+def test_an_answer_that_is_nearly_all_white_space_is_read_in_no_time() -> None:
+    """A model that repeats itself must not stop the loop."""
+    blank = " " * 200_000
+    summary = summary_of(f"{blank}\n- [durable_fact] It{blank}rained.{blank}\n- [{blank}x")
+    assert [one.text.split() for one in summary.facts] == [["It", "rained."]]
 
 
 async def test_a_renderer_makes_what_the_model_takes() -> None:

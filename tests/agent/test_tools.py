@@ -113,6 +113,24 @@ async def test_an_exception_is_a_result_with_an_error() -> None:
     assert (await run(fails, {})).error == "ValueError: no water"
 
 
+async def test_a_tool_that_exits_does_not_end_the_agent() -> None:
+    """A program's main() as a tool: what it is given does not fit, and it exits."""
+
+    def main() -> None:
+        raise SystemExit(2)
+
+    assert (await run(main, {})).error == "SystemExit: 2"
+
+
+async def test_the_text_of_an_exception_is_not_longer_than_a_model_can_read() -> None:
+    async def fail() -> None:
+        raise OSError("x" * 1_000_000)
+
+    error = (await run(fail, {})).error
+    assert len(error) < 11_000
+    assert error.endswith("[… 1000000 characters in all]")
+
+
 async def test_an_unknown_tool_is_a_result_that_names_the_known_ones() -> None:
     result = await Toolbox([look]).run(ToolCall("c1", "listen", {}), CONTEXT)
     assert "no tool 'listen'" in result.error

@@ -18,6 +18,9 @@ from benchmarks.figures import TARGETS, Report, Row
 from benchmarks.timing import KERNEL, count_writes, kernel_count, quartile, ratio
 from perdure import SessionKey
 
+REPLAY = "checkpoints.replay_memory_growth"
+"""A figure of a benchmark of its own."""
+
 
 def figures_of(tmp_path: Path, *arguments: str) -> dict[str, float]:
     file = tmp_path / "figures.json"
@@ -48,10 +51,16 @@ def test_checkpoints_give_their_figures(tmp_path: Path) -> None:
     sizes = ("--messages", "80", "--few", "8", "--rounds", "3", "--items", "2000")
     where = ("--checkpoints", "20", "--folder", str(tmp_path))
     figures = figures_of(tmp_path, "checkpoints", *sizes, *where)
-    assert names_of("checkpoints") <= set(figures)
+    assert names_of("checkpoints") - {REPLAY} <= set(figures)
     # Not a matter of time: how much is written.
     for name in ("bytes", "fork_bytes", "given_bytes"):
         assert figures[f"checkpoints.{name}"] <= TARGETS[f"checkpoints.{name}"], name
+
+
+def test_replay_gives_its_figure_of_a_session_and_of_files(tmp_path: Path) -> None:
+    """S3-9: every event is replayed, out of the log and out of the exported files."""
+    given = ("--events", "3000", "--few", "1000", "--folder", str(tmp_path))
+    assert set(figures_of(tmp_path, "replay", *given)) == {REPLAY}
 
 
 def test_save_takes_several_sessions_at_once(tmp_path: Path) -> None:

@@ -99,6 +99,34 @@ def test_a_demo_loses_nothing_and_says_so_as_one_object(tmp_path: Path) -> None:
     assert (folder / STORE / "agents" / "agent-01" / "log").is_dir()
 
 
+def test_a_demo_on_a_store_of_ones_own_meets_no_session_there(
+    command: Command, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'own.db'}"
+
+    async def fill() -> None:
+        async with perdure.connect(url, shutdown=Shutdown(signals=False)) as sessions:
+            async with sessions.open("agent-01") as session:
+                session.append(Message.user("mine"))
+
+    anyio.run(fill)
+    before = command("export", "agent-01", "--store", url).out
+    size = ("--agents", "2", "--before", "1", "--after", "1")
+    ran = demo("--dir", str(tmp_path / "demo"), *size, "--store", url, "--json")
+    assert ran.returncode == 0, ran.stderr
+    report = json.loads(ran.stdout)
+    assert (report["ok"], report["restored"], report["store"]) == (True, 2, url)
+    theirs = command("ls", "--tenant", report["tenant"], "--store", url, "--json").json["sessions"]
+    assert [one["agent"] for one in theirs] == ["agent-01", "agent-02"]
+    assert command("export", "agent-01", "--store", url).out == before
+
+
+def test_a_demo_on_a_store_in_memory_is_refused(command: Command, tmp_path: Path) -> None:
+    ran = command("demo", "--dir", str(tmp_path / "demo"), "--store", "memory:")
+    assert (ran.status, "what is in memory goes with it" in ran.err) == (2, True)
+    assert not (tmp_path / "demo").exists()
+
+
 def test_a_demo_ends_with_a_table_and_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     ran = demo("--dir", str(folder), "--agents", "2", "--before", "1", "--after", "1")
@@ -121,7 +149,9 @@ class Forgetful(Course):
 
 async def test_a_demo_notices_a_store_that_loses_something(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    plan = Plan(folder=tmp_path, agents=2, before=4, after=1, deadline=60)
+    plan = Plan(
+        folder=tmp_path, store=str(tmp_path / STORE), agents=2, before=4, after=1, deadline=60
+    )
     course = Forgetful(plan, lambda step: None)
     report = await course.run()
     assert report.lost > 0

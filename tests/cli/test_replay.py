@@ -108,3 +108,35 @@ def test_files_of_another_kernel_are_imported(
     listed = command("checkpoints", "os", "--json", "--store", str(store)).json
     assert [one["label"] for one in listed["checkpoints"]] == ["one"]
     assert command("replay", "os", "--store", str(store)).status == 0
+
+
+def test_events_without_a_session_beside_them_are_imported_under_an_id(
+    command: Command, store: Path, tmp_path: Path
+) -> None:
+    """S3-8 S3-9: the pair of files suffices."""
+    folder = tmp_path / "pair"
+    folder.mkdir()
+    event = {"token_id": 0, "timestamp": 5, "kind": "snapshot_created", "detail": {"snapshot": 0}}
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    state = {"snapshot_id": 0, "label": "one", "timestamp": 5, "state": {"a": 1}}
+    (folder / "checkpoints.jsonl").write_text(json.dumps(state) + "\n")
+    told = command("import", str(folder), "--store", str(store))
+    assert (told.status, "give --id" in told.err) == (2, True)
+    assert command("import", str(folder), "--id", "os", "--store", str(store)).status == 0
+    assert command("replay", "os", "--json", "--store", str(store)).json["snapshots"] == 1
+
+
+def test_checkpoints_out_of_order_are_refused_before_anything_is_written(
+    command: Command, store: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pair"
+    folder.mkdir()
+    (folder / "session.json").write_text(json.dumps({"version": 1, "agentId": "os"}))
+    event = {"token_id": 0, "timestamp": 5, "kind": "custom"}
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    state = {"snapshot_id": 4, "label": "one", "timestamp": 5, "state": {"a": 1}}
+    (folder / "checkpoints.jsonl").write_text(2 * (json.dumps(state) + "\n"))
+    told = command("import", str(folder), "--store", str(store))
+    assert (told.status, "line 2: checkpoint 4 comes after 4" in told.err) == (2, True)
+    (folder / "checkpoints.jsonl").unlink()
+    assert command("import", str(folder), "--store", str(store)).status == 0

@@ -39,6 +39,86 @@ def test_ls_takes_a_prefix_a_tenant_and_a_limit(command: Command, store: Path) -
     assert agents("--limit", "1") == ["ada"]
 
 
+@pytest.fixture(params=["file", "sqlite"])
+def several(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store of six sessions, of two owners and with two tags."""
+    url = f"{request.param}:{'///' if request.param == 'sqlite' else ''}{tmp_path}/several"
+
+    async def fill() -> None:
+        async with perdure.connect(url, shutdown=Shutdown(signals=False)) as sessions:
+            for name in ("ada", "app-1", "app-2", "bob"):
+                owner, tags = ("me" if "app" in name else "you"), ["new", name[:1]]
+                async with sessions.open(name, owner=owner, tags=tags) as session:
+                    session.append(Message.user("Hello"))
+            for session_id in ("a", "z"):
+                async with sessions.open("bob", session=session_id, owner="me") as session:
+                    session.append(Message.user("Hello"))
+            await sessions.post("later", Message.user("Are you there?"), key="op-1")
+            await sessions.post("later", Message.user("Hm?"), tenant="acme", key="op-1")
+
+    anyio.run(fill)
+    return url
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (("--owner", "me"), ["app-1", "app-2", "bob/a", "bob/z"]),
+        (("--tag", "a"), ["ada", "app-1", "app-2"]),
+        (("--owner", "me", "--tag", "a"), ["app-1", "app-2"]),
+        (("--prefix", "app", "--limit", "1"), ["app-1"]),
+        (("app", "--after", "app-1"), ["app-2"]),
+        (("--after", "bob", "--after-session", "a"), ["bob", "bob/z"]),
+        (("--tag", "new", "--after", "ada", "--limit", "2"), ["app-1", "app-2"]),
+        (("--owner", "nobody"), []),
+        (("--limit", "0"), []),
+    ],
+)
+@pytest.mark.parametrize("page", [1, 500])
+def test_ls_chooses_and_pages(
+    command: Command,
+    several: str,
+    tokens: tuple[str, ...],
+    expected: list[str],
+    page: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S2-3: by owner, tag and prefix, a page at a time."""
+    monkeypatch.setattr("perdure.cli.sessions.PAGE", page)
+    found = command("ls", *tokens, "--store", several, "--json").json["sessions"]
+    names = [
+        one["agent"] + ("" if one["session"] == "default" else f"/{one['session']}")
+        for one in found
+    ]
+    assert names == expected
+
+
+def test_ls_lists_what_waits_for_sessions_that_nobody_has_opened(
+    command: Command, several: str
+) -> None:
+    assert "later" not in command("ls", "--store", several).out
+    found = command("ls", "--waiting", "--store", several, "--json").json["waiting"]
+    place = {"agent": "later", "session": "default"}
+    assert found == [{**place, "tenant": "", "exists": False}]
+    theirs = command("ls", "--waiting", "--tenant", "acme", "--store", several, "--json").json
+    assert theirs["waiting"] == [{**place, "tenant": "acme", "exists": False}]
+    assert "later" in command("ls", "--waiting", "lat", "--store", several).out
+    assert "nothing waits" in command("ls", "x", "--waiting", "--store", several).out
+    refused = command("ls", "--waiting", "--tag", "new", "--store", several)
+    assert (refused.status, "--waiting goes without" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize("call", [("ls",), ("forget", "--dry-run")])
+def test_a_filter_that_is_no_text_is_refused(
+    command: Command, store: Path, call: tuple[str, ...]
+) -> None:
+    """It would match nothing, silently."""
+    for option in ("--tag", "--owner"):
+        refused = command(*call, option, "\udc80", "--store", store)
+        assert refused.status == 2
+        assert "holds a lone surrogate" in refused.err
+
+
 def test_ls_of_an_empty_store_says_so(command: Command, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     ran = command("ls", "--store", str(tmp_path))

@@ -80,8 +80,7 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("pause")
     command.add_argument("--cycles", type=int, default=20)
     commands.add_parser("mail")
-    command = commands.add_parser("compaction")
-    command.add_argument("--backend", choices=["asyncio", "trio"], default="asyncio")
+    commands.add_parser("compaction")
     command = commands.add_parser("effects")
     command.add_argument("--cycles", type=int, help="at points spread evenly; else at every point")
     command = commands.add_parser("race")
@@ -96,6 +95,10 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--every", type=int, default=1)
     command = commands.add_parser("readers")
     command.add_argument("--seconds", type=float, default=3.0)
+    for name in ("compaction", "effects"):
+        commands.choices[name].add_argument(
+            "--backend", choices=["asyncio", "trio"], default="asyncio"
+        )
     for name in ("kill", "pause", "race", "readers"):
         commands.choices[name].add_argument("--store", choices=sorted(places.KINDS), default="file")
     for name in ("kill", "stop", "pause", "cuts", "flip"):

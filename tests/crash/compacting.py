@@ -28,11 +28,12 @@ from perdure.agent import (
     ScriptedModel,
     call,
 )
-from perdure.restore.repair import repair
+from perdure.providers import FORMATS, render
 from perdure.session.manager import SessionManager
 from tests.crash.forks import Child, Report
 from tests.crash.hooks import Tripwire, changes
 from tests.crash.scratch import scratch
+from tests.providers.rules import wrongs
 
 At = Literal["disk", "torn", "line", "loop"]
 
@@ -95,13 +96,16 @@ async def go_on(root: Path, number: int, started: Callable[[], None]) -> list[An
             history = await agent.session.history(limit=1000)
             memory = agent.memory.retriever
             items = [*await memory.episodic(), *await memory.semantic()]
-            assert repair(context).messages == tuple(context), "a pair is split"
+            refused = [one for format in FORMATS for one in wrongs(render(context, format))]
+            assert not refused, refused
             turn = [one.text for one in context].index(asked(number))
             return [
                 [msgspec.to_builtins(msgspec.structs.replace(one, ts=0.0)) for one in items],
                 # Behind it stands also what was asked, and not answered, before a kill.
                 [[one.role, one.text] for one in (*context[:turn], context[-1])],
-                sorted({one.value.text for one in history}),
+                sorted(
+                    [one.value.role, one.value.text] for one in history if one.value.role != "tool"
+                ),
             ]
 
 
@@ -259,6 +263,7 @@ def compaction(backend: str = "asyncio") -> dict[str, object]:
         runs = list(kills.every_step())
     return {
         "kills": sum(died.killed for _, died, _ in runs),
+        "acknowledged": sum(after.said("remembered") is not None for _, _, after in runs),
         "calls": len(whole.said("calls")),
         "cuts": sum(whole.said("lines")),
         "steps": whole.said("steps"),

@@ -182,7 +182,9 @@ def mails(arrived: list[dict[str, Any]]) -> int:
 # killing it
 
 
-def kill_at(at: int, policy: Policy, sink: Sink, run: str) -> tuple[bool, list[Event]]:
+def kill_at(
+    at: int, policy: Policy, sink: Sink, run: str, backend: str = "asyncio"
+) -> tuple[bool, list[Event]]:
     """Kill a run at a point; return whether it came to that, and what was wrong or told."""
     with scratch() as top:
         root = top / "store"
@@ -197,13 +199,13 @@ def kill_at(at: int, policy: Policy, sink: Sink, run: str) -> tuple[bool, list[E
                 report(*event)
                 reached[event[-1]] = len(wire.calls)
 
-            _run(root, work, tell, made)
+            _run(root, backend, work, tell, made)
             report("calls", reached["ready"] + 1, reached["answered"])
 
         child = Child(program)
         events = child.wait()
         made = config(policy, sink.port, run, lambda _: None)
-        judged = Child(lambda report: _run(root, judge, report, made, sink, run))
+        judged = Child(lambda report: _run(root, backend, judge, report, made, sink, run))
         told = judged.wait()
         if judged.status or (child.status and not child.was_killed):
             events.append(["problem", f"ended with {child.status}, judged with {judged.status}"])
@@ -234,22 +236,22 @@ def wrong(
         yield f"something was left: {told}"
 
 
-def _run(root: Path, main: Any, report: Report, *arguments: Any) -> None:
+def _run(root: Path, backend: str, main: Any, report: Report, *arguments: Any) -> None:
     async def whole() -> None:
         async with connect(places.make(root, None), shutdown=QUIET) as sessions:
             await main(sessions, report, *arguments)
 
-    anyio.run(whole)
+    anyio.run(whole, backend=backend)
 
 
-def effects(*, cycles: int | None = None) -> dict[str, object]:
+def effects(*, cycles: int | None = None, backend: str = "asyncio") -> dict[str, object]:
     """Kill at every point under each policy; or so many times, at points that are spread evenly."""
     sink = Sink()
     problems: list[str] = []
     figures: Counter[str] = Counter()
     try:
-        for number, (policy, at) in enumerate(_places(cycles, sink)):
-            killed, events = kill_at(at, policy, sink, f"run-{number}")
+        for number, (policy, at) in enumerate(_places(cycles, sink, backend)):
+            killed, events = kill_at(at, policy, sink, f"run-{number}", backend)
             figures["kills"] += killed
             figures["acknowledged"] += sum(event[0] == "ok" for event in events)
             for name in ("unknown", "asked", "resumed"):
@@ -260,9 +262,9 @@ def effects(*, cycles: int | None = None) -> dict[str, object]:
     return {**figures, "problems": problems}
 
 
-def _places(cycles: int | None, sink: Sink) -> Iterator[tuple[Policy, int]]:
+def _places(cycles: int | None, sink: Sink, backend: str) -> Iterator[tuple[Policy, int]]:
     """Give the points to kill at: all, or a number of them in even steps."""
-    every = [(policy, at) for policy in POLICIES for at in _points(policy, sink)]
+    every = [(policy, at) for policy in POLICIES for at in _points(policy, sink, backend)]
     if cycles is None:
         yield from every
         return
@@ -273,8 +275,8 @@ def _places(cycles: int | None, sink: Sink) -> Iterator[tuple[Policy, int]]:
 _fresh = itertools.count()
 
 
-def _points(policy: Policy, sink: Sink) -> range:
+def _points(policy: Policy, sink: Sink, backend: str) -> range:
     """Return the points of a run, from before the message is posted to its answer."""
-    _, events = kill_at(0, policy, sink, f"whole-{next(_fresh)}")
+    _, events = kill_at(0, policy, sink, f"whole-{next(_fresh)}", backend)
     first, last = next(rest for what, *rest in events if what == "calls")
     return range(first, last + 1)

@@ -350,3 +350,28 @@ async def test_a_home_is_where_one_says_or_in_the_store(
                 _ = agent.home
         async with made(folder, sessions, home=tmp_path / "home") as agent:
             assert agent.home == tmp_path / "home"
+
+
+async def test_a_fork_is_a_new_session_with_its_own_values(
+    folder: AgentFolder, world: World
+) -> None:
+    """S4-6 S4-G3: two conversations must not write to one session of the memory service."""
+    first = await run(folder, world)
+    async with world.connect() as sessions:
+        await sessions.fork("gus-1", "gus-1", new_session="fork")
+    forked = await run(folder, world, session="fork")
+    assert forked["zep_session_id"] != first["zep_session_id"]
+    assert forked["zep_user_id"] == first["zep_user_id"]
+    assert await run(folder, world, session="fork") == forked
+    assert await run(folder, world) == first
+
+
+async def test_a_session_that_was_renamed_is_the_same_one(
+    folder: AgentFolder, world: World
+) -> None:
+    """S4-G3: nothing of it is made anew."""
+    first = await run(folder, world, session="second")
+    async with world.connect() as sessions:
+        await sessions.rename("gus-1", "gus-1", session="second", new_session="third")
+    assert await run(folder, world, session="third") == first
+    assert await run(folder, world, session="third") == first

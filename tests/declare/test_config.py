@@ -143,7 +143,8 @@ async def test_the_file_beside_the_program_is_found(
     folder: AgentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S4-15: alongside the running code."""
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(folder.path / "main.py"))
+    program = str(folder.path / "main.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", program, raising=False)
     config = await PersistentConfig(folder.state)
     assert config.declared("zep_user_id")
 
@@ -188,6 +189,24 @@ async def test_a_name_that_is_none_is_refused(folder: AgentFolder, about: str) -
     folder.name(about)
     with pytest.raises(ConfigError, match=r"agent\.yaml, line 1, column \d"):
         await PersistentConfig(folder.state, folder.yaml)
+
+
+OTHERS = """\
+base: &base {mode: 0755, size: 0x1f, at: !!timestamp 2026-05-04, deep: [[[[[[[[[[[[]]]]]]]]]]]]}
+<<: *base
+name: %s
+model: {<<: *base, limit: .inf}
+---
+name: another
+"""
+
+
+@pytest.mark.parametrize("name", ["gus", "'gus'", "&me gus", "!!str gus"])
+async def test_an_agent_yaml_may_say_the_rest_as_it_likes(folder: AgentFolder, name: str) -> None:
+    """S4-5: only its name is ours to read; anchors, tags and numbers are others' to use."""
+    folder.name(OTHERS % name)
+    config = await PersistentConfig(folder.state, folder.yaml)
+    assert config.get("zep_user_id").startswith("gus::")
 
 
 async def test_values_cannot_be_changed_behind_its_back(folder: AgentFolder) -> None:

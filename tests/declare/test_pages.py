@@ -63,7 +63,11 @@ async def test_config_and_states_go_wherever_the_session_goes(folder: AgentFolde
         await perdure.import_state(sessions, exported, id="imported")
         for id in ("copy", "fork", "imported"):
             async with Agent.create(id, sessions=sessions, **options) as agent:  # type: ignore[arg-type]
-                assert agent.config.all() == values
+                found = agent.config.all()
+                kept = found.pop("zep_session_id") == values["zep_session_id"]
+                assert kept is (id == "imported")  # the others are new sessions
+                assert found == {name: values[name] for name in found}
+                assert len(found) == 3
                 assert await agent.load_state("tasks") == [1]
 
 

@@ -167,3 +167,11 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
 )
 def test_paths_are_relative_to_the_files_folder(url: str, meant: str) -> None:
     assert anchored(url, Path("/f")) == meant
+
+
+async def test_a_folder_may_have_a_colon_in_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "a:b" / "persistence.yaml"
+    file.parent.mkdir()
+    file.write_text("version: 1\nstore: ./sessions\n")
+    assert await said_in(perdure.connect(config=file, shutdown=QUIET)) == ["Hello"]
+    assert (file.parent / "sessions").is_dir()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from perdure.memory.blocks import Block, Frontier, blocks_of
 from perdure.model.messages import Message, ToolCall
+from perdure.providers.pairing import interrupted_result
 
 USER = Message.user("go")
 ANSWER = Message.assistant("done")
@@ -38,6 +39,18 @@ def test_a_user_and_the_continuation_after_tools_open_blocks() -> None:
     assert [len(one.messages) for one in found] == [4, 2, 1]
     assert [one.last for one in found] == [4, 6, 7]
     assert all(one.is_complete for one in found)
+
+
+def test_a_call_does_not_leave_without_the_result_that_replaces_a_made_up_one() -> None:
+    """S1-14: a kill within a tool call; the restore closes it, and the turn then goes on."""
+    made_up = interrupted_result(asks("a").tool_calls[0])
+    killed, went_on = blocks(USER, asks("a"), made_up), blocks(result("a"), ANSWER, start=4)
+    later = blocks(USER, ANSWER, turn_id="turn_0002", start=6)
+    assert killed[0].is_complete
+    frontier = Frontier(keep_turns=9, room=0.45)
+    assert leaving(frontier, *killed) == []
+    assert leaving(frontier, *went_on, *later) == [*killed, went_on[0]]
+    assert frontier.raw == (went_on[1], *later)
 
 
 @pytest.mark.parametrize(

@@ -109,3 +109,10 @@ async def test_items_have_category_and_salience() -> None:
     done = await Compactor(summarizer).compact([said(3, Message.user("x"))], now=5.0)
     (item,) = done.semantic
     assert (item.category, item.salience, item.fact) == ("user_preference", 300, "Likes herring.")
+
+
+@pytest.mark.parametrize("part", ["a-", "a.p-", "/-", "~/a.", "my ", "...", "x"])
+async def test_a_long_text_that_looks_like_something_does_not_stop_the_loop(part: str) -> None:
+    """S1-14: what a user pastes is read in a time that its length allows."""
+    summary = await ExtractiveSummarizer().summarize([said(1, Message.user(part * 100_000 + "?"))])
+    assert summary.facts == ()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
 from perdure.codec.json import encode
 from perdure.errors import ConfigError, CorruptRecordError
 from perdure.memory.documents import EPISODIC, fold_items
 from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, item_entry, items_of
-from perdure.memory.retrieval import Retriever, Weights, select, smaller
+from perdure.memory.retrieval import Found, Retriever, Weights, select, smaller
 from perdure.model.records import Record
 
 
@@ -150,6 +151,19 @@ async def test_a_ranking_and_weights_can_be_replaced() -> None:
     assert found[0].score == found[0].match == len(PUMP.fact) / 100
 
 
+async def test_a_retriever_can_rank_otherwise_and_keeps_what_is_not_said() -> None:
+    """S1-4c: vectors are an option of the retriever that an agent has."""
+
+    async def embed(texts: list[str]) -> list[tuple[float, float]]:
+        return [(float("berth" in text), float("boat" in text)) for text in texts]
+
+    plain = memory_of(BOAT, BERTH, weights=Weights(salience=0.0, recency=0.0))
+    (found, *_) = await plain.using(embed=embed).search("my berth boat")
+    assert found.score == found.match == 1.0
+    assert await plain.using(rank=lambda _, texts: [0.0] * len(texts)).search("boat") == []
+    assert [one.item for one in await plain.search("boat")] == [BOAT]
+
+
 async def test_a_python_without_full_text_search_is_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,3 +196,45 @@ def test_a_bundle_becomes_smaller_until_nothing_is_left() -> None:
     assert [len(one.episodic) for one in sizes[:4]] == [2, 1, 1, 1]
     assert [len(one.semantic) for one in sizes[:4]] == [2, 2, 1, 0]
     assert sizes[4].episodic[0].summary.endswith("…")
+
+
+async def test_two_searches_at_a_time_do_not_take_vectors_from_one_another() -> None:
+    waits, done = anyio.Event(), anyio.Event()
+
+    async def embed(texts: list[str]) -> list[tuple[float, float]]:
+        if texts == ["slowly"]:
+            waits.set()
+            await done.wait()
+        return [(float(len(text)), 1.0) for text in texts]
+
+    retriever = memory_of(BOAT, TRIP, embed=embed)
+    await retriever.search("everything")
+    found: list[Found] = []
+
+    async def slowly() -> None:
+        found.extend(await retriever.search("slowly"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(slowly)
+        await waits.wait()
+        assert [one.item for one in await retriever.search("facts", kind="semantic")] == [BOAT]
+        done.set()
+    assert {one.item.id for one in found} == {"sem_1", "ep_4"}
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        [],
+        [(1.0, 0.0)],
+        [(1.0, 0.0), (1.0, 0.0), (1.0,)],
+    ],
+)
+async def test_vectors_that_do_not_fit_are_an_error_that_says_so(
+    vectors: list[tuple[float, ...]],
+) -> None:
+    async def embed(texts: list[str]) -> list[tuple[float, ...]]:
+        return vectors
+
+    with pytest.raises(ConfigError, match="embed: .* one vector for each text"):
+        await memory_of(BOAT, BERTH, embed=embed).search("boat")

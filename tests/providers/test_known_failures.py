@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from perdure import Message, ToolCall
-from perdure.codec.messages import decode_message
+from perdure.codec.messages import decode_message, encode_message
 from perdure.providers import FORMATS, Format, parse, render
 from perdure.providers.alternating import EMPTY, OPENING
 from perdure.providers.pairing import INTERRUPTED
@@ -271,3 +271,15 @@ def test_an_empty_message_of_the_users_stays_a_turn() -> None:
     assert sent(log, "anthropic")[2] == {"role": "user", "content": EMPTY}
     log[2] = Message.user("")
     assert sent(log, "gemini")[2] == {"role": "user", "parts": [{"text": EMPTY}]}
+
+
+@formats
+def test_arguments_that_are_brackets_without_end_stay_text(format: Format) -> None:
+    """A small model that repeats itself: its call is kept, and shown, as any other that is none."""
+    endless = "[" * 100_000
+    made = {"name": "look", "arguments": endless}
+    reply = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": made}]}
+    message = decode_message(encode_message(parse(reply, "openai")).payload)
+    assert message.tool_calls[0].arguments == endless
+    shown = sent([Message.user("Look"), message, result("a")], format)
+    assert "invalid_json" in str(shown)

@@ -11,8 +11,9 @@ The layers below know nothing of agents; an agent knows its session, and never i
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.agent.agent import Agent as Agent
@@ -220,15 +221,4 @@ __all__ = sorted(_HOME_OF, key=_order)  # noqa: PLE0605  # a list of strings
 
 
 if not TYPE_CHECKING:  # a checker would take any name for a public one
-
-    def __getattr__(name: str) -> Any:
-        module = _HOME_OF.get(name)
-        if module is None:
-            raise AttributeError(f"module 'perdure.agent' has no attribute {name!r}")
-        value = getattr(importlib.import_module(module), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF)

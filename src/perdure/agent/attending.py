@@ -118,7 +118,8 @@ class Attending:
             result: With "done", what the model is told.
 
         Raises:
-            SessionError: There is no such effect, or its turn is over and it cannot be replayed.
+            SessionError: There is no such effect; or it cannot be replayed, since its turn is
+                over, or the model was told already that nobody knows.
             NotStorableError: The result cannot be stored.
 
         """
@@ -127,13 +128,13 @@ class Attending:
         if decision not in {"done", "skip", "replay"}:
             message = f"resolve_effect: {decision!r} does not fit: choose done, skip or replay"
             raise ConfigError(message, option="decision")
-        goes_on = effect.turn == context.turn_id or effect.turn in {
-            one.turn for one in ledger.messages
-        }
+        going_on = {context.turn_id, *(one.turn for one in ledger.messages)}
+        goes_on = not effect.told and effect.turn in going_on
         if decision == "replay" and not (goes_on and self._can_run(effect)):
             message = (
                 f"the effect {effect.id} of tool {effect.tool!r} cannot be replayed: its turn is "
-                "over, or its tool or arguments are gone; settle it as done or skip, and ask anew"
+                "over, or does not wait for it, or its tool or arguments are gone; settle it as "
+                "done or skip, and ask anew"
             )
             raise SessionError(message, agent=context.agent_id, effect=effect.id)
         if goes_on or not is_unknown(effect):

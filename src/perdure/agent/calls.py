@@ -79,6 +79,8 @@ async def make(planned: Planned, context: AgentContext) -> ToolResult | None:
         raise
     is_new = _keep(kept, how, planned, context)
     context.emit(ToolFinished(call=call, result=kept, **told))
+    if planned.effect is not None and planned.effect.told:
+        context.emit(EffectUnknown(agent_id=context.agent_id, effect=planned.effect))
     return kept if is_new else None
 
 
@@ -133,7 +135,7 @@ def _keep(result: ToolResult, how: str, planned: Planned, context: AgentContext)
         is_new = context.memory.ingest_tool_result(Message(role="tool", tool_result=result), turn)
         ledger.end_approval(turn, planned.call)
         if effect is not None and how == "unknown":
-            ledger.unknown(effect)
+            planned.effect = ledger.unknown(effect, told=True)
         elif effect is not None:
             ledger.settled(effect, how)
         if is_new:

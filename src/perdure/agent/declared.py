@@ -23,7 +23,7 @@ from perdure.declare.values import DOCUMENT, own, shared
 from perdure.declare.variables import initial_values
 from perdure.errors import ConfigError, SessionError
 from perdure.model.keys import DEFAULT_SESSION
-from perdure.session.inside import folder_of
+from perdure.session.inside import folder_of, is_branch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -192,21 +192,22 @@ async def declare(context: AgentContext) -> None:
     found = await anyio.to_thread.run_sync(partial(declared_beside, folder))
     declared.found, keys = found, found.declaration.config
     make = initial_values(found.agent_name or context.config.name)
-    declared.config = await PersistentConfig.of(keys, _parts(context, keys), make)
+    parts = _parts(context, keys, is_branch=await is_branch(context.session))
+    declared.config = await PersistentConfig.of(keys, parts, make)
 
 
-def _parts(context: AgentContext, keys: Mapping[str, ConfigKey]) -> list[Part]:
+def _parts(context: AgentContext, keys: Mapping[str, ConfigKey], *, is_branch: bool) -> list[Part]:
     """Return where the values lie: what is regenerated in the session, the rest in the default."""
     session, is_new = context.session, context.sets_aside
     here = SessionPlace(session)
-    sessions = context.declared.sessions
+    sessions, key = context.declared.sessions, session.key
+    owner = f"{key.agent}/{key.session}"
     if session.key.session == DEFAULT_SESSION or sessions is None:
-        return [Part(here, keys, is_new)]
-    key = session.key
+        return [Part(here, keys, is_new, session=owner, is_branch=is_branch)]
     there = AgentPlace(sessions, key.agent, tenant=key.tenant, wait=context.config.wait)
     parts = [
         Part(there, shared(keys), is_new=False, keeps=keys),
-        Part(here, own(keys), is_new),
+        Part(here, own(keys), is_new, session=owner, is_branch=is_branch),
     ]
     return [part for part in parts if part.keys]
 

@@ -24,6 +24,7 @@ __all__ = [
     "is_unknown",
     "progress",
     "verdict",
+    "without_cut_answers",
 ]
 
 Verdict = Literal["run", "again", "skip", "done", "ask", "interrupted"]
@@ -97,6 +98,27 @@ def progress(messages: Sequence[Message]) -> Progress:
     ended = last is not None and last.role == "assistant" and not last.tool_calls
     whole = ended and last is not None and "interrupted" not in last.extra
     return Progress(has_input, tuple(open_calls), last if whole else None)
+
+
+def without_cut_answers(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return messages without the partial answers that the model gives anew, or has given anew.
+
+    A request must not end with half an answer: some providers refuse that, the others would go on
+    with it, and the answer would lack its beginning. One that the user has replied to stays.
+
+    >>> cut = Message(role="assistant", content="He", extra={"interrupted": msgspec.Raw(b"true")})
+    >>> [one.text for one in without_cut_answers([Message.user("Hi"), cut])]
+    ['Hi']
+    """
+    return tuple(
+        one
+        for at, one in enumerate(messages)
+        if not ("interrupted" in one.extra and _is_given_anew(messages[at + 1 : at + 2]))
+    )
+
+
+def _is_given_anew(later: Sequence[Message]) -> bool:
+    return not later or later[0].role == "assistant"
 
 
 def _close(calls: list[ToolCall], call_id: str) -> None:

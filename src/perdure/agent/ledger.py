@@ -19,6 +19,7 @@ from perdure.agent.effects import is_unknown
 from perdure.codec.messages import encode_message
 from perdure.errors import SessionError
 from perdure.memory.ledger import (
+    MOST,
     OVER,
     Admitted,
     Approval,
@@ -82,10 +83,17 @@ class AgentLedger:
 
         Raises:
             NotStorableError: It cannot be stored.
+            SessionError: As many as a ledger holds are unanswered.
 
         """
         if not self._keeps_messages:
             return None
+        if self._book.is_full:
+            text = (
+                f"agent {self._session.id!r} has {MOST} messages that are not answered: go on with "
+                "them, resume(), or give up on them, dismiss()"
+            )
+            raise SessionError(text, agent=self._session.id)
         now = self._clock()
         stored = encode_message(message, registry_of(self._session), now=now).payload
         fields: dict[str, Any] = {"message": msgspec.Raw(stored), "at": now}
@@ -108,8 +116,10 @@ class AgentLedger:
             self._session.accept(tuple(over))
 
     def drop(self, id: str) -> None:
-        """Note that a message shall not be answered."""
-        self._change(ADMITTED, id, state=OVER, how="dismissed")
+        """Note that a message shall not be answered, and that nobody waits for its turn."""
+        turns = [one.turn for one in self.messages if one.id == id and one.turn is not None]
+        rest = [entry for turn in turns for entry in self._leftovers(turn)]
+        self._session.accept((*rest, self._noted(ADMITTED, id, state=OVER, how="dismissed")))
 
     def closing(self, id: str | None, turn: str, *, how: str) -> tuple[Entry, ...]:
         """Return what to append with the end of a message's turn."""
@@ -143,8 +153,9 @@ class AgentLedger:
         return self._book.effects()
 
     def effect_of(self, turn: str, call: ToolCall) -> Effect | None:
-        """Return what is known of a call, None for nothing."""
-        return _newest([one for one in self.effects if (one.turn, one.call) == (turn, call.id)])
+        """Return what is known of a call that has no result; None for nothing."""
+        found = [one for one in self.effects if (one.turn, one.call) == (turn, call.id)]
+        return _newest([one for one in found if not one.told])
 
     def effect(self, id: str) -> Effect:
         """Return the effect of an id, or the newest of a call's id.
@@ -172,9 +183,10 @@ class AgentLedger:
         if effect.state != "begun":
             self._change(EFFECT, effect.id, state="begun", decision=None)
 
-    def unknown(self, effect: Effect) -> None:
-        """Note that nobody knows what came of a call."""
-        self._change(EFFECT, effect.id, state="unknown")
+    def unknown(self, effect: Effect, *, told: bool = False) -> Effect:
+        """Note that nobody knows what came of a call, and whether the model was told so."""
+        self._change(EFFECT, effect.id, state="unknown", told=told)
+        return self.effect(effect.id)
 
     def settled(self, effect: Effect, how: str) -> None:
         """Note what came of a call."""

@@ -75,7 +75,7 @@ class MemoryManager:
         self.builder: CompactionSnapshotBuilder = builder or CompactionSnapshotBuilder()
         self.retriever: Retriever = retriever or Retriever(
             lambda name: lines_of(session, name),
-            trim=trimmer(self.compaction_policy, self.builder),
+            trim=trimmer(self._policy, self.builder),
         )
         self.working_context_snapshot_store: WorkingContextSnapshotStore = (
             working_context_snapshot_store
@@ -245,10 +245,23 @@ class MemoryManager:
 
     def is_over_budget(self, messages: Sequence[Message]) -> bool:
         """Say whether messages are more than what the model may be asked with."""
-        policy, tokens = self.compaction_policy, None
+        policy, tokens = self._policy, None
         if policy.max_tokens is not None:
             tokens = tokens_of(messages, policy.count_tokens) + self._beside
         return policy.is_due(self.context_bytes, tokens)
+
+    def is_due(self, messages: Sequence[Message]) -> bool:
+        """Say whether a request with these messages compacts first.
+
+        It does if somebody has asked for that, if they are over the budget, and if the session has
+        cut its context: what it has left out is to be summed up, not just gone.
+        """
+        was_cut = self._history and working_context(self.session).cut
+        return self.compaction_required or was_cut or self.is_over_budget(messages)
+
+    @property
+    def _policy(self) -> CompactionPolicy:
+        return self.compaction_policy.within(working_context(self.session).limit)
 
     async def compact(
         self, system_prompt: str, exclude_turn_id: str | None = None, *, notes: str = ""
@@ -302,7 +315,7 @@ class MemoryManager:
 
     def _compacting(self) -> Compacting:
         return Compacting(
-            self.compaction_policy, self.compactor, self.builder, self._clock, beside=self._beside
+            self._policy, self.compactor, self.builder, self._clock, beside=self._beside
         )
 
     def _cut(self, prompt: str, notes: str) -> Compaction:
@@ -319,7 +332,8 @@ class MemoryManager:
         raw = (*found.raw, *late)
         dangling = self._options.dangling_calls
         messages = self.builder.build(prompt, found.bundle, raw, dangling=dangling)
-        if not found.done.episodic and messages == self.safe_messages():
+        was_cut = working_context(self.session).cut  # by something larger than all of it
+        if not found.done.episodic and (was_cut or messages == self.safe_messages()):
             return
         replaced = context_entry(
             messages,

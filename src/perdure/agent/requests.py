@@ -7,6 +7,7 @@ from typing import Any, final
 
 import msgspec
 
+from perdure.agent.effects import without_cut_answers
 from perdure.agent.events import (
     AgentEvent,
     CompactionCompleted,
@@ -78,7 +79,7 @@ class LLMRequestAssembler:
 
         """
         messages = self._messages()
-        compacted = self._memory.compaction_required or self._memory.is_over_budget(messages)
+        compacted = self._memory.is_due(messages)
         if compacted:
             await self._compact(current_turn_id, system_prompt)
             messages = self._messages()
@@ -104,7 +105,7 @@ class LLMRequestAssembler:
         return tuple(shown)
 
     def _messages(self) -> tuple[Message, ...]:
-        messages = self._memory.safe_messages()
+        messages = without_cut_answers(self._memory.safe_messages())
         return messages if self._notes is None else with_notes(messages, self._notes())
 
     async def _compact(self, turn_id: str, system_prompt: str) -> None:

@@ -45,7 +45,7 @@ important_artifact: a file, an address, an identifier that matters
 Quote names, numbers and paths exactly. Write no fact that the conversation does not hold; if \
 there is none, write none."""
 
-_FACT: Final = re.compile(r"^\s*[-*•]?\s*\**\[\s*(\w+)\s*\]\**\s*:?\s*(.+?)\s*$")
+_FACT: Final = re.compile(r"(?:[-*•]\s*)?\**\[\s*(\w+)\s*\]\**\s*:?(.+)")
 
 
 @final
@@ -57,7 +57,8 @@ class ModelSummarizer:
         instructions: What it is told; None for the usual.
         renderer: What makes of messages what the model takes; None for `Message` objects.
         message_chars: How much of each message it is shown, from its beginning and its end.
-        max_chars: How much it is shown altogether; of more, every message is shown in part.
+        max_chars: How much it is shown altogether; of more, every message is shown in part, and of
+            very many messages the first and the last.
 
     Raises:
         ConfigError: A value does not fit, or there is no such model.
@@ -101,7 +102,8 @@ class ModelSummarizer:
         text = transcript(turns, self._message_chars)
         if len(text) > self._max_chars:
             count = sum(len(turn.messages) for turn in turns)
-            text = transcript(turns, max(self._max_chars // count - _LABEL_CHARS, _LEAST_CHARS))
+            share = max(self._max_chars // count - _LABEL_CHARS, _LEAST_CHARS)
+            text = _cut(transcript(turns, share), self._max_chars)  # there may be very many
         asked = (Message.system(self._instructions), Message.user(text))
         reply = Reply()
         stream = self._model.stream(asked if self._renderer is None else self._renderer(asked), ())
@@ -142,11 +144,11 @@ def summary_of(answer: str) -> Summary:
     """
     lines, facts = list[str](), list[Fact]()
     for line in answer.splitlines():
-        match = _FACT.match(line)
-        if match is None:
+        match = _FACT.fullmatch(line.strip())
+        if match is None or not match[2].strip():
             lines.append(line.rstrip())
         else:
-            facts.append(Fact(match[2], match[1].casefold()))
+            facts.append(Fact(match[2].strip(), match[1].casefold()))
     return Summary("\n".join(lines).strip(), tuple(facts))
 
 

@@ -32,6 +32,8 @@ __all__ = ["Tool", "Toolbox", "is_certain", "tool"]
 KEY: Final = "idempotency_key"
 """The parameter that gets the call's idempotency key."""
 TIMEOUT: Final = "TimeoutError"
+LONGEST_ERROR: Final = 10_000
+"""Characters of an exception's text that the model is told."""
 UNCERTAIN: Final = (TIMEOUT, ToolOutcomeUnknownError.__name__)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _ARGUMENT: Final = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s+(.+)$")
@@ -237,9 +239,10 @@ class Toolbox:
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             return _failed(call, f"the arguments do not fit: {error}")
         except TimeoutError as error:
-            return _failed(call, f"{TIMEOUT}: {str(error) or f'no result within {limit} s'}")
-        except Exception as error:  # noqa: BLE001  # the model's to deal with
-            return _failed(call, f"{type(error).__name__}: {error}")
+            why = _clipped(str(error)) or f"no result within {limit} s"
+            return _failed(call, f"{TIMEOUT}: {why}")
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the model's to deal with
+            return _failed(call, f"{type(error).__name__}: {_clipped(str(error))}")
         return ToolResult(call.id, call.name, result)
 
 
@@ -262,6 +265,12 @@ def is_certain(result: ToolResult) -> bool:
 def _takes_key(function: Callable[..., Any]) -> bool:
     found = inspect.signature(function).parameters.get(KEY)
     return found is not None and found.kind in {found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY}
+
+
+def _clipped(text: str) -> str:
+    if len(text) <= LONGEST_ERROR:
+        return text
+    return f"{text[:LONGEST_ERROR]} [… {len(text)} characters in all]"
 
 
 def _failed(call: ToolCall, why: str) -> ToolResult:

@@ -7,8 +7,9 @@ are in.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.checkpoints.chain import Problem as Problem
@@ -58,15 +59,4 @@ __all__ = list(_HOME_OF)
 
 
 if not TYPE_CHECKING:  # a checker would take any name for a public one
-
-    def __getattr__(name: str) -> Any:
-        module = _HOME_OF.get(name)
-        if module is None:
-            raise AttributeError(f"module 'perdure.checkpoints' has no attribute {name!r}")
-        value = getattr(importlib.import_module(module), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF)

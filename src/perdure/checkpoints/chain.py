@@ -180,7 +180,7 @@ def fold_chain(old: bytes | None, records: Sequence[Record]) -> bytes:
 def problems_of(links: Iterable[Link]) -> list[Problem]:
     """Return what does not fit in a chain: a changed link, a missing one, an id out of order."""
     found: list[Problem] = []
-    previous, newest = FIRST, 0
+    previous, newest = FIRST, -1
     for link in links:
         number = None if isinstance(link, Pruning) else link.id
         if not isinstance(link, Tombstone) and link.hash != hash_of(link):

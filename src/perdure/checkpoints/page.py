@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 import msgspec
 
-from perdure.checkpoints.replay import ReplayReport, Row
+from perdure.checkpoints.replay import ReplayReport, Row, shortened
 
-__all__ = ["page"]
+__all__ = ["page", "shown"]
+
+DETAIL = 2000
+"""Characters of a detail that a page shows."""
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --ok: #1a7f37; --bad: #cf222e; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+:root { color-scheme: light dark; --line: #8884; --quiet: #59636e; --ok: #1a7f37; --bad: #cf222e; }
+@media (prefers-color-scheme: dark) {
+  :root { --quiet: #9198a1; --ok: #3fb950; --bad: #ff7b72; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+li { overflow-wrap: anywhere; }
 .ok { color: var(--ok); } .bad { color: var(--bad); }
+.verdict { font-weight: 600; }
 .facts { display: flex; flex-wrap: wrap; gap: .5rem 2rem; padding: 0; list-style: none; }
 .facts b { font-size: 1.2rem; display: block; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .3rem 1rem .3rem 0; border-bottom: 1px solid var(--line);
+  vertical-align: top; overflow-wrap: anywhere; }
+td { min-width: 6.5rem; }
+th { color: var(--quiet); font-weight: 600; }
+th, td.n { overflow-wrap: normal; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; width: 1%;
+  min-width: 0; }
+.wide td.detail { min-width: 18rem; width: 55%; }
 code { font-size: .85rem; overflow-wrap: anywhere; }
 """
+
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def page(report: ReplayReport, rows: Sequence[Row], left_out: int = 0) -> str:
@@ -37,7 +53,7 @@ def page(report: ReplayReport, rows: Sequence[Row], left_out: int = 0) -> str:
         _happened(rows, left_out),
         _kinds(report),
     ]
-    title = escape(f"Replay of {report.source}")
+    title = _text(f"Replay of {report.source}")
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -49,9 +65,9 @@ def page(report: ReplayReport, rows: Sequence[Row], left_out: int = 0) -> str:
 
 def _summary(report: ReplayReport) -> str:
     verdict = (
-        '<p class="ok">Everything fits: nothing is missing, moved or changed.</p>'
+        '<p class="ok verdict">Everything fits: nothing is missing, moved or changed.</p>'
         if report.ok
-        else f'<p class="bad">{report.problem_count} problems.</p>'
+        else f'<p class="bad verdict">What does not fit: {report.problem_count:,}, see below.</p>'
     )
     begin = "" if report.since is None else f"<p>From checkpoint {report.since} on.</p>"
     facts = {
@@ -59,7 +75,7 @@ def _summary(report: ReplayReport) -> str:
         "turns": report.turns,
         "decisions": report.decisions,
         "checkpoints compared": report.snapshots,
-        "checkpoints pruned": report.unverified,
+        "checkpoints not compared": report.unverified,
     }
     items = "".join(f"<li><b>{n:,}</b>{name}</li>" for name, n in facts.items())
     return f'{verdict}{begin}<ul class="facts">{items}</ul>'
@@ -68,7 +84,7 @@ def _summary(report: ReplayReport) -> str:
 def _problems(report: ReplayReport) -> str:
     if report.ok:
         return ""
-    items = "".join(f"<li>{escape(one)}</li>" for one in report.problems)
+    items = "".join(f"<li>{_text(one)}</li>" for one in report.problems)
     more = report.problem_count - len(report.problems)
     return f"<h2>Problems</h2><ul>{items}</ul>" + (f"<p>and {more:,} more</p>" if more else "")
 
@@ -87,10 +103,21 @@ def _capabilities(report: ReplayReport) -> str:
 def _happened(rows: Sequence[Row], left_out: int) -> str:
     if not rows:
         return ""
-    cells = [(one.timestamp, one.token_id, one.what, one.name, one.detail) for one in rows]
+    cells = [
+        (one.timestamp, one.token_id, one.what, one.name, one.detail) for one in map(shown, rows)
+    ]
     table = _table(("time", "turn", "what", "name", "detail"), cells)
     more = f"<p>and {left_out:,} more: the report in JSON has them all</p>" if left_out else ""
     return f"<h2>Decisions, and what was used</h2>{table}{more}"
+
+
+def shown(row: Row) -> Row:
+    """Return what a page shows of a row: the beginning of whatever is very long."""
+    detail = row.detail
+    text = msgspec.json.encode(detail).decode()
+    if len(text) > DETAIL:
+        detail = {"shortened": shortened(text, DETAIL)}
+    return msgspec.structs.replace(row, name=shortened(row.name), detail=detail)
 
 
 def _kinds(report: ReplayReport) -> str:
@@ -100,8 +127,13 @@ def _kinds(report: ReplayReport) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    rows = list(rows)
+    numbers = [isinstance(value, int) for value in rows[0]]
+    top = "".join(
+        f'<th class="n">{name}</th>' if is_number else f"<th>{name}</th>"
+        for name, is_number in zip(head, numbers, strict=True)
+    )
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    top = "".join(f"<th>{name}</th>" for name in head)
     return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>'
 
 
@@ -109,6 +141,11 @@ def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f'<td class="n">{value:,}</td>'
     if isinstance(value, str):
-        return f"<td>{escape(value)}</td>"
+        return f"<td>{_text(value)}</td>"
     text = msgspec.json.encode(value).decode() if value else ""
-    return f"<td><code>{escape(text)}</code></td>"
+    return f'<td class="detail"><code>{_text(text)}</code></td>'
+
+
+def _text(text: str) -> str:
+    """Return text as markup that shows it, with what would hide or turn some of it made visible."""
+    return escape(_HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text))

@@ -107,8 +107,8 @@ class Seal:
 
 
 def state_digest(state: bytes) -> str:
-    """Return the digest of a state's JSON, whatever its form."""
-    return hashlib.sha256(canonical(msgspec.Raw(state))).hexdigest()
+    """Return the digest of a state's JSON, byte by byte as it stands in its line."""
+    return hashlib.sha256(state).hexdigest()
 
 
 def has_pair(folder: Path) -> bool:
@@ -167,26 +167,36 @@ def _decoded(
 def saved_snapshots(
     folder: Path, tell: Callable[[str, int], object]
 ) -> Iterator[tuple[int, SavedSnapshot]]:
-    """Give the checkpoints of a folder, with the numbers of their lines; states are canonical."""
+    """Give the checkpoints of a folder, with the numbers of their lines."""
     for number, one in _decoded(folder / CHECKPOINTS_FILE, SavedSnapshot, tell):
         try:
-            state = msgspec.Raw(canonical(one.state))
+            canonical(one.state)
         except FormatError as error:
             what = f"the state of checkpoint {one.snapshot_id} cannot be read ({error})"
             tell(f"{CHECKPOINTS_FILE}: {what}: the line was left out", number)
         else:
-            yield number, msgspec.structs.replace(one, state=state)
+            yield number, one
 
 
 def saved_events(
-    folder: Path, tell: Callable[[str, int], object]
+    folder: Path, tell: Callable[[str, int], object], go_on: Callable[[], bool] = lambda: True
 ) -> Iterator[tuple[int, SavedEvent]]:
     """Give the events of a folder as they stand there, with the numbers of their lines."""
-    return _decoded(folder / EVENTS_FILE, SavedEvent, tell)
+    for one in _decoded(folder / EVENTS_FILE, SavedEvent, tell):
+        if not go_on():
+            return
+        yield one
 
 
-def replay_folder(folder: Path, *, on_row: Callable[[Row], object] | None = None) -> ReplayReport:
+def replay_folder(
+    folder: Path,
+    *,
+    on_row: Callable[[Row], object] | None = None,
+    go_on: Callable[[], bool] = lambda: True,
+) -> ReplayReport:
     """Feed the events of a folder to a dry run, by their times; return what it has seen.
+
+    *go_on* is asked at each event: whoever no longer waits for the report says False.
 
     Raises:
         ReplayError: There are no events, or a line is larger than any event.
@@ -200,7 +210,9 @@ def replay_folder(folder: Path, *, on_row: Callable[[Row], object] | None = None
     cut = summary is None or summary.cut
     snapshots = _Snapshots(folder, run)
     seals = _Sealed(run, expected=summary is not None)
-    for number, event in events_by_time(folder, run.problem, seals.check):
+    for number, event in events_by_time(folder, run.problem, seals.check, go_on):
+        if not go_on():
+            break
         row = run.feed(Item(number, event.timestamp, event))
         if row is not None and on_row is not None:
             on_row(row)
@@ -250,9 +262,9 @@ class _Sealed:
         self.seal.hash = self.last  # what comes behind is looked at by itself
 
 
-def _is_in_order(folder: Path) -> bool:
+def _is_in_order(folder: Path, go_on: Callable[[], bool]) -> bool:
     newest = -1
-    for _, event in saved_events(folder, lambda *_: None):
+    for _, event in saved_events(folder, lambda *_: None, go_on):
         if event.timestamp < newest:
             return False
         newest = event.timestamp
@@ -263,13 +275,14 @@ def events_by_time(
     folder: Path,
     tell: Callable[[str, int], object],
     each: Callable[[int, SavedEvent], object] = lambda *_: None,
+    go_on: Callable[[], bool] = lambda: True,
 ) -> Iterator[tuple[int, SavedEvent]]:
     """Give events by time, those of one time as they stand in the file; in bounded memory.
 
-    *each* is called with every event in the order of the file.
+    *each* is called with every event in the order of the file; *go_on* ends it by False.
     """
-    found = saved_events(folder, tell)
-    if _is_in_order(folder):
+    found = saved_events(folder, tell, go_on)
+    if _is_in_order(folder, go_on):
         for number, event in found:
             each(number, event)
             yield number, event
@@ -336,7 +349,7 @@ class _Snapshots:
                 what = f"checkpoint {one.snapshot_id} stands in line {before}, too"
                 run.problem(f"{CHECKPOINTS_FILE}: {what}", number)
                 continue
-            digest = hashlib.sha256(bytes(one.state)).hexdigest()
+            digest = state_digest(bytes(one.state))
             self._kept[one.snapshot_id] = _Kept(number, one.label, one.timestamp, digest)
         self._untold = set(self._kept)
 
@@ -352,7 +365,8 @@ class _Snapshots:
         elif kept is None:
             run.problem(f"checkpoint {which} is not in {CHECKPOINTS_FILE}", number)
         elif event.label is not None and kept.label != event.label:
-            run.problem(f"checkpoint {which} is called {kept.label!r} there", number)
+            what = f"it is called {kept.label!r} in line {kept.line} of {CHECKPOINTS_FILE}"
+            run.problem(f"checkpoint {which}: {what}", number)
         elif said is not None and said != kept.digest:
             what = f"its state in line {kept.line} of {CHECKPOINTS_FILE} is not what was recorded"
             run.problem(f"checkpoint {which}: {what}", number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
@@ -123,8 +124,12 @@ async def replay_files(
         ReplayError: There are no events there, or a line is larger than any event.
 
     """
-    play = partial(replay_folder, folder, on_row=on_row)
-    return await anyio.to_thread.run_sync(play, abandon_on_cancel=True)
+    left = threading.Event()
+    play = partial(replay_folder, folder, on_row=on_row, go_on=lambda: not left.is_set())
+    try:
+        return await anyio.to_thread.run_sync(play, abandon_on_cancel=True)
+    finally:
+        left.set()  # the thread of a cancelled replay ends soon
 
 
 def diverged(report: ReplayReport) -> ReplayDivergedError:

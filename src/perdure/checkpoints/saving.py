@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -29,12 +30,13 @@ from perdure.checkpoints.pair import (
 from perdure.checkpoints.playing import event_of
 from perdure.checkpoints.states import Keeping, read_bytes
 from perdure.codec.json import encode
+from perdure.codec.limits import MAX_VALUE_DEPTH, is_deeper
 from perdure.errors import ConfigError
 from perdure.model.checkpoints import Captured, Checkpoint, Given
 from perdure.model.events import SNAPSHOT_CREATED, KernelEvent
 from perdure.model.records import CHECKPOINT, EVENT, Entry
 
-__all__ = ["TakenPair", "save_pair", "take_pair"]
+__all__ = ["TakenPair", "check_pair", "save_pair", "take_pair"]
 
 PART: Final = 1024 * 1024
 """Bytes that go to the disk at a time."""
@@ -119,6 +121,32 @@ def _with_digest(event: KernelEvent, digests: dict[int, str]) -> KernelEvent:
     return msgspec.structs.replace(event, detail={**event.detail, **more})
 
 
+def check_pair(folder: Path, *, newest: int = -1) -> None:
+    """Look whether the checkpoints of a pair of files can be taken in; blocking.
+
+    Args:
+        folder: Where the files lie.
+        newest: The newest checkpoint that the session has; -1 for none.
+
+    Raises:
+        ConfigError: Their ids do not go up from there, or a state is too deep.
+        ReplayError: A file cannot be read.
+
+    """
+    for line, one in saved_snapshots(folder, lambda *_: None):
+        where = f"{folder / CHECKPOINTS_FILE}, line {line}: checkpoint {one.snapshot_id}"
+        if one.snapshot_id <= newest:
+            message = (
+                f"{where} comes after {newest}: ids must go up from 0, and be new to the session: "
+                "sort the lines, or take them into a new session"
+            )
+            raise ConfigError(message, checkpoint=one.snapshot_id)
+        if is_deeper(bytes(one.state), MAX_VALUE_DEPTH):
+            message = f"{where} nests deeper than {MAX_VALUE_DEPTH} levels: remove the line"
+            raise ConfigError(message, checkpoint=one.snapshot_id)
+        newest = one.snapshot_id
+
+
 class TakenPair(msgspec.Struct, frozen=True):
     """What was read from a pair of files."""
 
@@ -135,9 +163,14 @@ async def take_pair(journal: Journal, folder: Path) -> TakenPair:
     Everything is durable when this returns; events are saved some thousands at a time.
 
     Raises:
-        ConfigError: The checkpoints' ids do not go up, or the session has some already.
+        ConfigError: The checkpoints' ids do not go up, or the session has some already; nothing
+            was appended.
+        TooLargeError: An event is larger than any record; the events before it may be there.
 
     """
+    chain = await journal.chain()
+    newest = chain.newest_id if chain.links else -1
+    await anyio.to_thread.run_sync(partial(check_pair, folder, newest=newest))
     return await _Taking(journal, folder).run()
 
 
@@ -162,8 +195,8 @@ class _Taking:
             for event in some:
                 await self._take(event, chain)
             await self._journal.save()
-        while await self._peek() is not None:
-            await self._make(chain, None)
+        while (ahead := await self._peek()) is not None:
+            await self._make(chain, _told_of(ahead))
         await self._journal.save()
         return TakenPair(self._events, self._made, tuple(self._findings))
 
@@ -173,7 +206,7 @@ class _Taking:
         while isinstance(which, int) and (ahead := await self._peek()) is not None:
             if ahead.snapshot_id > which:
                 break
-            await self._make(chain, event if ahead.snapshot_id == which else None)
+            await self._make(chain, event if ahead.snapshot_id == which else _told_of(ahead))
             if ahead.snapshot_id == which:
                 return
         self._journal.accept((self._entry(event, 1),))
@@ -184,18 +217,11 @@ class _Taking:
             self._ahead = None if found is None else found[1]
         return self._ahead
 
-    async def _make(self, chain: Chain, event: KernelEvent | None) -> None:
+    async def _make(self, chain: Chain, event: KernelEvent) -> None:
         """Append the next checkpoint, in one group with the event that tells of it."""
         saved, self._ahead, journal = self._ahead, None, self._journal
         assert saved is not None
-        if saved.snapshot_id <= chain.newest_id:
-            message = (
-                f"checkpoint {saved.snapshot_id} comes after {chain.newest_id} in {self._folder}: "
-                "their ids must go up, and be new to the session"
-            )
-            raise ConfigError(message, checkpoint=saved.snapshot_id)
-        state = canonical(saved.state)
-        given = await self._keeping.keep(state, None, None)
+        given = await self._keeping.keep(canonical(saved.state), None, None)
         checkpoint: Checkpoint = sealed(
             Checkpoint(
                 id=saved.snapshot_id,
@@ -207,8 +233,8 @@ class _Taking:
                 hash="",
             )
         )
-        entry = Entry(CHECKPOINT, encode(checkpoint), end=event is None)
-        journal.accept((entry,) if event is None else (entry, self._entry(event, 2)))
+        made = Entry(CHECKPOINT, encode(checkpoint), end=False)
+        journal.accept((made, self._entry(event, 2)))
         self._made += 1
 
     def _entry(self, event: KernelEvent, later: int) -> Entry:
@@ -222,6 +248,14 @@ class _Taking:
             detail=told,
         )
         return Entry(EVENT, encode(placed))
+
+
+def _told_of(saved: SavedSnapshot) -> KernelEvent:
+    """Return an event for a checkpoint that came without one: each of a session's has its own."""
+    detail = {"snapshot": saved.snapshot_id}
+    return KernelEvent(
+        token_id=0, timestamp=0, kind=SNAPSHOT_CREATED, label=saved.label, detail=detail
+    )
 
 
 def _some(events: Iterator[tuple[int, KernelEvent]]) -> list[KernelEvent]:

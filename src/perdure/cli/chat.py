@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import msgspec
 
 import perdure
 from perdure.agent import AgentConfig, AgentFactory
@@ -29,6 +30,7 @@ def chat(
     base_url: str | None = None,
     mcp: Sequence[str] = (),
     instructions: str = "",
+    ask: bool = False,
     where: Stored = Stored(),  # noqa: B008  # frozen
 ) -> int:
     """Talk to an agent that remembers: quit, kill it, come back, and it goes on.
@@ -37,6 +39,9 @@ def chat(
     /quit or the end of the input leaves. Ctrl-C interrupts an answer, and leaves when there is
     none. An answer is durable when the next prompt appears. With --json each turn is one line.
 
+    What was not answered before it stopped is told first: /resume goes on with it, /dismiss gives
+    up on it. Whoever is asked something, such as whether a tool may run, answers with a letter.
+
     Args:
         id: Which conversation.
         model: openai:NAME, openai-responses:NAME or anthropic:NAME. The key comes from
@@ -44,9 +49,12 @@ def chat(
         base_url: Where the model is, if not at its provider: any server that speaks the same API.
         mcp: The command or URL of an MCP server whose tools it may call; may be given again.
         instructions: What the model is told first.
+        ask: Ask before each tool runs: y, n, or a for always.
 
     """
-    anyio.run(_chat, id, config(model, base_url, mcp, instructions), where)
+    made = config(model, base_url, mcp, instructions)
+    made = msgspec.structs.replace(made, approve="ask" if ask else None)
+    anyio.run(_chat, id, made, where)
     return 0
 
 

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 import perdure
 from perdure._lib.files import Folder
 from perdure.checkpoints.pair import has_pair
+from perdure.checkpoints.saving import check_pair
 from perdure.cli.options import Named
 from perdure.cli.output import print_json, say, size, write
 from perdure.cli.reach import existing, is_there, managed, no_session
@@ -139,13 +140,14 @@ def import_(
 ) -> int:
     """Import a session from a file or a folder that was exported, or that others have written.
 
-    All of it is there afterwards, or nothing. What was not as it should be is said: older
+    All of it is there afterwards, or nothing; only events.jsonl is taken in by parts, so after a
+    kill, remove the session and import again. What was not as it should be is said: older
     formats are migrated, wrong counts mended, damaged files left out and kept in quarantine/.
 
     Args:
         path: A file with one JSON value, a bundle, or a folder with session.json, memory.json,
-            plugins/*.json, raw_traces.jsonl and what lies beside it.
-        id: The agent's id. Default: the one that it had.
+            plugins/*.json, raw_traces.jsonl and what lies beside it, or with events.jsonl.
+        id: The agent's id. Default: the one that it had; events alone have none.
 
     """
     return anyio.run(partial(_import, path, id=id, where=where))
@@ -158,18 +160,24 @@ async def _import(path: Path, *, id: str | None, where: Named) -> int:
     if await is_bundle(path):
         return await _import_bundle(path, id=id, where=where)
     read, beside = await _read(path)
+    pair = await anyio.to_thread.run_sync(has_pair, path)
+    if pair and read == Read(None):
+        read = Read(FullAgentState(agent_id=_named(id, path)))
     if read.state is None:
         message = (
-            f"there is nothing to import in {path}: name a file, or a folder with session.json "
-            "or raw_traces.jsonl"
+            f"there is nothing to import in {path}: name a file, or a folder with session.json, "
+            "raw_traces.jsonl or events.jsonl"
         )
         raise SessionNotFoundError(message, path=str(path))
     store, left_out = perdure.store_for(where.store), list[Finding]()
+    pair = pair and log_in(read.state) is None
+    if pair:  # refused before anything is written
+        await anyio.to_thread.run_sync(check_pair, path)
     async with managed(store) as sessions:
         done = await import_with(
             sessions, read.state, beside, id=id, session=where.session, tenant=where.tenant
         )
-        if log_in(read.state) is None and await anyio.to_thread.run_sync(has_pair, path):
+        if pair:
             async with sessions.open(
                 done.key.agent, session=where.session, tenant=where.tenant
             ) as mine:
@@ -184,6 +192,12 @@ async def _import(path: Path, *, id: str | None, where: Named) -> int:
             say(f"{finding.what}: {finding.where}: {finding.detail}")
         say(f"{done.key}: imported as {done.version} records into {store.location}")
     return 0
+
+
+def _named(id: str | None, path: Path) -> str:
+    if id is None:
+        raise ConfigError(f"{path} has events and no agent's id: give --id", path=str(path))
+    return id
 
 
 async def _import_bundle(path: Path, *, id: str | None, where: Named) -> int:

@@ -88,3 +88,5 @@ def _print(done: Migration, target: str) -> None:
         f"{done.copied} of {done.sessions} sessions copied to {target} and verified, "
         f"{done.there} were there already: {done.records} records, {size(done.bytes)}"
     )
+    if done.posted:
+        say(f"{done.posted} posts passed on: they wait in {target}")

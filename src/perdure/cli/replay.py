@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from perdure._lib.new_file import NewFile
-from perdure.checkpoints.page import page
+from perdure.checkpoints.page import page, shown
 from perdure.checkpoints.playing import replay_files
 from perdure.checkpoints.replay import ReplayReport, Row
 from perdure.cli.options import Named
@@ -149,7 +149,8 @@ class _Json:
 
     def publish(self, report: ReplayReport) -> None:
         begun = self._before if self._before != b",\n" else b""
-        end = b'\n],"summary":' + msgspec.json.encode(report) + b"}\n"
+        summary = {**msgspec.to_builtins(report), "ok": report.ok}
+        end = b'\n],"summary":' + msgspec.json.encode(summary) + b"}\n"
         self._file.add(begun + end)
         self._file.publish()
 
@@ -167,7 +168,7 @@ class _Page:
 
     def row(self, row: Row) -> None:
         if len(self._rows) < SHOWN:
-            self._rows.append(row)
+            self._rows.append(shown(row))
         else:
             self._more += 1
 

@@ -14,7 +14,8 @@ from cyclopts import Parameter
 from perdure.cli.options import Named, Stored
 from perdure.cli.output import ago, clip, print_json, print_table, say, size
 from perdure.cli.reach import existing, holder_of, managed, no_session, opened
-from perdure.model.keys import SessionKey, require_filters
+from perdure.errors import ConfigError
+from perdure.model.keys import DEFAULT_SESSION, SessionKey, require_filters
 from perdure.model.manifest import Manifest
 from perdure.model.messages import Message
 from perdure.model.records import Record
@@ -38,52 +39,93 @@ MESSAGES = 20
 
 
 def ls(
-    prefix: Annotated[str, Parameter(name="PREFIX")] = "",
-    /,
+    prefix: str = "",
     *,
+    owner: str | None = None,
+    tag: str | None = None,
     tenant: str = "",
+    after: str | None = None,
+    after_session: str = DEFAULT_SESSION,
     limit: int = 1000,
+    waiting: bool = False,
     where: Stored = Stored(),  # noqa: B008  # frozen
 ) -> int:
-    """List the sessions of a store.
+    """List the sessions of a store, in the order of their ids.
 
-    The counts are those of a session's last fold; `show` reads the log as well.
+    The counts are those of a session's last fold, and so are owners and tags; `show` reads the
+    log as well.
 
     Args:
         prefix: Only agents whose id begins with this.
+        owner: Only sessions of this owner.
+        tag: Only sessions with this tag.
         tenant: Whose sessions, where customers share a store.
+        after: Begin behind this agent's session: the last one of the page before.
+        after_session: Which of its sessions that was.
         limit: How many to list at most.
+        waiting: List those for which a post waits instead, opened or not yet.
 
     """
-    anyio.run(_ls, prefix, tenant, limit, where)
+    filters = {"tenant": tenant, "owner": owner, "tag": tag, "prefix": prefix}
+    last = None if after is None else SessionKey(after, after_session, tenant)
+    anyio.run(_ls_waiting if waiting else _ls, filters, last, limit, where)
     return 0
 
 
-async def _ls(prefix: str, tenant: str, limit: int, where: Stored) -> None:
+async def _ls(filters: dict[str, Any], after: SessionKey | None, limit: int, where: Stored) -> None:
     async with opened(where.store) as store:
-        found = await _list(store, tenant, prefix, limit)
+        found = await _list(store, filters, after, limit)
         location = store.location
     if where.json:
         print_json({"location": location, "sessions": [_listed(info) for info in found]})
     elif not found:
-        say(f"no sessions in {location}")
+        say(f"no {'more ' * (after is not None)}sessions in {location}")
     else:
         now = time.time()
         columns = ("agent", "session", "turns", "records", "active", "title")
         print_table(columns, (_row(info, now) for info in found), right="turns records")
 
 
-async def _list(store: Store, tenant: str, prefix: str, limit: int) -> list[SessionInfo]:
+async def _list(
+    store: Store, filters: dict[str, Any], after: SessionKey | None, limit: int
+) -> list[SessionInfo]:
     found: list[SessionInfo] = []
-    require_filters(tenant=tenant, prefix=prefix)
+    require_filters(**filters)
     while len(found) < limit:
-        after = found[-1].key if found else None
+        last = found[-1].key if found else after
         count = min(PAGE, limit - len(found))
-        page = await store.sessions(tenant=tenant, prefix=prefix, after=after, limit=count)
+        page = await store.sessions(**filters, after=last, limit=count)
         found += page
         if len(page) < count:
             break
     return found
+
+
+async def _ls_waiting(
+    filters: dict[str, Any], after: SessionKey | None, limit: int, where: Stored
+) -> None:
+    require_filters(**filters)
+    if filters["owner"] is not None or filters["tag"] is not None:
+        message = "--waiting goes without --owner and --tag: what nobody has opened has neither"
+        raise ConfigError(message, option="waiting")
+    async with opened(where.store) as store:
+        found = [key for key in await store.waiting() if _fits(key, filters, after)]
+        there = [await store.head(key) > 0 for key in found[: max(limit, 0)]]
+        location = store.location
+    pairs = list(zip(found, there, strict=False))
+    if where.json:
+        waiting = [{**msgspec.structs.asdict(key), "exists": exists} for key, exists in pairs]
+        print_json({"location": location, "waiting": waiting})
+    elif not pairs:
+        say(f"nothing waits for any session in {location}")
+    else:
+        rows = ((key.agent, key.session, "yes" if exists else "no") for key, exists in pairs)
+        print_table(("agent", "session", "opened before"), rows)
+
+
+def _fits(key: SessionKey, filters: dict[str, Any], after: SessionKey | None) -> bool:
+    behind = after is None or key > after
+    return behind and key.tenant == filters["tenant"] and key.agent.startswith(filters["prefix"])
 
 
 def _row(info: SessionInfo, now: float) -> tuple[str, ...]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Any, final
+from collections.abc import AsyncIterable
+from typing import final
 
 import anyio
-import msgspec
 
 from perdure.agent import Agent, AgentEvent
 from perdure.agent.events import (
+    ApprovalRequested,
+    EffectUnknown,
     Segment,
     ToolFinished,
     ToolStarted,
@@ -19,11 +21,13 @@ from perdure.agent.events import (
     TurnInterrupted,
 )
 from perdure.cli.lines import InputLines
+from perdure.cli.matters import HINT, Questions, as_json, as_text, shown_arguments
 from perdure.cli.output import clip, print_line, printable, say, write
 
 __all__ = ["Talk"]
 
 LEAVE = frozenset({"/quit", "/exit", "/q"})
+RESUME, DISMISS = "/resume", "/dismiss"
 WIDTH = 100
 
 
@@ -41,17 +45,46 @@ class Talk:
         self._agent = agent
         self._json = json
         self._pressed = False
+        self._questions: Questions | None = None
         self.was_ended: bool = False
         """Whether Ctrl-C has ended it."""
 
     async def run(self, lines: InputLines) -> None:
         """Answer lines until their end, ``/quit``, or Ctrl-C outside of a turn."""
+        questions = self._questions = Questions(self._agent, lines, json=self._json)
         async with anyio.create_task_group() as group:
             group.start_soon(self._watch, group.cancel_scope)
-            while (text := await self._next(lines)) is not None:
+            self._tell_what_is_open()
+            while not questions.is_over and (text := await self._next(lines)) is not None:
                 self._pressed = False
-                await self._turn(text)
+                await self._said(text, questions)
             group.cancel_scope.cancel()
+        if questions.is_over:  # the turn waits for an answer that does not come now
+            await self._agent.stop(finish=False)
+
+    def _tell_what_is_open(self) -> None:
+        if self._json:
+            for value in as_json(self._agent):
+                print_line(value)
+            return
+        lines = list(as_text(self._agent))
+        for line in lines:
+            say(line)
+        if lines:
+            say(f"({HINT})")
+
+    async def _said(self, text: str, questions: Questions) -> None:
+        """Do what a line says: a command, or else a message."""
+        if text == DISMISS:
+            await self._agent.dismiss()
+        elif text == RESUME:
+            agent = self._agent
+            for stream in await agent.runtime.resume(agent.unfinished):
+                await self._turn(stream, questions)
+            for effect in agent.unknown_effects:
+                await questions.effect(effect)
+        else:
+            await self._turn(self._agent.stream(text), questions)
 
     async def _watch(self, scope: anyio.CancelScope) -> None:
         """Let the first Ctrl-C interrupt the turn, and the next one end it all."""
@@ -64,6 +97,8 @@ class Talk:
                         scope.cancel()
                         return
                     self._pressed = True
+                    if self._questions is not None:
+                        self._questions.withdraw()
         except NotImplementedError:  # Windows' loop: Ctrl-C ends at once, and the turn is kept
             return
 
@@ -78,10 +113,16 @@ class Talk:
             if line.strip():
                 return line.strip()
 
-    async def _turn(self, text: str) -> None:
+    async def _turn(self, events: AsyncIterable[AgentEvent], questions: Questions) -> None:
         tell = self._as_line if self._json else self._as_text
-        async for event in self._agent.stream(text):
+        async for event in events:
             tell(event)
+            if isinstance(event, ApprovalRequested):
+                await questions.approval(event.call)
+            elif isinstance(event, EffectUnknown):
+                await questions.effect(event.effect)
+            if questions.is_over:
+                return
 
     def _as_line(self, event: AgentEvent) -> None:
         if isinstance(event, TurnEnded):
@@ -96,7 +137,7 @@ class Talk:
             case Segment(text=text):
                 write(printable(text))
             case ToolStarted(call=call):
-                say(f"[{call.name}] {clip(_json(call.arguments), WIDTH)}")
+                say(f"[{call.name}] {shown_arguments(call)}")
             case ToolFinished(call=call, result=result) if result.error is not None:
                 say(f"[{call.name}] failed: {clip(result.error, WIDTH)}")
             case TurnEnded():
@@ -107,7 +148,3 @@ class Talk:
                 say(f"\n(no answer: {error})")
             case _:
                 pass
-
-
-def _json(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()

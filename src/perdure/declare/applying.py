@@ -171,5 +171,7 @@ async def _apply(
     )
     async with opening as session:
         await SessionPlace(session).change(
-            lambda saved: begun(saved, keys, is_new=False, initial=make, keep=keep)
+            lambda saved: begun(
+                saved, keys, is_new=False, initial=make, session=saved.session, keep=keep
+            )
         )

@@ -41,6 +41,10 @@ class Part(NamedTuple):
     """Whether they are begun for a new session; None to tell by the session's id."""
     keeps: Collection[str] = ()
     """Keys whose values lie there as well, and are others' to show."""
+    session: str | None = None
+    """The session whose values they are; None where several share them."""
+    is_branch: bool = False
+    """Whether another session's values may have come along: they are begun anew."""
 
 
 @final
@@ -139,21 +143,18 @@ class PersistentConfig:
         self._keys, self._values, self._parts = keys, values, parts
 
     def _begun(self, part: Part, make: Initial, saved: Saved) -> Saved:
-        is_new = part.is_new
-        if is_new is None:
-            is_new = self._session is None or saved.session != self._session
+        session = self._session if part.is_new is None else part.session or saved.session
+        is_new = part.is_new or (part.is_branch and saved.session not in {None, session})
+        if part.is_new is None:
+            is_new = session is None or saved.session != session
         return begun(
             saved,
             part.keys,
             is_new=is_new,
-            initial=partial(self._init_value, make),
-            session=self._session,
+            initial=make,
+            session=session,
             keep=lambda name: not self._strict or name in part.keeps,
         )
-
-    @staticmethod
-    def _init_value(make: Initial, key: ConfigKey) -> Any:
-        return make(key)
 
     # reading
 

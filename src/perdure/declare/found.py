@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from perdure.declare.reading import MAX_BYTES, read
+from perdure.declare.reading import MAX_BYTES, read, read_top
 from perdure.declare.schema import Declaration, declaration_of, name_of
 from perdure.errors import ConfigError
 
@@ -68,7 +68,7 @@ def _declared(file: Path, data: bytes) -> Declared:
     declaration = declaration_of(read(data, str(file)), str(file))
     beside = file.with_name(AGENT_FILE)
     about = _bytes(beside)
-    name = None if about is None else name_of(read(about, str(beside)), str(beside))
+    name = None if about is None else name_of(read_top(about, str(beside)), str(beside))
     return Declared(declaration, file, name)
 
 

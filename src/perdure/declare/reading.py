@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, final
 
 from perdure.declare.nodes import Node, Problems
 from perdure.errors import MissingExtraError
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "read"]
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "read", "read_top"]
 
 MAX_BYTES: Final = 256 * 1024
 """The largest file."""
@@ -49,6 +49,18 @@ def read(data: bytes, source: str) -> Node:
         MissingExtraError: PyYAML is not installed.
 
     """
+    return _read(data, source, lambda tree: tree.root())
+
+
+def read_top(data: bytes, source: str) -> Node:
+    """Return what stands at the top of somebody else's file; what is nested there is skipped.
+
+    Errors as `read`, for what is no YAML at all: anchors, tags and the rest are theirs to use.
+    """
+    return _read(data, source, lambda tree: tree.top())
+
+
+def _read(data: bytes, source: str, act: Callable[[_Tree], Node]) -> Node:
     problems = Problems(source)
     if len(data) > MAX_BYTES:
         said = f"{len(data)} bytes, the limit is {MAX_BYTES}: declare less"
@@ -58,7 +70,7 @@ def read(data: bytes, source: str) -> Node:
     yaml = _yaml()
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return _Tree(yaml, yaml.parse(text, Loader=loader), problems).root()
+        return act(_Tree(yaml, yaml.parse(text, Loader=loader), problems))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = error.problem or error.context or "it cannot be read"
@@ -141,6 +153,35 @@ class _Tree:
             return Node((), root.line, root.column, is_mapping=True)
         return root
 
+    def top(self) -> Node:
+        """Return the first document's own keys and values, the text and the numbers."""
+        yaml = self._yaml
+        next(self._events)
+        if isinstance(next(self._events), yaml.StreamEndEvent):
+            return Node((), 1, 1, is_mapping=True)
+        begin = next(self._events)
+        if not isinstance(begin, yaml.MappingStartEvent):
+            return self._skimmed(begin)
+        nodes: list[Node] = []
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            nodes.append(self._skimmed(event))
+        pairs = tuple(zip(nodes[::2], nodes[1::2], strict=True))
+        return Node(pairs, begin.start_mark.line + 1, 1, is_mapping=True)
+
+    def _skimmed(self, event: Any) -> Node:
+        """Return a value if it is a scalar, else an empty list for whatever is in its place."""
+        yaml = self._yaml
+        if isinstance(event, yaml.ScalarEvent):
+            text = event.value
+            is_text = event.style or not (text in _NULL or text in _BOOL or _FLOAT.fullmatch(text))
+            return self._placed(event, text if is_text else None)
+        depth = int(isinstance(event, yaml.CollectionStartEvent))
+        while depth:
+            inner = next(self._events)
+            depth += isinstance(inner, yaml.CollectionStartEvent)
+            depth -= isinstance(inner, yaml.CollectionEndEvent)
+        return self._placed(event, ())
+
     def _refuse(self, event: Any, message: str) -> None:
         self._problems.add(_at(event.start_mark), message)
         self._problems.raise_if_any()
@@ -180,7 +221,9 @@ class _Tree:
 
     def _key(self, event: Any, key: Node) -> Node:
         if not isinstance(key.value, str):
-            self._refuse(event, "a key has to be text: put it into quotes")
+            braces = key.is_mapping or isinstance(key.value, tuple)
+            said = "put text with {{ … }} into quotes" if braces else "put it into quotes"
+            self._refuse(event, f"a key has to be text: {said}")
         if key.value == "<<" and not event.style:
             self._refuse(event, "the merge key << is not allowed: write the keys out")
         return key

@@ -198,12 +198,13 @@ def name_of(root: Node, source: str) -> str | None:
     """
     problems = Problems(source)
     if not root.is_mapping:
-        problems.add(root, f"the file is {kind_of(root)}: give a mapping with a name")
+        problems.add(root, "the file is no mapping: give one with a name")
         problems.raise_if_any()
     for key, value in root.pairs:
         if key.value == "name":
             if isinstance(value.value, str) and value.value.strip():
                 return value.value.strip()
-            problems.add(value, f"name is {kind_of(value)}: give text", ConfigError)
+            found = "not text" if value.value is None else kind_of(value)
+            problems.add(value, f"name is {found}: give text", ConfigError)
             problems.raise_if_any()
     return None

@@ -42,6 +42,7 @@ PRESETS: Final[Mapping[str, Autosave | None]] = {
 }
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 _PASSWORD: Final = re.compile(r"^[^/?#]*://[^/?#@]*:[^/?#@]+@")
+_SECRET: Final = re.compile(r"[?&](password|passwd|sslpassword)=[^&]")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _AUTOSAVE: Final = {
     "debounce": float,
@@ -126,7 +127,7 @@ def store_in(node: Node, problems: Problems) -> StorePlace | None:
         said = f"store is {kind_of(node)}: give a path or a URL, such as file:./sessions"
         problems.add(node, said)
         return None
-    if _PASSWORD.match(node.value):
+    if _PASSWORD.match(node.value) or _SECRET.search(node.value):
         problems.add(node, "store holds a password: write url_env: NAME, and set that variable")
         return None
     return StorePlace(url=node.value)

@@ -44,14 +44,15 @@ def url_of(declared: Declared, environment: Mapping[str, str]) -> str | None:
 def anchored(url: str, folder: Path) -> str:
     """Return a URL whose path, if it is relative, begins at a folder.
 
-    >>> anchored("file:./data", Path("/agents/gus")), anchored("redis://h", Path("/x"))
-    ('file:/agents/gus/data', 'redis://h')
+    >>> anchored("./data", Path("/agents/gus")), anchored("redis://h", Path("/x"))
+    ('/agents/gus/data', 'redis://h')
     """
     if url.lower().startswith(_ENCRYPTED):
         return url[: len(_ENCRYPTED)] + anchored(url[len(_ENCRYPTED) :], folder)
     scheme, colon, rest = url.partition(":")
     if not colon or len(scheme) == 1:
-        return _from(folder, url)
+        path = _from(folder, url)
+        return f"file:{path}" if ":" in path else path  # where the folder's own name has a colon
     if scheme.lower() == "file" and not rest.startswith("//"):
         return f"{scheme}:{_from(folder, rest)}"
     if scheme.lower() == "sqlite" and rest.startswith("///"):

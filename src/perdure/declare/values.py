@@ -43,7 +43,7 @@ class Saved(msgspec.Struct, frozen=True, omit_defaults=True):
     orphans: dict[str, msgspec.Raw] = {}
     """Values of keys that are declared no more: kept, and not shown."""
     session: str | None = None
-    """The session that they were last begun for, where a folder holds them."""
+    """The session that they were last begun for."""
 
     def value(self, key: str) -> Any:
         """Return a copy of a value, None where there is none."""

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from perdure.model.messages import Message
+from perdure.model.messages import MADE_UP, Message
 
 __all__ = ["Block", "Frontier", "blocks_of"]
 
@@ -39,28 +39,37 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
         """Whether nothing is missing in it."""
         # The results that a continuation answers to are traces of the block before.
         traces = len(self.messages) + (self.opener == "tool_continuation")
-        return traces > 1 and not self.open_calls() and not self.orphans()
+        waiting, made_up, orphans = self._paired()
+        return traces > 1 and waiting <= made_up and not orphans
 
     def open_calls(self) -> frozenset[str]:
-        """Return the ids of the calls without a result in this block."""
+        """Return the ids of the calls without a result in this block, but for one made up.
+
+        The real one may stand in a later block: the turn was killed, and went on.
+        """
         return self._paired()[0]
 
     def orphans(self) -> frozenset[str]:
         """Return the call ids of the results without a call in this block."""
-        return self._paired()[1]
+        return self._paired()[2]
 
-    def _paired(self) -> tuple[frozenset[str], frozenset[str]]:
+    def _paired(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """Return the ids of calls that wait, of results made up, and of results without a call."""
         waiting: list[str] = []
+        made_up: set[str] = set()
         orphans: set[str] = set()
         for message in self.messages:
             waiting.extend(call.id for call in message.tool_calls)
-            if message.tool_result is not None:
-                call_id = message.tool_result.call_id
-                if call_id in waiting:
-                    waiting.remove(call_id)
-                else:
-                    orphans.add(call_id)
-        return frozenset(waiting), frozenset(orphans)
+            if message.tool_result is None:
+                continue
+            call_id = message.tool_result.call_id
+            if MADE_UP in message.extra:
+                made_up.add(call_id)
+            elif call_id in waiting:
+                waiting.remove(call_id)
+            else:
+                orphans.add(call_id)
+        return frozenset(waiting), frozenset(made_up), frozenset(orphans)
 
 
 def blocks_of(

@@ -41,7 +41,8 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """When to compact, and what stays raw.
 
     Args:
-        max_bytes: Compact once the working context's JSON is larger than this.
+        max_bytes: Compact once the working context's JSON is larger than this, or than three
+            quarters of what the session keeps of it (`Limits.context_bytes`).
         max_tokens: The same, for tokens, as counted and as the model reports them; None for
             no such limit.
         count_tokens: Returns how many tokens a message takes.
@@ -82,6 +83,14 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
         if size > self.max_bytes:
             return True
         return self.max_tokens is not None and tokens is not None and tokens > self.max_tokens
+
+    def within(self, context_bytes: int) -> CompactionPolicy:
+        """Return the policy for a session that cuts its context at so many bytes.
+
+        It leaves a quarter of them for what an answer may add before the next compaction.
+        """
+        most = max(context_bytes * 3 // 4, 1)
+        return self if self.max_bytes <= most else msgspec.structs.replace(self, max_bytes=most)
 
     def share_of(self, message: Message, size: int) -> float:
         """Return how much of the budget a message of so many bytes takes: 1.0 is all of it."""

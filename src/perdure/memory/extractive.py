@@ -48,7 +48,7 @@ _CATEGORIES: Final = {
     ),
     "durable_fact": _words(r"my \w+", "i am", "i'm", "i live", "i work", "i need", "remember"),
     "important_artifact": re.compile(
-        r"https?://\S+|(?<![\w/])(?:~|\.{1,2})?/[\w.-]+/[\w./-]+|\b\w[\w-]*\.(?:py|md|json|ya?ml|toml|csv|pdf|txt|sql|ipynb)\b"
+        r"https?://\S+|(?<![\w/])(?:~|\.{1,2})?/[\w.-]+/[\w./-]+|(?<![\w-])\w[\w-]*\.(?:py|md|json|ya?ml|toml|csv|pdf|txt|sql|ipynb)\b"
     ),
 }
 """How a sentence of each category is known, the weightiest first."""

@@ -19,6 +19,7 @@ from perdure.model.records import ADMITTED, APPROVAL, EFFECT, Entry, Record
 __all__ = [
     "LEDGER",
     "LEDGER_KINDS",
+    "MOST",
     "OVER",
     "Admitted",
     "Approval",
@@ -35,7 +36,7 @@ LEDGER_KINDS: Final = frozenset({ADMITTED, APPROVAL, EFFECT})
 OVER: Final = "over"
 """The state of an entry that has come to its end."""
 MOST: Final = 1000
-"""How many entries of a kind are kept; the oldest go first."""
+"""How many entries of a kind are kept; the oldest go first. So many messages are not admitted."""
 
 Policy = Literal["replay", "skip", "ask"]
 """What to do about a tool's effect that a crash has left unknown: call the tool again with the same
@@ -79,6 +80,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided: call again, leave it, or that it was done."""
     result: msgspec.Raw = msgspec.Raw(b"null")
     """With "done": what came of it."""
+    told: bool = False
+    """Whether the model was told that nobody knows: its turn does not wait for the outcome."""
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +135,11 @@ class Ledger:
             entries[name] = change
             if len(entries) > MOST:
                 del entries[next(iter(entries))]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more message would drop the oldest."""
+        return len(self._document.messages) >= MOST
 
     def messages(self) -> tuple[Admitted, ...]:
         """Return the messages that are not answered."""

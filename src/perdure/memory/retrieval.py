@@ -7,13 +7,14 @@ how well the words fit, how salient a memory is, and how new.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import sqrt
 from typing import Literal, final
 
 import anyio.to_thread
 import msgspec
 
+from perdure.errors import ConfigError
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.facts import key_of
 from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, items_of
@@ -128,6 +129,22 @@ class Retriever:
         self._weights = weights or Weights()
         self._vectors: dict[str, Sequence[float]] = {}
 
+    def using(
+        self,
+        *,
+        rank: Rank | None = None,
+        embed: Embed | None = None,
+        weights: Weights | None = None,
+    ) -> Retriever:
+        """Return a retriever of the same memories that ranks otherwise; what is left out stays."""
+        return Retriever(
+            self._read,
+            rank=rank or self._rank,
+            embed=embed or self._embed,
+            weights=weights or self._weights,
+            trim=self._trim,
+        )
+
     async def retrieve(self, max_episodic: int, max_semantic: int) -> MemoryBundle:
         """Return what a working context is rebuilt with.
 
@@ -160,6 +177,10 @@ class Retriever:
             limit: How many at most.
             kind: Only episodes, or only facts.
 
+        Raises:
+            ConfigError: ``embed`` returns too few vectors, or of different lengths; this Python's
+                SQLite has no full-text search, and no ``rank`` is given.
+
         """
         items: list[Item] = []
         if kind != "semantic":
@@ -186,14 +207,31 @@ class Retriever:
         by_words = await anyio.to_thread.run_sync(self._rank, query, texts)
         if self._embed is None:
             return by_words
-        missing = [text for text in dict.fromkeys(texts) if text not in self._vectors]
-        wanted, *vectors = await self._embed([query, *missing])
-        self._vectors.update(zip(missing, vectors, strict=True))
-        self._vectors = {text: self._vectors[text] for text in texts}
+        known = {text: self._vectors[text] for text in texts if text in self._vectors}
+        missing = [text for text in dict.fromkeys(texts) if text not in known]
+        asked = [query, *missing]
+        wanted, *vectors = _checked(await self._embed(asked), asked, known)
+        known.update(zip(missing, vectors, strict=True))
+        self._vectors |= known  # another search may have added some meanwhile
         return [
-            max(words, cosine(wanted, self._vectors[text]))
+            max(words, cosine(wanted, known[text]))
             for words, text in zip(by_words, texts, strict=True)
         ]
+
+
+def _checked(
+    vectors: Sequence[Sequence[float]], texts: Sequence[str], known: Mapping[str, Sequence[float]]
+) -> Sequence[Sequence[float]]:
+    """Return vectors that fit their texts, and the vectors from before."""
+    sizes = {len(vector) for vector in (*vectors, *known.values())}
+    if len(vectors) != len(texts) or len(sizes) > 1:
+        message = (
+            f"embed: {len(vectors)} vectors of {sorted(sizes)} numbers for {len(texts)} texts do "
+            "not fit: return one vector for each text, all of the same length, and make a new "
+            "Retriever for another model"
+        )
+        raise ConfigError(message, option="embed")
+    return vectors
 
 
 def scored(items: Sequence[Item], matches: Sequence[float], weights: Weights) -> list[Found]:

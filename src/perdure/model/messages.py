@@ -22,6 +22,9 @@ __all__ = ["ROLES", "Message", "ToolCall", "ToolResult"]
 
 ROLES = ("system", "user", "assistant", "tool")
 
+MADE_UP = "perdure_repair"
+"""The field of a result that perdure made up; its value is a deterministic id."""
+
 CALL_FIELDS = frozenset({"id", "name", "arguments", "arguments_types"})
 """The stored names of a tool call's fields."""
 CALLS_FIELDS = frozenset({"tool_calls", "tool_call_id"})

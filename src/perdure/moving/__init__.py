@@ -7,8 +7,9 @@ the same bundle out of every store.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.moving.files import read_bundle as read_bundle
@@ -31,16 +32,5 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings
 
 
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        module = _HOME_OF.get(name)
-        if module is None:
-            raise AttributeError(f"module 'perdure.moving' has no attribute {name!r}")
-        value = getattr(importlib.import_module(module), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+if not TYPE_CHECKING:  # a checker would take any name for a public one
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF)

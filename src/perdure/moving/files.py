@@ -15,6 +15,7 @@ from perdure._lib.new_file import NewFile
 from perdure.errors import CorruptRecordError, SessionNotFoundError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
+from perdure.moving.beating import while_beating
 from perdure.moving.bundle import Folded, Head, Item, Reader, Writer
 from perdure.moving.landing import Landed, land
 from perdure.moving.taking import items
@@ -74,7 +75,8 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
 
     """
     was = await bundle_key(path)
-    return await land(store, key or was, _items(path, renamed=key not in {None, was}))
+    found = _items(path, renamed=key not in {None, was})
+    return await while_beating((store,), lambda: land(store, key or was, found))
 
 
 async def is_bundle(path: Path) -> bool:

@@ -10,20 +10,28 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import Final, final
 
 import anyio
 import msgspec
 
-from perdure.errors import ConfigError, LeaseHeldError, PerdureError, StoreError
+from perdure.errors import (
+    ConfigError,
+    LeaseHeldError,
+    NotStorableError,
+    PerdureError,
+    StoreError,
+)
 from perdure.lease.lease import obtain
 from perdure.lease.terms import Lease, OnHeld
 from perdure.model.keys import SessionKey, require_filters
+from perdure.moving.beating import while_beating
 from perdure.moving.bundle import Blob, End, Item, Writer
 from perdure.moving.landing import land
-from perdure.moving.taking import items
+from perdure.moving.taking import content, items
 from perdure.session.lineage import followed
-from perdure.store import Grant, Store
+from perdure.store import Grant, Posted, Store
 
 __all__ = ["Migration", "Progress", "migrate"]
 
@@ -31,6 +39,7 @@ AT_ONCE: Final = 8
 PAGE: Final = 500
 _ALL: Final = 1_000_000
 TRIES: Final = 3
+POSTS: Final = 100
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -54,6 +63,8 @@ class Migration(msgspec.Struct, kw_only=True):
     blobs: int = 0
     bytes: int = 0
     """Of records, documents and blobs that were copied."""
+    empty: int = 0
+    """Sessions in which nothing was ever said, opened or not: there is nothing to copy."""
     posted: int = 0
     """Items that waited in inboxes, and do so there now."""
     failed: dict[str, str] = {}
@@ -72,7 +83,8 @@ async def migrate(
     """Copy every session of an open store into another open store, and verify each.
 
     May be repeated, also after it was killed: whole sessions are passed over. A session that
-    differs from the source's is never replaced unless it is the beginning of the same one.
+    differs from the source's is never replaced unless it is the beginning of the same one. What
+    waits for sessions, also for those that nobody has opened yet, waits in the target afterwards.
 
     Args:
         source: Keeps everything.
@@ -83,11 +95,29 @@ async def migrate(
         progress: Called after each session.
 
     """
+    found = Migration()
+    mover = _Mover(source, target, found, on_held=on_held, wait=wait)
+    act = partial(_move_all, mover, source, tenants, progress)
+    await while_beating((source, target), act)
+    return found
+
+
+async def _move_all(
+    mover: _Mover,
+    source: Store,
+    tenants: Sequence[str] | None,
+    progress: Callable[[Progress], None] | None,
+) -> None:
     names = await source.tenants() if tenants is None else tenants
     keys = [key for tenant in names for key in await _keys(source, tenant)]
-    found = Migration(sessions=len(keys))
-    mover = _Mover(source, target, found, on_held=on_held, wait=wait)
-    done = 0
+    found, done = mover.found, 0
+    found.sessions = len(keys)
+    theirs = await source.waiting()
+    keys += [
+        key
+        for key in sorted({*theirs}.difference(keys))
+        if tenants is None or key.tenant in tenants
+    ]
 
     async def move(key: SessionKey, limiter: anyio.CapacityLimiter) -> None:
         nonlocal done
@@ -105,7 +135,6 @@ async def migrate(
         async with anyio.create_task_group() as group:
             for key in wave:
                 group.start_soon(move, key, limiter)
-    return found
 
 
 async def _keys(store: Store, tenant: str) -> list[SessionKey]:
@@ -145,24 +174,39 @@ class _Mover:
     ) -> None:
         self._source = source
         self._target = target
-        self._found = found
+        self.found = found
         self._on_held: OnHeld = on_held
         self._wait = wait
 
     async def move(self, key: SessionKey) -> None:
         async with self._lease(self._source, key) as grant:
-            for left in reversed(range(TRIES)):
-                if await self._is_there(key):
-                    self._found.there += 1
-                    break
-                try:
-                    await self._copy(key)
-                    break
-                except (LeaseHeldError, ConfigError):
-                    # Somebody was there first: a killed run may arrive at a server after its end.
-                    if not left:
-                        raise
+            if await self._is_empty(key):
+                self.found.empty += 1
+            else:
+                await self._bring(key)
             await self._post(key, grant)
+
+    async def _is_empty(self, key: SessionKey) -> bool:
+        """Say whether nothing was ever said in a session, perhaps since nobody has opened it."""
+        if (await self._source.read_documents(key, ())).manifest is not None:
+            return False
+        head = await self._source.head(key)
+        async with contextlib.aclosing(content(self._source, key, head)) as records:
+            return await anext(records, None) is None
+
+    async def _bring(self, key: SessionKey) -> None:
+        for left in reversed(range(TRIES)):
+            if await self._is_there(key):
+                self.found.there += 1
+                return
+            try:
+                await self._copy(key)
+            except (LeaseHeldError, ConfigError):
+                # Somebody was there first: a killed run may arrive at a server after its end.
+                if not left:
+                    raise
+            else:
+                return
 
     async def _copy(self, key: SessionKey) -> None:
         digest = _Digest()
@@ -173,10 +217,10 @@ class _Mover:
                 "written: somebody else writes there, or the store is not sound"
             )
             raise StoreError(message, key=str(key))
-        self._found.copied += 1
-        self._found.records += landed.records
-        self._found.blobs += landed.blobs
-        self._found.bytes += landed.bytes
+        self.found.copied += 1
+        self.found.records += landed.records
+        self.found.blobs += landed.blobs
+        self.found.bytes += landed.bytes
 
     async def _is_there(self, key: SessionKey) -> bool:
         """Say whether the target has all of a session; a beginning of it is removed."""
@@ -218,11 +262,42 @@ class _Mover:
                     raise StoreError(message, key=str(key))
 
     async def _post(self, key: SessionKey, grant: Grant) -> None:
-        """Pass on what waits in the inbox; who posts the same again posts nothing."""
-        while waiting := await self._source.take(key, grant.epoch):
+        """Pass on what waits in the inbox; who posts the same again posts nothing.
+
+        Raises:
+            NotStorableError: The target refuses an item; it waits on, and those behind it came.
+
+        """
+        refused: dict[str, NotStorableError] = {}
+        while True:
+            limit = len(refused) + POSTS
+            found = await self._source.take(key, grant.epoch, limit=limit)
+            waiting = [item for item in found if item.op_id not in refused]
+            if not waiting:
+                break
+            refused |= await self._passed_on(key, waiting)
+            done = [item.op_id for item in waiting if item.op_id not in refused]
+            await self._source.settle(key, grant.epoch, done)
+            self.found.posted += len(done)
+        if refused:
+            first = next(iter(refused.values()))
+            message = f"{len(refused)} of its posts cannot be stored there, and wait on: {first}"
+            raise NotStorableError(message, key=str(key), count=len(refused)) from first
+
+    async def _passed_on(
+        self, key: SessionKey, waiting: Sequence[Posted]
+    ) -> dict[str, NotStorableError]:
+        """Post items to the target; return why those were refused that were."""
+        try:
             await self._target.post(key, waiting)
-            await self._source.settle(key, grant.epoch, [item.op_id for item in waiting])
-            self._found.posted += len(waiting)
+        except NotStorableError as error:
+            if len(waiting) == 1:
+                return {waiting[0].op_id: error}
+        else:
+            return {}
+        middle = len(waiting) // 2
+        head = await self._passed_on(key, waiting[:middle])
+        return head | await self._passed_on(key, waiting[middle:])
 
     @contextlib.asynccontextmanager
     async def _lease(self, store: Store, key: SessionKey) -> AsyncGenerator[Grant, None]:

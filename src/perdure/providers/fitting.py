@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from perdure.codec.limits import MAX_VALUE_DEPTH, is_deeper
 from perdure.model.messages import ToolCall, ToolResult
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "clean",
     "function_name",
     "json_value",
+    "read_json",
     "result_text",
     "text_of",
 ]
@@ -58,7 +60,7 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     found: Any = call.arguments
     if isinstance(found, str):
         try:
-            found = msgspec.json.decode(found) if found.strip() else {}
+            found = read_json(found) if found.strip() else {}
         except msgspec.DecodeError:
             return {"invalid_json": found}
     else:
@@ -66,6 +68,19 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     if found is None:
         return {}
     return found if isinstance(found, dict) else {"value": found}
+
+
+def read_json(text: str) -> Any:
+    """Return what a text says as JSON; a model may write anything.
+
+    Raises:
+        msgspec.DecodeError: It is no JSON, or nested deeper than a session stores.
+
+    """
+    data = text.encode("utf-8", "surrogatepass")
+    if is_deeper(data, MAX_VALUE_DEPTH):
+        raise msgspec.DecodeError("nested too deep")
+    return msgspec.json.decode(data)
 
 
 def text_of(value: Any) -> str:

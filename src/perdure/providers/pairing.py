@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from perdure.model.messages import Message, ToolCall
+from perdure.model.messages import MADE_UP, Message, ToolCall
 from perdure.providers.joining import joined
 
 __all__ = [
@@ -33,8 +33,6 @@ INTERRUPTED: Final = (
     "interrupted: the process stopped before the result was there; "
     "the tool may or may not have done its work"
 )
-MARK: Final = "perdure_repair"
-"""The field of a message that perdure made up; its value is a deterministic id."""
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -81,12 +79,12 @@ def interrupted_result(call: ToolCall) -> Message:
     """Return the result of a call whose own result never came; the same for the same call."""
     result = Message.tool(call.id, name=call.name, error=INTERRUPTED)
     mark = msgspec.Raw(msgspec.json.encode(f"interrupted:{call.id}"))
-    return msgspec.structs.replace(result, extra={MARK: mark})
+    return msgspec.structs.replace(result, extra={MADE_UP: mark})
 
 
 def is_synthetic(message: Message) -> bool:
     """Say whether perdure made a result up, so that a real one may take its place."""
-    return MARK in message.extra
+    return MADE_UP in message.extra
 
 
 def paired(messages: Sequence[Message], policy: Dangling = "interrupted") -> Paired:

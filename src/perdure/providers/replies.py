@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from perdure.errors import FormatError
+from perdure.providers.fitting import read_json
 from perdure.providers.issued import Issuer
 
 __all__ = ["arguments", "as_dict", "issuer_of", "not_a_reply", "plain_text"]
@@ -57,7 +58,7 @@ def arguments(text: Any) -> Any:
     if not text.strip():
         return {}
     try:
-        found = msgspec.json.decode(text)
+        found = read_json(text)
     except msgspec.DecodeError:
         return text
     return text if isinstance(found, str) else found

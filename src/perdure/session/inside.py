@@ -14,6 +14,7 @@ from perdure.errors import SessionAlreadyActiveError
 from perdure.memory.documents import fold_items, fold_state
 from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
 from perdure.session.contributors import Attachment, Contributor, Contributors
+from perdure.session.lineage import followed
 
 if TYPE_CHECKING:
     from perdure._lib.affinity import Affinity
@@ -35,6 +36,7 @@ __all__ = [
     "grouped",
     "has_content",
     "home_of",
+    "is_branch",
     "ledger_of",
     "let_go",
     "lines_of",
@@ -92,6 +94,12 @@ def registry_of(session: Session | SessionView) -> Registry:
 def store_of(session: Session | SessionView) -> Store:
     """Return the store that the session lies in."""
     return session._contents._store
+
+
+async def is_branch(session: Session) -> bool:
+    """Say whether the session began as a fork or a copy of another one, which may go on, too."""
+    base = await followed(store_of(session)).base_of(session.key)
+    return base is not None and base.moved is None
 
 
 def working_context(session: Session) -> WorkingContext:

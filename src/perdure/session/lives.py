@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from perdure.errors import ConfigError
-from perdure.model.keys import DEFAULT_SESSION, SessionKey
+from perdure.model.keys import DEFAULT_SESSION, SessionKey, require_filters
 from perdure.session.choosing import Chosen, chosen
 from perdure.session.forgetting import ForgetReport, Forgetter
 from perdure.session.forking import Forked, Forker
@@ -186,11 +186,12 @@ class Lives(ABC):
             wait: Seconds to wait for another process.
 
         Raises:
-            ConfigError: Neither id, owner nor tag is given.
+            ConfigError: Neither id, owner nor tag is given, or one of them is no text.
             LeaseHeldError: Another process goes on holding one; then nothing was removed.
 
         """
         acts = self._acting()
+        require_filters(tenant=tenant, owner=owner, tag=tag)
         wanted = Chosen(id, session, tenant, owner, tag)
         if id is None and owner is None and tag is None:
             message = "forget: give an id, an owner or a tag, so that not everything is forgotten"

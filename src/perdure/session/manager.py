@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 import anyio
 
 from perdure._lib.display import card
+from perdure._lib.waiting import wait_through
 from perdure.autosave.core import INHERIT, Inherit
 from perdure.autosave.shutdown import ShutdownReport
 from perdure.codec.registry import Registry
@@ -323,7 +324,7 @@ class SessionManager(Restoring):
             raise wrong_loop("this manager", stray)
         closing = connected.closing
         closing.begin(deadline)
-        await _wait_through(closing.done)
+        await wait_through(closing.done)
         connected.signals.uninstall()
         with anyio.CancelScope(shield=True):
             await self._store.aclose()
@@ -331,16 +332,3 @@ class SessionManager(Restoring):
         if closing.report is None:
             raise StoreError("the shutdown itself failed; the log says how")
         return closing.report
-
-
-async def _wait_through(done: anyio.Event) -> None:
-    """Wait for an event that is sure to come, cancellation or not; then be cancelled."""
-    cancelled: BaseException | None = None
-    with anyio.CancelScope(shield=True):
-        while not done.is_set():
-            try:
-                await done.wait()
-            except anyio.get_cancelled_exc_class() as error:  # a native cancel passes a shield
-                cancelled = error
-    if cancelled is not None:
-        raise cancelled

@@ -111,6 +111,10 @@ class Through:
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
 
+    async def waiting(self) -> list[SessionKey]:
+        """See the port."""
+        return await self.inner.waiting()
+
     async def tenants(self) -> list[str]:
         """See the port."""
         return await self.inner.tenants()

@@ -6,8 +6,9 @@ place of your own that has conditional writes.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.interchange.storage import StateStorage as StateStorage
@@ -43,14 +44,5 @@ _HOME_OF = {
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings
 
 
-def __getattr__(name: str) -> Any:
-    module = _HOME_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module 'perdure.stores' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+if not TYPE_CHECKING:  # a checker would take any name for a public one
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF)

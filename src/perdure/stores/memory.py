@@ -329,6 +329,11 @@ class MemoryStore:
         for op_id in op_ids:
             inbox.pop(op_id, None)
 
+    async def waiting(self) -> list[SessionKey]:
+        """List the sessions for which something waits; see the port."""
+        await anyio.lowlevel.checkpoint()
+        return sorted(key for key, inbox in self._backing.inboxes.items() if inbox)
+
     # directory
 
     async def sessions(

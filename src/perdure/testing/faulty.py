@@ -295,6 +295,10 @@ class FaultyStore:
             ),
         )
 
+    async def waiting(self) -> list[SessionKey]:
+        """See the port."""
+        return await self._call("waiting", self._store.waiting)
+
     async def tenants(self) -> list[str]:
         """See the port."""
         return await self._call("tenants", self._store.tenants)

@@ -261,6 +261,10 @@ class SwitchedStore:
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
 
+    async def waiting(self) -> list[SessionKey]:
+        """See the port."""
+        return await self._to("waiting").waiting()
+
     async def tenants(self) -> list[str]:
         """See the port."""
         return await self._to("tenants").tenants()

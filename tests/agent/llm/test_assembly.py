@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from perdure.agent.llm.assembly import AnthropicAnswer, ChatAnswer, ResponsesAnswer, merged_delta
+from perdure.agent.llm.model import Chunk, Reply
 from perdure.agent.llm.sse import EventLines
+from perdure.model.messages import Message, ToolCall
 
 
 def chunk(delta: object, reason: str | None = None, **fields: object) -> dict[str, object]:
@@ -130,3 +132,25 @@ def test_events_are_put_together_from_lines() -> None:
         for line in (": ping", "", "event: x", 'data: {"a":', "data: 1}", "", "data: [DONE]", "")
     ]
     assert [event for event in taken if event is not None] == [{"a": 1}]
+
+
+def test_calls_of_one_answer_are_told_apart() -> None:
+    """S1-5: by its id a call is known after a crash; some servers give none, or one for all."""
+    calls = [ToolCall("", "look"), ToolCall("x", "pay"), ToolCall("x", "pay"), ToolCall("y", "pay")]
+    reply = Reply()
+    reply.take(Chunk(message=Message.assistant(tool_calls=calls)))
+    ids = [one.id for one in reply.message().tool_calls]
+    assert ids == ["call_1", "x", "x_3", "y"]
+
+
+def test_whole_calls_that_all_have_the_index_0_stay_apart() -> None:
+    answer = ChatAnswer()
+    for name in ("a", "b"):
+        part = {"index": 0, "id": f"id-{name}", "function": {"name": name, "arguments": "{}"}}
+        answer.take({"choices": [{"delta": {"tool_calls": [part]}}]})
+    answer.take({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
+    calls = answer.whole()["choices"][0]["message"]["tool_calls"]
+    assert [(one["id"], one["function"]["arguments"]) for one in calls] == [
+        ("id-a", "{}"),
+        ("id-b", "{}"),
+    ]

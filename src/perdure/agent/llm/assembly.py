@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from perdure.providers.fitting import read_json
+
 __all__ = ["AnthropicAnswer", "ChatAnswer", "ResponsesAnswer", "merged_delta"]
 
 _NAMES: Final = frozenset({"id", "type", "role", "name", "index", "object", "format", "status"})
@@ -42,12 +44,19 @@ def _joined(whole: list[Any], part: list[Any]) -> list[Any]:
     joined = list(whole)
     for element in part:
         index = element.get("index") if isinstance(element, Mapping) else None
-        at = next((i for i, one in enumerate(joined) if _index(one) == index), None)
-        if index is None or at is None:
+        places = [i for i, one in enumerate(joined) if _index(one) == index]
+        at = places[-1] if places else None
+        if index is None or at is None or _is_another(joined[at], element):
             joined.append(element)
         else:
             joined[at] = merged_delta(joined[at], element)
     return joined
+
+
+def _is_another(element: Any, part: Mapping[str, Any]) -> bool:
+    """Whether a part begins a new element: some servers give all of them the index 0."""
+    old, new = element.get("id"), part.get("id")
+    return bool(old and new and old != new)
 
 
 def _index(element: Any) -> Any:
@@ -221,6 +230,6 @@ class AnthropicAnswer:
 
 def _decoded(text: str) -> Any:
     try:
-        return msgspec.json.decode(text or "{}")
+        return read_json(text or "{}")
     except msgspec.DecodeError:
         return text

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.model.messages import Extra, Message, ToolCall
+from perdure.providers.issued import STAMP
 
 __all__ = ["Chunk", "Model", "Reply", "ToolSpec", "Usage"]
 
@@ -92,8 +94,9 @@ class Reply:
         return "".join(self._text)
 
     def message(self) -> Message:
-        """Return the whole answer."""
-        return self._whole or self._message(tuple(self._calls), self._extra)
+        """Return the whole answer; each of its calls has an id of its own."""
+        whole = self._whole or self._message(tuple(self._calls), self._extra)
+        return _told_apart(whole)
 
     def partial(self) -> Message | None:
         """Return what has come of an answer that was stopped, marked as such; None for nothing.
@@ -112,3 +115,20 @@ class Reply:
             tool_calls=calls,
             extra=extra,
         )
+
+
+def _told_apart(message: Message) -> Message:
+    """Return a message whose calls can be told apart: not every server gives each an id."""
+    calls: list[ToolCall] = []
+    taken: set[str] = set()
+    for number, call in enumerate(message.tool_calls, 1):
+        name = call.id
+        while not name or name in taken:
+            name = f"{name or 'call'}_{number}"
+        taken.add(name)
+        calls.append(call if name == call.id else replace(call, id=name))
+    if tuple(calls) == message.tool_calls:
+        return message
+    # What the provider said of each call is found by an id that is not right any more.
+    extra = {key: value for key, value in message.extra.items() if key != STAMP}
+    return replace(message, tool_calls=tuple(calls), extra=extra)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any, Final, Literal
 
-__all__ = ["effect_of", "failure_of", "tool_name", "value_of"]
+__all__ = ["effect_of", "failure_of", "is_refusal", "is_session_over", "tool_name", "value_of"]
 
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9_-]")
 _LONGEST: Final = 64
+_UNSURE: Final = frozenset({-32603, -32001})
+"""Codes of JSON-RPC for what went wrong inside of the server, or on its way: 5xx, time-outs."""
+_INVALID: Final = -32600
 
 
 def tool_name(name: str, prefix: str = "") -> str:
@@ -48,3 +51,14 @@ def failure_of(result: Any) -> str | None:
         return None
     texts = [part.text for part in result.content if part.type == "text"]
     return "\n".join(texts) or "it gave no reason"
+
+
+def is_refusal(error: Exception) -> bool:
+    """Say whether a server has refused a call, so that it has certainly not been made."""
+    code = getattr(error, "code", None)
+    return isinstance(code, int) and code not in _UNSURE
+
+
+def is_session_over(error: Exception) -> bool:
+    """Say whether a server at a URL does not know this connection: it was started anew."""
+    return getattr(error, "code", None) == _INVALID and "Session terminated" in str(error)

@@ -21,7 +21,14 @@ import anyio.to_thread
 
 from perdure._lib.host import Host
 from perdure.agent.mcp.connection import Connection, ConnectionGoneError
-from perdure.agent.mcp.results import effect_of, failure_of, tool_name, value_of
+from perdure.agent.mcp.results import (
+    effect_of,
+    failure_of,
+    is_refusal,
+    is_session_over,
+    tool_name,
+    value_of,
+)
 from perdure.agent.mcp.stderr import LastLines
 from perdure.errors import ConfigError, MissingExtraError, ToolOutcomeUnknownError, ToolServerError
 
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["McpServer", "start_servers"]
 
 START_TIMEOUT: Final = 30.0
+CALL_TIMEOUT: Final = 300.0
 SILENCE: Final = 300.0
 """Seconds that a server at a URL may say nothing while it works."""
 
@@ -56,6 +64,8 @@ class McpServer:
         cwd: Where the command runs.
         headers: HTTP headers for the URL; they are never shown.
         start_timeout: Seconds that it may take to start.
+        call_timeout: Seconds that a call may take; None for as long as the agent's
+            ``tool_timeout`` lets it.
 
     Raises:
         ConfigError: There is neither a command nor a URL, or both.
@@ -75,6 +85,7 @@ class McpServer:
         cwd: str | os.PathLike[str] | None = None,
         headers: Mapping[str, str] | None = None,
         start_timeout: float = START_TIMEOUT,
+        call_timeout: float | None = CALL_TIMEOUT,
     ) -> None:
         words = shlex.split(command) if isinstance(command, str) else list(command or ())
         if bool(words) == bool(url):
@@ -86,7 +97,7 @@ class McpServer:
         self.name: str = name or (urlsplit(url).hostname or url if url else PurePath(words[0]).name)
         self._prefix, self._only = prefix, only
         self._env, self._cwd, self._headers = env, cwd, dict(headers or {})
-        self._start_timeout = start_timeout
+        self._start_timeout, self._call_timeout = start_timeout, call_timeout
         self._users = 0
         self._lock = anyio.Lock()
         self._host: Host | None = None
@@ -195,7 +206,7 @@ class McpServer:
 
         """
         try:
-            return await self._call(tool, arguments)
+            return await self._call(tool, arguments, repeatable=repeatable)
         except ConnectionGoneError as gone:
             if gone.asked and not repeatable:
                 message = (
@@ -204,27 +215,46 @@ class McpServer:
                 )
                 raise ToolOutcomeUnknownError(message, server=self.name, tool=tool) from gone
         try:
-            return await self._call(tool, arguments)
+            return await self._call(tool, arguments, repeatable=repeatable)
         except ConnectionGoneError as gone:
             message = (
                 f"MCP server {self._described} died twice while it ran {tool!r}{self._last_words()}"
             )
             raise ToolServerError(message, server=self.name, tool=tool) from gone
 
-    async def _call(self, tool: str, arguments: dict[str, Any]) -> Any:
+    async def _call(self, tool: str, arguments: dict[str, Any], *, repeatable: bool) -> Any:
         connection = await self._connected()
         try:
-            result = await connection.ask(lambda client: client.call_tool(tool, arguments))
+            with _within(self._call_timeout):
+                result = await connection.ask(lambda client: client.call_tool(tool, arguments))
         except ConnectionGoneError:
             raise
         except Exception as error:
-            message = f"MCP server {self._described} refused {tool!r}: {error}"
-            raise ToolServerError(message, server=self.name, tool=tool) from error
+            if is_session_over(error):
+                await connection.aclose()
+                raise ConnectionGoneError(asked=False) from error
+            raise self._without_result(tool, error, repeatable=repeatable) from error
         failure = failure_of(result)
         if failure is not None:
             message = f"{tool} of MCP server {self.name!r} failed: {failure}"
             raise ToolServerError(message, server=self.name, tool=tool)
         return value_of(result)
+
+    def _without_result(self, tool: str, error: Exception, *, repeatable: bool) -> ToolServerError:
+        facts = {"server": self.name, "tool": tool}
+        if is_refusal(error):
+            message = f"MCP server {self._described} refused {tool!r}: {error}"
+            return ToolServerError(message, **facts)
+        why = f"has failed while it ran {tool!r}: {error}"
+        if isinstance(error, TimeoutError):
+            why = (
+                f"has not answered {tool!r} within {self._call_timeout:g} s: look what it does, or "
+                "give a longer call_timeout"
+            )
+        if repeatable:
+            return ToolServerError(f"MCP server {self._described} {why}", **facts)
+        message = f"MCP server {self._described} {why}; whether that has taken effect is unknown"
+        return ToolOutcomeUnknownError(message, **facts)
 
     async def _connected(self) -> Connection:
         """Return the connection, made again if it has ended."""
@@ -300,6 +330,10 @@ class McpServer:
             async with stdio_client(parameters, errlog=pipe) as streams:
                 pipe.close()
                 yield streams
+
+
+def _within(seconds: float | None) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if seconds is None else anyio.fail_after(seconds)
 
 
 async def _list_tools(client: Any) -> list[Any]:

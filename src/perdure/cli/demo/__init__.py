@@ -17,10 +17,13 @@ from cyclopts import Parameter, validators
 from rich.live import Live
 from rich.text import Text
 
+import perdure
+from perdure._lib.ids import random_id
 from perdure.cli.demo.stage import STORE, Course, Plan, Report
 from perdure.cli.options import Answer
 from perdure.cli.output import print_json, print_table, say, stderr
 from perdure.errors import ConfigError
+from perdure.stores.memory import MemoryStore
 
 __all__ = ["demo"]
 
@@ -34,6 +37,7 @@ Some = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 def demo(
     *,
     dir: Path | None = None,
+    store: str | None = None,
     agents: Some = 50,
     before: Some = 14,
     after: Some = 6,
@@ -41,24 +45,45 @@ def demo(
 ) -> int:
     """See it work: agents talk, their server is killed and restored, nothing is lost.
 
-    Exits with 1 if a turn that was acknowledged is not there afterwards. The sessions stay in the
-    folder, to look into.
+    Exits with 1 if a turn that was acknowledged is not there afterwards. The sessions stay where
+    they are, to look into: in the folder, or in the store under a tenant of their own.
 
     Args:
         dir: A folder for it, new or empty. Default: ./perdure-demo, or the next free number.
+        store: A path or a URL, to see it on that store. Default: files in the folder.
         agents: How many agents talk at once.
         before: Turns of each agent, on average, before the kill.
         after: Turns of each agent, on average, between the restore and SIGTERM.
 
     """
+    shown = None if store is None else _shown(store)
     folder = _fresh(Path.cwd() / FOLDER) if dir is None else _empty(dir.absolute())
-    plan = Plan(folder=folder, agents=agents, before=before, after=after)
+    plan = Plan(
+        folder=folder,
+        store=store or str(folder / STORE),
+        tenant=f"perdure-demo-{random_id(8)}" if store else "",
+        agents=agents,
+        before=before,
+        after=after,
+    )
     report = anyio.run(partial(_run, plan, quiet=answer.json))
+    report.store = shown or plan.store
     if answer.json:
         print_json(report)
     else:
         _print(report)
     return 0 if report.ok else 1
+
+
+def _shown(url: str) -> str:
+    """Return a URL as it may be shown; refuse a store that ends with the process that is killed."""
+    store = perdure.store_for(url)
+    if isinstance(store, MemoryStore):
+        message = (
+            "the demo kills its server, and what is in memory goes with it: name another store"
+        )
+        raise ConfigError(message, option="store")
+    return store.location if "@" in url else url
 
 
 def _fresh(wanted: Path) -> Path:
@@ -127,10 +152,10 @@ def _print(report: Report) -> None:
     print_table(("what", "figure"), rows)
     for one in report.lost_turns:
         say(f"LOST: {one.agent}, turn {one.turn}: {one.why}")
-    store = Path(report.folder) / STORE
-    say(f"\nThe sessions are in {report.folder}. Look at them:")
-    say(f"  perdure ls --store {store}")
-    say(f"  perdure show agent-01 --store {store}")
+    where = f"--store {report.store}" + (f" --tenant {report.tenant}" if report.tenant else "")
+    say(f"\nThe sessions are in {report.store}. Look at them:")
+    say(f"  perdure ls {where}")
+    say(f"  perdure show agent-01 {where}")
 
 
 def _written(report: Report) -> str:

@@ -67,13 +67,13 @@ def lost(acks: Sequence[Ack], logs: dict[str, Logged]) -> list[Lost]:
     return missing
 
 
-async def read_logs(folder: str, agents: Iterable[str]) -> dict[str, Logged]:
-    """Read the agents' logs from the store, without a lease."""
+async def read_logs(store: str, agents: Iterable[str], tenant: str = "") -> dict[str, Logged]:
+    """Read the agents' logs from the store, a path or a URL, without a lease."""
     logs: dict[str, Logged] = {}
     silent = Shutdown(signals=False)
-    async with perdure.connect(folder, autosave=None, shutdown=silent) as sessions:
+    async with perdure.connect(store, autosave=None, shutdown=silent) as sessions:
         for agent in agents:
-            view = await sessions.load(agent)
+            view = await sessions.load(agent, tenant=tenant)
             if view is None:
                 continue
             items = await view.history(limit=ALL)

@@ -58,11 +58,12 @@ def answer(messages: Sequence[Message]) -> ScriptedReply:
     )
 
 
-def config() -> AgentConfig:
+def config(tenant: str = "") -> AgentConfig:
     """Return how an agent of the demo is made; each gets a model of its own."""
     return AgentConfig(
         name="demo",
         model=ScriptedModel(answer, chunk_chars=PIECE, delay=DELAY),
         tools=[look_up, distance],
         instructions="You know the archive of a small town by the sea.",
+        tenant=tenant,
     )

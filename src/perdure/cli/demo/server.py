@@ -1,4 +1,4 @@
-"""The demo's server: ``python -m perdure.cli.demo.server STORE``.
+"""The demo's server: ``PERDURE_URL=STORE python -m perdure.cli.demo.server TENANT``.
 
 A server as anybody would write one: a manager, an agent for each id, connections that ask. It
 acknowledges a turn when the agent says that it has ended, which is after the save. At
@@ -19,23 +19,28 @@ from anyio.abc import SocketAttribute, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 import perdure
-from perdure import Autosave
+from perdure import Autosave, Lease
 from perdure.agent import Agent, AgentFactory
 from perdure.agent.events import Segment, TurnEnded
 from perdure.cli.demo.counting import Counting
 from perdure.cli.demo.script import config
 from perdure.cli.demo.wire import Ack, Ask, Piece, Ready, Stopped, digest, encode_line
 from perdure.model.messages import Message
+from perdure.store import SessionInfo
 
 LINE = 64 * 1024
+LEASE = Lease(heartbeat=0.5, ttl=3.0)
+PATIENCE = 60.0
+"""Seconds to wait for the leases of a server that was killed."""
 
 
 class Server:
     """The agents, and the connections to them."""
 
-    def __init__(self, sessions: perdure.SessionManager, store: Counting) -> None:
+    def __init__(self, sessions: perdure.SessionManager, store: Counting, tenant: str) -> None:
         self._sessions = sessions
         self._store = store
+        self._tenant = tenant
         self._factory = AgentFactory(sessions)
         self._agents: dict[str, Agent] = {}
         self._stack = AsyncExitStack()
@@ -48,14 +53,32 @@ class Server:
         await self._stack.__aexit__(*raised)  # type: ignore[arg-type]  # what came in goes on
 
     async def restore(self) -> list[float]:
-        """Bring every session back that the store holds; return how long each took, in ms."""
+        """Bring every session of the demo back; return how long each took, in ms.
+
+        Where only heartbeats tell that the killed server is dead, its leases are waited for
+        first, all at once.
+        """
         times: list[float] = []
-        for info in await self._sessions.list(limit=10_000):
+        there = await self._sessions.list(tenant=self._tenant, limit=10_000)
+        if not await self._is_known_dead(there):
+            async with anyio.create_task_group() as group:
+                for info in there:
+                    group.start_soon(self._take, info.key.agent)
+        for info in there:
             start = time.perf_counter()
-            agent = await self._factory.restore_agent(info.key.agent, config())
+            agent = await self._factory.restore_agent(info.key.agent, config(self._tenant))
             await self._start(info.key.agent, agent)
             times.append((time.perf_counter() - start) * 1000)
         return times
+
+    async def _is_known_dead(self, there: list[SessionInfo]) -> bool:
+        """Say whether the store knows that nobody holds a session."""
+        holder = await self._store.store().holder(there[0].key) if there else None
+        return holder is None or holder.released or holder.alive is False
+
+    async def _take(self, id: str) -> None:
+        async with self._sessions.open(id, tenant=self._tenant, wait=PATIENCE):
+            pass
 
     async def _start(self, id: str, agent: Agent) -> Agent:
         self._agents[id] = await self._stack.enter_async_context(agent)
@@ -64,8 +87,11 @@ class Server:
     async def _agent(self, id: str) -> Agent:
         """Return the agent of an id; one client asks for each, so none is made twice."""
         if id not in self._agents:
-            await self._start(id, await self._factory.create_agent(config(), agent_id=id))
+            await self._start(id, await self._made(id))
         return self._agents[id]
+
+    async def _made(self, id: str) -> Agent:
+        return await self._factory.create_agent(config(self._tenant), agent_id=id)
 
     async def serve(self, stream: SocketStream) -> None:
         """Answer one connection until it ends."""
@@ -102,13 +128,13 @@ def tell(value: msgspec.Struct) -> None:
     sys.stdout.buffer.flush()
 
 
-async def main(folder: str) -> None:
+async def main(tenant: str) -> None:
     """Serve until SIGTERM."""
     logging.basicConfig()
-    store = Counting(perdure.store_for(folder))
+    store = Counting(perdure.store_for())
     async with (
-        perdure.connect(store.store(), autosave=Autosave.server()) as sessions,
-        Server(sessions, store) as server,
+        perdure.connect(store.store(), autosave=Autosave.server(), lease=LEASE) as sessions,
+        Server(sessions, store, tenant) as server,
     ):
         try:
             times = await server.restore()

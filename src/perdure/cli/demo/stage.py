@@ -6,6 +6,7 @@ generous deadline over all of it turns a hang into an error with the server's ow
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -35,6 +36,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How large the demo is."""
 
     folder: Path
+    store: str
+    """A path or a URL; it may hold a password."""
+    tenant: str = ""
+    """Under which the sessions are, so that they meet no others."""
     agents: int
     before: int
     """Acknowledged turns an agent, on average, before the kill."""
@@ -74,6 +79,9 @@ class Report(msgspec.Struct, kw_only=True):
     """The ShutdownReport after SIGTERM."""
     seconds: float = 0.0
     folder: str = ""
+    store: str = ""
+    """Where the sessions are; never a password in it."""
+    tenant: str = ""
     ok: bool = False
 
 
@@ -87,12 +95,14 @@ class Server:
         self._lines = BufferedByteReceiveStream(process.stdout)
 
     @classmethod
-    async def start(cls, folder: Path, number: int) -> Server:
-        """Start a server on a store; its stderr goes to a file in the folder."""
-        log = folder / f"server-{number}.log"
-        command = [sys.executable, "-P", "-m", "perdure.cli.demo.server", str(folder / STORE)]
+    async def start(cls, plan: Plan, number: int) -> Server:
+        """Start a server on the store; its stderr goes to a file in the folder."""
+        log = plan.folder / f"server-{number}.log"
+        command = [sys.executable, "-P", "-m", "perdure.cli.demo.server", plan.tenant]
+        # Not among the arguments, which everybody on the machine can read.
+        environment = {**os.environ, "PERDURE_URL": plan.store}
         with log.open("wb") as errors:
-            process = await anyio.open_process(command, stderr=errors)
+            process = await anyio.open_process(command, stderr=errors, env=environment)
         return cls(process, log)
 
     async def says(self, type: type[T]) -> T:
@@ -129,9 +139,10 @@ class Course:
     def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
         self.plan = plan
         self.crowd: Crowd = Crowd([f"agent-{number:02d}" for number in range(1, plan.agents + 1)])
-        self.report: Report = Report(agents=plan.agents, folder=str(plan.folder))
+        self.report: Report = Report(
+            agents=plan.agents, folder=str(plan.folder), tenant=plan.tenant
+        )
         self._tell = tell
-        self._store = str(plan.folder / STORE)
         self._written = Written()
 
     @property
@@ -170,7 +181,7 @@ class Course:
 
     async def _killed(self) -> None:
         self._tell("a server starts, the agents talk")
-        server = await Server.start(self.plan.folder, 1)
+        server = await Server.start(self.plan, 1)
         try:
             ready = await server.says(Ready)
             self.crowd.connect_to(ready.port)
@@ -190,7 +201,7 @@ class Course:
 
     async def _restored_and_stopped(self) -> None:
         self._tell("a second server restores every session")
-        server = await Server.start(self.plan.folder, 2)
+        server = await Server.start(self.plan, 2)
         try:
             ready = await server.says(Ready)
             self._note_restore(ready.restore_ms)
@@ -219,7 +230,7 @@ class Course:
 
     async def _prove(self) -> None:
         """Compare everything that was acknowledged so far with the logs as they lie there."""
-        logs = await read_logs(self._store, self.crowd.agents)
+        logs = await read_logs(self.plan.store, self.crowd.agents, self.plan.tenant)
         missing = lost(self.crowd.acks, logs)
         missing += [
             Lost(agent, turn, "the answer that was streamed is not the one acknowledged")

@@ -20,6 +20,7 @@ from perdure.model.keys import DEFAULT_SESSION, SessionKey
 from perdure.model.manifest import About, Manifest
 from perdure.store import SessionInfo
 from perdure.stores.file import chain, documents
+from perdure.stores.file.inbox import waits_in
 from perdure.stores.file.layout import (
     AGENTS,
     BLOBS,
@@ -34,7 +35,7 @@ from perdure.stores.file.layout import (
 )
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease
 
-__all__ = ["Wanted", "list_sessions", "list_tenants"]
+__all__ = ["Wanted", "list_sessions", "list_tenants", "list_waiting"]
 
 _SESSION = "session.json"
 _MAX_SESSION_BYTES = 1024 * 1024
@@ -122,6 +123,31 @@ def list_sessions(
             if len(found) >= limit:
                 break
     return found[: max(limit, 0)]
+
+
+def list_waiting(root: Folder) -> list[SessionKey]:
+    """List the sessions for which something waits, of all tenants, by key."""
+    found = set(_waiting_in(root))
+    with contextlib.suppress(FileNotFoundError), root.enter(TENANTS) as tenants:
+        for name in tenants.names():
+            with contextlib.suppress(OSError), tenants.enter(name) as folder:
+                found.update(_waiting_in(folder))
+    return sorted(found)
+
+
+def _waiting_in(tenant: Folder) -> Iterator[SessionKey]:
+    with contextlib.suppress(FileNotFoundError), tenant.enter(AGENTS) as agents:
+        for name in agents.names():
+            with contextlib.suppress(OSError), agents.enter(name) as agent:
+                yield from filter(None, _waiting_at(agent))
+
+
+def _waiting_at(agent: Folder) -> Iterator[SessionKey | None]:
+    yield waits_in(agent)
+    with contextlib.suppress(FileNotFoundError), agent.enter(SESSIONS) as sessions:
+        for name in sessions.names():
+            with contextlib.suppress(OSError), sessions.enter(name) as inner:
+                yield waits_in(inner)
 
 
 def _agents(agents: Folder) -> Iterator[tuple[str, str]]:

@@ -20,15 +20,16 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from perdure._lib.files import Folder
+from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
 from perdure.store import Posted
-from perdure.stores.file.layout import QUARANTINE, inbox_name, session_path
+from perdure.stores.file.layout import QUARANTINE, inbox_life, inbox_name, session_path
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.sealed import sealed, unsealed
 from perdure.stores.file.writing import Writer
 
-__all__ = ["post", "settle", "take"]
+__all__ = ["post", "settle", "take", "waits_in"]
 
 _log = logging.getLogger("perdure")
 
@@ -109,6 +110,19 @@ def settle(writer: Writer, op_ids: Collection[str]) -> None:
                 if not tags.isdisjoint(_tags(box, name)):
                     _settle(writer, box, name, done)
         writer.rest()
+
+
+def waits_in(folder: Folder) -> SessionKey | None:
+    """Return the session of a folder if something waits for it; the posts say whose they are."""
+    for name in folder.names():
+        if not inbox_life(name):
+            continue
+        with contextlib.suppress(OSError, CorruptRecordError), folder.enter(name) as box:
+            posts = (unsealed(box.read(one), _Post) for one in _names(box))
+            key = next((post.key for post in posts if post is not None), None)
+            if key is not None and inbox_name(_life(folder, key)) == name:
+                return key
+    return None
 
 
 def _settle(writer: Writer, box: Folder, name: str, done: Collection[str]) -> None:

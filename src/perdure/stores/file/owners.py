@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import weakref
 
 import msgspec
 
-from perdure._lib.files import Folder
+from perdure._lib.files import TEMPORARY, Folder
 from perdure._lib.platform import boot_id, host_name, try_lock
 from perdure.errors import ConfigError
 from perdure.model.keys import SessionKey
@@ -30,6 +31,8 @@ __all__ = ["Owner", "Owners"]
 _LOCK = ".lock"
 _BEAT = ".json"
 _TRIES = 50
+_STALE = 600.0
+"""Seconds after which nobody goes on writing a file that was begun."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,8 +166,18 @@ class Owners:
             os.close(fd)
         return None if free is None else not free
 
+    def tidy(self) -> None:
+        """Remove what heartbeats that were cut short have left half-written."""
+        before = time.time() - _STALE
+        for name in self._folder.names():
+            if name.startswith(".") and name.endswith(TEMPORARY):
+                found = self._folder.stat(name)
+                if found is not None and found.st_mtime < before:
+                    self._folder.remove(name)
+
     def _sweep(self) -> None:
         """Remove the files of owners that are dead for certain."""
+        self.tidy()
         if not self._local:
             return
         for lock in self._folder.names():

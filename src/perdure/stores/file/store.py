@@ -44,7 +44,7 @@ from perdure.stores.file.blobs import blob_names, get, put, remove_blobs, sweep
 from perdure.stores.file.home import PARALLELISM, Home, open_home
 from perdure.stores.file.layout import session_path
 from perdure.stores.file.owners import Owners
-from perdure.stores.file.patience import idle, settled
+from perdure.stores.file.patience import Claim, idle, settled
 from perdure.stores.file.place import resolve_root
 from perdure.stores.file.streaming import Stream
 from perdure.stores.file.trouble import troubles
@@ -64,12 +64,6 @@ _CAPABILITIES = Capabilities(
 
 _BEHIND = 2**62
 """A seq behind every log."""
-
-
-class _Claim:
-    """Whether somebody still waits for an acquire; guarded by the store's lock."""
-
-    abandoned = False
 
 
 @final
@@ -300,7 +294,7 @@ class FileStore:
 
     async def acquire(self, key: SessionKey, *, after: int) -> Grant:
         """Take the session with epoch ``after + 1``; see the port."""
-        claim = _Claim()
+        claim = Claim()
         try:
             return await self._hop("write", self._acquire, key, after, claim)
         except BaseException:
@@ -308,7 +302,7 @@ class FileStore:
                 claim.abandoned = True
             raise
 
-    def _acquire(self, key: SessionKey, after: int, claim: _Claim) -> Grant:
+    def _acquire(self, key: SessionKey, after: int, claim: Claim) -> Grant:
         here = self._here
         taken = leases.take(here.root, key, after, here.owners.me)
         writer = Writer(here.root, key, taken, here.files)
@@ -361,6 +355,10 @@ class FileStore:
         await idle(writer)
         await self._hop("write", inbox.settle, writer, frozenset(op_ids))
 
+    async def waiting(self) -> list[SessionKey]:
+        """List the sessions for which something waits; see the port."""
+        return await self._hop("read", directory.list_waiting, self._root)
+
     # directory
 
     async def sessions(
@@ -389,8 +387,8 @@ class FileStore:
         await self._hop("delete", acts.delete, writer, self._owners.me)
 
     async def scrub(self) -> None:
-        """Do nothing: a file that was removed has no name, and its bytes are the disk's."""
-        await anyio.lowlevel.checkpoint()
+        """Remove what was cut short; a file that was removed has no name any more."""
+        await self._hop("clean", self._owners.tidy)
 
     def _held(self, key: SessionKey, epoch: int) -> Writer:
         self._require_open()

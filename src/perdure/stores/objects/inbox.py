@@ -28,7 +28,7 @@ from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.leases import Beat
 from perdure.stores.objects.writing import lost
 
-__all__ = ["Wishes", "ask", "clear", "heartbeat", "post", "settle", "take"]
+__all__ = ["Wishes", "ask", "clear", "heartbeat", "post", "settle", "take", "waiting"]
 
 _log = logging.getLogger("perdure")
 
@@ -53,7 +53,10 @@ class _Found(msgspec.Struct):
 
 def _posts(bucket: Bucket, key: SessionKey) -> list[_Found]:
     """Return what waits, oldest first; the last one may be empty."""
-    prefix = layout.inbox_name(layout.folder_of(key), 0).rpartition("/")[0] + "/"
+    return _posts_in(bucket, layout.inbox_name(layout.folder_of(key), 0).rpartition("/")[0] + "/")
+
+
+def _posts_in(bucket: Bucket, prefix: str) -> list[_Found]:
     names = sorted(one.name for one in bucket.listed(prefix))
     found = bucket.many(bucket.get, names)
     return [
@@ -61,6 +64,13 @@ def _posts(bucket: Bucket, key: SessionKey) -> list[_Found]:
         for name, one in zip(names, found, strict=True)
         if one is not None
     ]
+
+
+def waiting(bucket: Bucket) -> list[SessionKey]:
+    """List the sessions for which something waits: one look at every inbox that was ever used."""
+    inboxes = bucket.folders(layout.INBOX)
+    found = bucket.many(lambda one: _posts_in(bucket, f"{layout.INBOX}{one}/"), inboxes)
+    return sorted({one.post.key for posts in found for one in posts if one.post.items})
 
 
 def post(bucket: Bucket, key: SessionKey, items: Sequence[Posted]) -> int:

@@ -25,6 +25,7 @@ import zlib
 from perdure.model.keys import SessionKey
 
 __all__ = [
+    "INBOX",
     "LIVES",
     "ask_name",
     "directory_name",
@@ -46,6 +47,7 @@ __all__ = [
 _LONGEST = 100
 """Bytes of an id that its name holds whole."""
 _DIGITS = 16
+INBOX = "inbox/"
 LIVES = 10
 """Digits of a life's number."""
 
@@ -79,7 +81,7 @@ def life_seed(folder: str, life: int) -> int:
 
 def inbox_name(folder: str, number: int) -> str:
     """Return the name of a post."""
-    return f"inbox/{folder[2:]}/{number:0{_DIGITS}d}"
+    return f"{INBOX}{folder[2:]}/{number:0{_DIGITS}d}"
 
 
 number_of = first_of

@@ -291,6 +291,10 @@ class ObjectStore:
         """Remove items whose records are durable; see the port."""
         await self._hop(inbox.settle, key, epoch, list(op_ids))
 
+    async def waiting(self) -> list[SessionKey]:
+        """List the sessions for which something waits; see the port."""
+        return await self._hop(inbox.waiting)
+
     # directory
 
     async def sessions(

@@ -18,7 +18,7 @@ from perdure.stores.postgres.log import lost, require, state_of
 from perdure.stores.postgres.rows import MAX_RECORD_BYTES
 from perdure.stores.postgres.statements import Statements
 
-__all__ = ["post", "settle", "take"]
+__all__ = ["post", "settle", "take", "waiting"]
 
 
 def post(connection: Connection, sql: Statements, key: SessionKey, items: Sequence[Posted]) -> int:
@@ -75,6 +75,12 @@ def settle(
     with connection.transaction():
         row_id = require(connection, sql, key, epoch)
         connection.execute(sql["settle"], (row_id, [_hash(op_id) for op_id in op_ids]))
+
+
+def waiting(connection: Connection, sql: Statements) -> list[SessionKey]:
+    """List the sessions for which something waits; see the port."""
+    rows = connection.execute(sql["inboxes"])
+    return sorted(SessionKey(agent, session, tenant) for tenant, agent, session in rows)
 
 
 def _hash(op_id: str) -> bytes:

@@ -286,6 +286,10 @@ class PostgresStore:
         """Remove items whose records are durable; see the port."""
         await self._calls.again("write to", inbox.settle, key, epoch, list(op_ids))
 
+    async def waiting(self) -> list[SessionKey]:
+        """List the sessions for which something waits; see the port."""
+        return await self._calls.again("read", inbox.waiting)
+
     # directory
 
     async def sessions(

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import msgspec
 
+from perdure.codec.decoders import decoder_of
 from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
 from perdure.store import Posted
@@ -15,7 +16,7 @@ from perdure.stores.redis.entries import damaged
 from perdure.stores.redis.leases import Leases
 from perdure.stores.redis.link import Link
 from perdure.stores.redis.log import lost
-from perdure.stores.redis.names import Names
+from perdure.stores.redis.names import Names, written_key
 from perdure.stores.redis.scripts import Call, script
 
 __all__ = ["Inbox"]
@@ -39,7 +40,10 @@ class Inbox:
         parts = [part for item in items for part in (item.op_id, _sealed(item, places.seed))]
         keys = (places.session, places.items, places.order)
         tenant = Call(b"ZADD", self._names.tenants, 0, key.tenant)
-        new, holder = (await self._link.write([tenant, _POST(keys, *parts)]))[1]
+        # Before and behind: a listing, or a delete, may come in between.
+        known = Call(b"ZADD", self._names.posted, 0, written_key(key))
+        replies = await self._link.write([tenant, known, _POST(keys, *parts), known])
+        new, holder = replies[2]
         if holder and items:
             # Also for what was there already: whoever posts again may have been cut off here.
             await self._leases.tell_of_mail(key, holder.decode())
@@ -63,6 +67,22 @@ class Inbox:
         (reply,) = await self._link.write([_SETTLE(keys, epoch, *op_ids)])
         if reply != 0:
             _require(key, epoch, reply)
+
+    async def waiting(self) -> list[SessionKey]:
+        """List the sessions for which something waits; see the port."""
+        (known,) = await self._link.send([Call(b"ZRANGE", self._names.posted, 0, -1)])
+        keys = [decoder_of(SessionKey).decode(written) for written in known]
+        calls = [Call(b"ZCARD", self._names.places(key).order) for key in keys]
+        counts = await self._link.send(calls) if calls else []
+        return sorted(key for key, count in zip(keys, counts, strict=True) if count)
+
+    async def forget(self, key: SessionKey) -> None:
+        """Forget the name of a session that was deleted, unless something waits again."""
+        known = self._names.posted
+        await self._link.write([Call(b"ZREM", known, written_key(key))])
+        (count,) = await self._link.send([Call(b"ZCARD", self._names.places(key).order)])
+        if count:
+            await self._link.write([Call(b"ZADD", known, 0, written_key(key))])
 
 
 def _require(key: SessionKey, epoch: int, reply: Any) -> None:

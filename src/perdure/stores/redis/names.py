@@ -58,6 +58,8 @@ class Names:
         self.places: Callable[[SessionKey], Places] = lru_cache(_CACHED)(self._places)
         self.tenants: bytes = f"{prefix}:tenants".encode()
         """A sorted set of all tenants that were ever here."""
+        self.posted: bytes = f"{prefix}:posted".encode()
+        """A sorted set of all sessions that something was posted to, as JSON."""
         self.every_session: str = f"{prefix}:{{*}}:s"
         """A pattern that fits the hash of each session, and nothing else's."""
 

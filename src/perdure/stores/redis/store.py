@@ -270,6 +270,10 @@ class RedisStore:
         """Remove items whose records are in the log; see the port."""
         await self._inbox.settle(key, epoch, op_ids)
 
+    async def waiting(self) -> list[SessionKey]:
+        """List the sessions for which something waits; see the port."""
+        return await self._inbox.waiting()
+
     # directory
 
     async def sessions(
@@ -299,6 +303,7 @@ class RedisStore:
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove what the session owns, as its holder; see the port."""
         await self._directory.delete(key, epoch)
+        await self._inbox.forget(key)
 
     async def scrub(self) -> None:
         """Have the server write its files anew, without what was removed."""

@@ -16,7 +16,7 @@ from perdure.stores.sqlite.sql import Q
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["post", "settle", "take"]
+__all__ = ["post", "settle", "take", "waiting"]
 
 
 def post(
@@ -64,6 +64,12 @@ def settle(con: sqlite3.Connection, key: SessionKey, epoch: int, op_ids: Collect
     """
     row = held(con, key, epoch)
     con.executemany(Q["settle"], [(row.id, op_id) for op_id in op_ids])
+
+
+def waiting(con: sqlite3.Connection) -> list[SessionKey]:
+    """List the sessions for which something waits, by key."""
+    found = con.execute(Q["waiting"])
+    return sorted(SessionKey(agent, session, tenant) for tenant, agent, session in found)
 
 
 def _sum(row: Row, item: Posted) -> int:

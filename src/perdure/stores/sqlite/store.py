@@ -304,6 +304,10 @@ class SqliteStore:
         """Remove items whose records are durable; see the port."""
         await self._here.write("write", inbox.settle, key, epoch, tuple(op_ids))
 
+    async def waiting(self) -> list[SessionKey]:
+        """List the sessions for which something waits; see the port."""
+        return await self._here.read(inbox.waiting)
+
     # directory
 
     async def sessions(

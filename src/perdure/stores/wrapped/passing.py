@@ -67,6 +67,10 @@ class Passing:
         """See the port."""
         await self._store.settle(key, epoch, op_ids)
 
+    async def waiting(self) -> list[SessionKey]:
+        """See the port."""
+        return await self._store.waiting()
+
     async def tenants(self) -> list[str]:
         """See the port."""
         return await self._store.tenants()

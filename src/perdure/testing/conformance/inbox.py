@@ -169,6 +169,28 @@ class InboxConformance(Suite):
         assert (await append(store, grant, 2, *group("first"))).status is Status.OK
         assert await waiting(store, grant.epoch) == ["a"]
 
+    async def test_what_waits_is_listed_whether_its_session_exists_or_not(
+        self, open_store: OpenStore
+    ) -> None:
+        """S4-G3: a post to a session that nobody has opened is not lost sight of."""
+        store, other = await open_store("one"), await open_store("other")
+        long = SessionKey("x" * 200, "y" * 200, "z" * 200)
+        keys = [KEY, SessionKey(KEY.agent, "second"), OTHER, long]
+        assert await store.waiting() == []
+        for key in keys:
+            await other.post(key, posted("a"))
+        assert await store.waiting() == sorted(keys)
+        for key in keys[1:]:
+            grant = await take(store, key)
+            await store.settle(key, grant.epoch, ["a"])
+        assert await store.waiting() == [KEY]
+        grant = await take(store, KEY)
+        assert await store.waiting() == [KEY]
+        await store.delete(KEY, grant.epoch)
+        assert await store.waiting() == []
+        await store.post(KEY, posted("b"))
+        assert await store.waiting() == [KEY]
+
     async def test_an_inbox_ends_with_its_session(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
         grant = await take(store)

@@ -22,5 +22,10 @@ SELECT pg_notify(%(channel)s, '') FROM told
 -- name: waiting
 SELECT i.id, i.op, i.item FROM {schema}.inbox AS i WHERE i.session = %s ORDER BY i.id LIMIT %s
 
+-- name: inboxes
+SELECT t.name, s.agent, s.session FROM {schema}.sessions AS s
+JOIN {schema}.tenants AS t ON t.id = s.tenant
+WHERE EXISTS (SELECT FROM {schema}.inbox AS i WHERE i.session = s.id)
+
 -- name: settle
 DELETE FROM {schema}.inbox WHERE session = %s AND op = ANY(%b::bytea[])

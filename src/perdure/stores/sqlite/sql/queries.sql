@@ -109,6 +109,10 @@ VALUES (?, ?, ?, ?, ?, ?)
 SELECT op_id, kind, payload, posted_at, sum FROM inbox
 WHERE session = :id ORDER BY id LIMIT :limit
 
+-- name: waiting
+SELECT tenant, agent, session FROM session AS s
+WHERE EXISTS (SELECT 1 FROM inbox WHERE inbox.session = s.id)
+
 -- name: settle
 DELETE FROM inbox WHERE session = ? AND op_id = ?
 

@@ -1,0 +1,118 @@
+"""``perdure chat`` and what was left open: told when it comes back, asked about, answered."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+import perdure
+from perdure.agent import AgentFactory, ScriptedModel, call, tool
+from perdure.agent.config import AgentConfig
+from tests.cli.conftest import Command
+
+
+@pytest.fixture
+def say(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Chat by lines of standard input; each tool is asked about."""
+
+    def chat(*lines: str, flags: tuple[str, ...] = ("--ask",)):
+        typed = tmp_path / "typed"
+        typed.write_text("".join(f"{line}\n" for line in lines))
+        with typed.open() as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            return command("chat", "--store", str(tmp_path / "store"), *flags)
+
+    return chat
+
+
+def test_a_tool_runs_once_somebody_has_said_yes(say) -> None:
+    ran = say("count one two", "perhaps", "y")
+    assert "may it run?" in ran.out
+    assert "(answer y, n, a)" in ran.out
+    assert "Those were 2 words." in ran.out
+
+
+def test_a_tool_does_not_run_after_a_no(say) -> None:
+    ran = say("count one two", "n", "count three", "a", "count four five")
+    assert "[count_words] failed: the tool 'count_words' was not approved" in ran.out
+    assert "Those were 1 words." in ran.out
+    assert ran.out.count("may it run?") == 2  # "always" asks no more
+    assert "Those were 2 words." in ran.out
+
+
+def test_an_approval_that_nobody_has_answered_is_asked_for_after_a_restart(say) -> None:
+    assert say("count one two").status == 0  # the input ends with the question
+    ran = say("/resume", "y")
+    assert "not answered, begun in turn_0001: count one two" in ran.out
+    assert 'waits for your approval: count_words {"text":"one two"}' in ran.out
+    assert "(/resume goes on with that" in ran.out
+    assert "Those were 2 words." in ran.out
+    assert "waits" not in say().out
+
+
+def test_what_was_left_can_be_given_up(say) -> None:
+    say("count one two")
+    assert "not answered" in say("/dismiss").out
+    ran = say()
+    assert "not answered" not in ran.out
+    assert "waits" not in ran.out
+
+
+def test_as_json_each_open_matter_and_each_question_is_a_line(say) -> None:
+    say("count one two")
+    lines = [
+        json.loads(line) for line in say("/resume", "y", flags=("--ask", "--json")).out.splitlines()
+    ]
+    assert lines[0]["message"] == "count one two"
+    assert lines[1] == {
+        "waits_for_approval": lines[2]["approve"],
+        "turn": "turn_0001",
+        "tool": "count_words",
+    }
+    assert lines[2]["arguments"] == {"text": "one two"}
+    assert lines[3]["answer"] == "Those were 2 words."
+
+
+def test_an_effect_of_which_nobody_knows_is_told_and_settled(say, tmp_path: Path) -> None:
+    @tool(effect="ask")
+    async def pay(amount: int) -> str:
+        raise TimeoutError
+
+    async def leave_it_unknown() -> None:
+        config = AgentConfig(
+            name="chat", model=ScriptedModel(call("pay", amount=3), "?"), tools=[pay]
+        )
+        async with (
+            perdure.connect(str(tmp_path / "store")) as sessions,
+            await AgentFactory(sessions).create_agent(config, agent_id="chat") as agent,
+        ):
+            await agent.ask("pay 3")
+
+    anyio.run(leave_it_unknown)
+    ran = say("/resume", "d")
+    assert 'unknown whether it has done its work: pay {"amount":3}' in ran.out
+    assert "unknown" not in say().out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+def test_ctrl_c_amid_a_question_interrupts_the_turn_and_the_talk_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "perdure.cli", "chat", "--ask", "--store", str(tmp_path / "s")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as chat:
+        chat.stdin.write("count one\n")
+        chat.stdin.flush()
+        while "may it run?" not in (seen := chat.stdout.readline()) and seen:
+            if "[count_words]" in seen:
+                break
+        chat.send_signal(signal.SIGINT)
+        while "interrupted" not in (seen := chat.stdout.readline()):
+            assert seen
+        out, _ = chat.communicate("Hello\n", timeout=30)
+    assert "You said 'Hello'" in out
+    assert chat.returncode == 0

@@ -1,0 +1,180 @@
+"""What waits for sessions comes along, and nobody takes a session over on its way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+import perdure
+from perdure import LeaseHeldError, Message, Shutdown, TooLargeError
+from perdure.lease.lease import obtain
+from perdure.lease.terms import Lease
+from perdure.model.keys import SessionKey
+from perdure.model.records import MESSAGE
+from perdure.moving import migrate
+from perdure.moving.beating import while_beating
+from perdure.session.through import Through
+from perdure.store import Holder, LogChunk, Posted
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing.faulty import FaultyStore
+from tests._virtual import virtual
+
+QUIET = Shutdown(signals=False)
+MOST = 100
+"""Bytes that a small store takes."""
+
+
+class Small(Through):
+    """A store that refuses large items, as some servers do."""
+
+    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+        if any(len(item.payload) > MOST for item in items):
+            raise TooLargeError("an item is too large: keep large values as blobs")
+        return await super().post(key, items)
+
+
+async def opened(*stores: Any) -> None:
+    for store in stores:
+        await store.open()
+
+
+async def said(store: MemoryStore, key: SessionKey) -> list[str]:
+    """Open a session, and return what it has by then."""
+    again = MemoryStore(backing=store._backing)
+    async with perdure.connect(again, shutdown=QUIET) as sessions:
+        async with sessions.open(key.agent, session=key.session, tenant=key.tenant) as session:
+            async with session.turn():
+                return [message.text for message in session.context()]
+
+
+async def test_posts_to_sessions_that_nobody_has_opened_come_along() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    keys = [SessionKey("new"), SessionKey("new", "second"), SessionKey("theirs", tenant="acme")]
+    async with perdure.connect(MemoryStore(backing=source._backing), shutdown=QUIET) as sessions:
+        async with sessions.open("old") as session, session.turn():
+            session.append(Message.user("Hello"))
+        for key in keys:
+            message = Message.user(f"for {key}")
+            place = {"session": key.session, "tenant": key.tenant}
+            await sessions.post(key.agent, message, key="op-1", **place)
+    await opened(source, target)
+    done = await migrate(source, target)
+    assert (done.failed, done.sessions, done.copied) == ({}, 1, 1)
+    assert (done.posted, done.empty) == (len(keys), len(keys))
+    again = await migrate(source, target)
+    assert (again.failed, again.copied, again.there, again.posted) == ({}, 0, 1, 0)
+    assert await target.waiting() == sorted(keys)
+    for key in keys:
+        assert await target.head(key) == 0
+        assert await said(target, key) == [f"for {key}"]
+
+
+async def test_posts_of_other_tenants_stay_where_they_are() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await opened(source, target)
+    theirs = SessionKey("a", tenant="acme")
+    for key in (theirs, SessionKey("a")):
+        await source.post(key, [Posted("op", MESSAGE, b'{"role":"user","content":"x"}', 1.0)])
+    assert (await migrate(source, target, tenants=[""])).posted == 1
+    assert await source.waiting() == [theirs]
+
+
+async def test_a_post_that_was_passed_on_and_not_settled_comes_once() -> None:
+    """Killed between the two, a run is repeated."""
+    source, target = MemoryStore(), MemoryStore()
+    await opened(source, target)
+    key = SessionKey("new")
+    item = Posted("op", MESSAGE, b'{"role":"user","content":"x"}', 1.0)
+    await source.post(key, [item])
+    failing = FaultyStore(source, fail_on="settle")
+    assert list((await migrate(failing, target)).failed) == ["new"]
+    assert (await migrate(source, target)).failed == {}
+    assert await said(target, key) == ["x"]
+
+
+async def test_posts_that_are_too_large_do_not_hold_up_those_behind_them() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await opened(source, target)
+    key = SessionKey("a")
+    large = [Posted(f"big-{n}", MESSAGE, b'"%s"' % (b"x" * MOST), 1.0) for n in range(150)]
+    small = [Posted(f"small-{n}", MESSAGE, b"{}", 2.0) for n in range(130)]
+    await source.post(key, [*large, *small])
+    done = await migrate(source, Small(target))  # type: ignore[arg-type]
+    assert done.posted == len(small)
+    assert (
+        "150 of its posts cannot be stored there, and wait on: an item is too large"
+        in (done.failed["a"])
+    )
+    grant = await target.acquire(key, after=0)
+    assert await target.take(key, grant.epoch, limit=1000) == small
+    holder = await source.holder(key)
+    assert holder is not None
+    grant = await source.acquire(key, after=holder.epoch)
+    assert await source.take(key, grant.epoch, limit=1000) == large
+
+
+# a long way
+
+
+class Slow(Through):
+    """A store that reads its logs slowly."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.reading = anyio.Event()
+
+    async def read_log(self, key: SessionKey, **bounds: Any) -> AsyncGenerator[LogChunk, None]:
+        self.reading.set()
+        await anyio.sleep(60)
+        async for chunk in self.inner.read_log(key, **bounds):
+            yield chunk
+
+
+class Blind(Through):
+    """A store of another machine: only heartbeats tell it who is alive."""
+
+    async def holder(self, key: SessionKey) -> Holder | None:
+        found = await super().holder(key)
+        return None if found is None else msgspec.structs.replace(found, alive=None)
+
+
+@pytest.mark.parametrize("anyio_backend", [virtual("asyncio"), virtual("trio")], ids=str)
+async def test_nobody_takes_a_session_over_that_is_being_copied() -> None:
+    backing = MemoryBacking()
+    async with perdure.connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+        async with sessions.open("a") as session, session.turn():
+            session.append(Message.user("Hello"))
+    source, target = Slow(MemoryStore(backing=backing)), MemoryStore()
+    other = Blind(MemoryStore(backing=backing))
+    await opened(source, target, other)
+    async with anyio.create_task_group() as group:
+        group.start_soon(migrate, source, target)
+        await source.reading.wait()
+        with pytest.raises(LeaseHeldError):
+            await obtain(
+                other,  # type: ignore[arg-type]
+                SessionKey("a"),
+                me=other.owner,
+                lease=Lease(),
+                on_held="steal",
+                wait=30.0,
+                clock=anyio.current_time,
+            )
+    assert await target.head(SessionKey("a")) > 0
+
+
+async def test_what_is_done_meanwhile_fails_as_it_does_alone() -> None:
+    store = FaultyStore(MemoryStore(), fail_on="heartbeat", times=None)
+    await store.open()
+
+    async def act() -> None:
+        while store.calls["heartbeat"] < 3:
+            await anyio.lowlevel.checkpoint()
+        raise ValueError("as it is")
+
+    with pytest.raises(ValueError, match="as it is"):
+        await while_beating([store], act, every=0.0)
