@@ -94,6 +94,7 @@ async def _write(store: Path, pair: Path, events: int) -> None:
                     await session.save()
                 if n % CHECKPOINT_EVERY == 0:
                     await session.checkpoints.create(f"after {n}", {"events": n})
+            await session.save()
         view = await sessions.load("ada")
         assert view is not None
         await export_pair(view, pair)
