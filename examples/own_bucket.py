@@ -31,7 +31,6 @@ class TableBucket(Bucket):
     """Objects as rows: a name, bytes, a tag that no write has had before, a time."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = path
         self._connections = threading.local()
         self._all: list[sqlite3.Connection] = []
@@ -95,13 +94,14 @@ class TableBucket(Bucket):
         """Run one statement as one durable step, on this thread's own connection."""
         try:
             return self._connection().execute(sql, values).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             message = f"cannot use {self._path}: {error}: look at the disk and the file"
             raise StoreUnavailableError(message, path=str(self._path)) from error
 
     def _connection(self) -> sqlite3.Connection:
         found: sqlite3.Connection | None = getattr(self._connections, "one", None)
         if found is None:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             for pragma in ("busy_timeout = 10000", "journal_mode = WAL", "synchronous = FULL"):
                 found.execute(f"PRAGMA {pragma}").fetchall()

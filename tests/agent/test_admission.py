@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,16 @@ from perdure.agent import (
     TurnEnded,
     TurnFailed,
     TurnInterrupted,
+    TurnStarted,
     TurnUnfinished,
     call,
+    open_matters,
 )
 from perdure.agent.events import AgentEvent
 from perdure.agent.resuming import MOST_ATTEMPTS
 from perdure.memory.ledger import LEDGER
+from perdure.model.records import Record
+from perdure.session.inside import store_of
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.agent.conftest import Configure, World
 from tests.agent.test_worker import Blocked
@@ -573,3 +578,94 @@ async def test_nobody_waits_for_what_was_given_up(
             assert [one.tool for one in agent.pending_approvals] == ["look"]
             await agent.dismiss()
             assert agent.pending_approvals == ()
+
+
+async def killed_amid_an_answer(world: World, config: AgentConfig, look: Gate) -> World:
+    """Return what a kill leaves of a message that was asked while nothing else was going on."""
+    async with world.connect(autosave=None) as sessions:
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            async with anyio.create_task_group() as group:
+                group.start_soon(agent.ask, "what is it?")
+                await look.reached.wait()
+                left = world.killed()
+                look.go.set()
+    return left
+
+
+class Gate:
+    """A tool that waits."""
+
+    def __init__(self) -> None:
+        self.reached, self.go = anyio.Event(), anyio.Event()
+
+    async def look(self) -> str:
+        """Look."""
+        self.reached.set()
+        await self.go.wait()
+        return "it"
+
+
+async def test_a_message_that_is_answered_at_once_is_admitted_and_stored_once(
+    world: World, configured: Configure
+) -> None:
+    """S1-4b: the ledger says where it stands, and finds it there after a kill."""
+    gate = Gate()
+    config = configured(model=ScriptedModel(call("look"), "done"), tools=[gate.look])
+    left = await killed_amid_an_answer(world, config, gate)
+    async with left.connect() as sessions:
+        view = await sessions.load("ada")
+        assert view is not None
+        (seen,) = (await open_matters(view)).unfinished
+        assert (seen.message.text, seen.turn_id, seen.attempts) == ("what is it?", "turn_0001", 1)
+        config = configured(model=ScriptedModel("done"))
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            assert agent.unfinished == (seen,)
+            records = [one async for one in records_of(agent)]
+            assert sum(b"what is it?" in one.payload for one in records) == 1
+            await agent.resume()
+            assert agent.unfinished == ()
+            assert await said(agent) == ["what is it?", "", "done"]
+
+
+async def records_of(agent: Agent) -> AsyncIterator[Record]:
+    """Give what the store has of an agent."""
+    async with aclosing(store_of(agent.session).read_log(agent.session.key)) as log:
+        async for chunk in log:
+            for record in chunk.records:
+                yield record
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_a_message_whose_turn_cannot_begin_is_kept(
+    memory_world: World, configured: Configure, stops: bool
+) -> None:
+    """S1-4b: a hook fails, or the agent stops, before the turn has taken the message in."""
+    reached = anyio.Event()
+
+    async def hook(event: AgentEvent, context: AgentContext) -> None:
+        if isinstance(event, TurnStarted):
+            reached.set()
+            if stops:
+                await anyio.sleep_forever()
+            raise ValueError
+
+    async with memory_world.connect() as sessions:
+        config = configured(lifecycle_hooks=[hook])
+        agent = await AgentFactory(sessions).create_agent(config, agent_id="ada")
+        await agent.start()
+        async with anyio.create_task_group() as group:
+
+            async def ask() -> None:
+                with pytest.raises(SessionError if stops else ValueError):
+                    await agent.ask("hello")
+
+            group.start_soon(ask)
+            await reached.wait()
+            if stops:
+                await agent.stop(finish=False)
+        await agent.stop()
+        async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as again:
+            (one,) = again.unfinished
+            assert (one.message.text, one.error) == ("hello", None if stops else "ValueError")
+            (ending,) = await again.resume()
+            assert ending.text == "You said: hello"

@@ -23,6 +23,7 @@ from perdure.agent import (
 from perdure.agent.llm.model import Chunk, Usage
 from perdure.memory.compaction import Compactor, Summary, TurnTrace
 from perdure.memory.facts import Fact
+from perdure.memory.items import EpisodicItem, item_entry
 from perdure.restore.rebuild import is_memory
 from perdure.restore.repair import repair
 from perdure.session.inside import working_context
@@ -427,3 +428,15 @@ async def test_what_a_session_keeps_less_of_than_the_budget_is_compacted_and_not
                 assert any("My boat is called Sula." in text for text in told)
             assert working_context(agent.session).size <= 4_000
             assert working_context(agent.session).epoch_id < 15
+
+
+async def test_an_episode_of_another_log_hides_nothing_that_was_said(world: World) -> None:
+    """S1-15: it says that more is summed up than there is, as one that was copied by hand may."""
+    foreign = EpisodicItem(id="ep_x", ts=1.0, summary="They sailed.", as_of_seq=10**9)
+    async with world.connect() as sessions, sessions.open("ada") as session:
+        session.accept([item_entry(foreign)])
+        await talk(session, 3)
+        assert (await managed(session).compact("Be kind.")).turn_ids == ("turn_0001", "turn_0002")
+        told = [one.text for one in session.context() if one.role == "user"]
+        assert "They sailed." in told[0]
+        assert told[1:] == ["q2"]

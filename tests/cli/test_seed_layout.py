@@ -208,3 +208,66 @@ def test_a_context_that_is_older_than_the_traces_is_made_anew(
     assert [context[0].role, context[0].text] == ["system", "Be kind."]
     assert "Memory of earlier turns" in context[1].text
     assert context[-1].text == "One more thing."
+
+
+BASE = {"ts": 1778739886.449, "turn_id": "turn_0001", "content": ""}
+TOOL = {"tool_name": "run_bash", "tool_call_id": "call_MD", "tool_args": {"command": "pwd"}}
+THEIRS = [
+    {**BASE, "id": "rt_1", "seq": 1, "trace_type": "user", "content": "Where are we?"},
+    {**BASE, "id": "rt_2", "seq": 2, "trace_type": "tool_call", **TOOL},
+    {**BASE, "id": "rt_3", "seq": 3, "trace_type": "tool_result", **TOOL, "tool_result": "/home"},
+    {**BASE, "id": "rt_4", "seq": 4, "trace_type": "assistant", "content": "In /home."},
+    {**BASE, "id": "rt_5", "seq": 1, "turn_id": "turn_0002", "trace_type": "user", "content": "ok"},
+]
+ABSENT = {"reasoning_content": None, "image_urls": [], "audio_urls": [], "video_urls": []}
+
+
+def theirs(folder: Path, last: dict[str, Any]) -> Path:
+    """Write what another runtime keeps of an agent."""
+    folder.mkdir()
+    said = [("system", "Be terse."), ("user", "Where are we?"), ("assistant", "In /home.")]
+    messages = [{"role": role, "content": text, **ABSENT} for role, text in said]
+    snapshot = {"schema_version": 3, "agent_id": "daily_4771", "epoch_id": 1}
+    files = {
+        "raw_traces_archive.jsonl": THEIRS[:4],
+        "raw_traces.jsonl": THEIRS[4:],
+        "episodic.jsonl": [
+            {"id": "ep_1", "ts": 1.0, "turn_ids": ["turn_0001"], "summary": "pwd", "tags": []}
+        ],
+        "semantic.jsonl": [
+            {"id": "sem_1", "ts": 1.0, "fact": "Home is /home.", "confidence": 0.9, "tags": []}
+        ],
+        "working_context_snapshot.json": [{**snapshot, "messages": [*messages, last]}],
+    }
+    for name, values in files.items():
+        (folder / name).write_text("".join(json.dumps(value) + "\n" for value in values))
+    return folder
+
+
+def test_the_memory_folder_of_another_runtime_becomes_an_agent(
+    command: Command, tmp_path: Path
+) -> None:
+    """S0-9, S0-27, S1-G1: their snapshot is the context if it has what was said last."""
+    last = {"role": "user", "content": "ok", "tool_payload": None, **ABSENT}
+    store = tmp_path / "store"
+    done = command("import", theirs(tmp_path / "in", last), "--store", store, "--json")
+    assert (done.status, done.json["agent"]) == (0, "daily_4771"), done.err
+
+    async def look() -> dict[str, Any]:
+        async with perdure.connect(store, shutdown=QUIET) as sessions:
+            async with sessions.open("daily_4771") as session:
+                said = [json.loads(line) for line in await lines_of(session, EPISODIC)]
+                facts = [json.loads(line) for line in await lines_of(session, SEMANTIC)]
+                history = [one.value.text for one in await session.history()]
+                context = [(one.role, one.text) for one in session.context()]
+                after = read_turns(store_of(session), session.key, after=said[0]["as_of_seq"])
+                tail = [json.loads(one)["content"] async for turn in after for one in turn.messages]
+                return {"facts": facts, "history": history, "context": context, "tail": tail}
+
+    found = anyio.run(look)
+    assert found["history"] == ["Where are we?", "", "", "In /home.", "ok"]
+    assert found["context"][0] == ("system", "Be terse.")
+    assert found["context"][-1] == ("user", "ok")
+    assert len(found["context"]) == 4
+    assert found["tail"] == ["ok"]
+    assert found["facts"][0]["fact"] == "Home is /home."

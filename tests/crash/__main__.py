@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("compaction")
     command = commands.add_parser("effects")
     command.add_argument("--cycles", type=int, help="at points spread evenly; else at every point")
+    command.add_argument("--asks", action="store_true", help="ask, instead of posting")
     command = commands.add_parser("race")
     command.add_argument("--rounds", type=int, default=10)
     command.add_argument("--racers", type=int, default=8)

@@ -15,6 +15,7 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import anyio
 
 from perdure import Message, SessionManager, Shutdown, connect
 from perdure.agent import Agent, AgentConfig, AgentFactory, ScriptedModel, TurnEnded, call, tool
-from perdure.agent.events import EffectUnknown
+from perdure.agent.events import EffectUnknown, ToolStarted
 from perdure.memory.ledger import Policy
 from tests.crash import places
 from tests.crash.forks import Child, Event, Report
@@ -33,6 +34,7 @@ AGENT = "agent"
 QUIET = Shutdown(signals=False)
 POLICIES: tuple[Policy, ...] = ("replay", "ask", "skip")
 Point = Callable[[str], object]
+Kill = Callable[..., tuple[bool, list[Event]]]
 
 
 # the sink
@@ -129,16 +131,23 @@ def config(policy: Policy, port: int, run: str, point: Point, **options: Any) ->
     return AgentConfig(name=AGENT, model=ScriptedModel(says), tools=tools, **options)
 
 
-async def work(sessions: SessionManager, report: Report, made: AgentConfig) -> None:
-    """Post a message, and wait for its answer."""
+async def work(
+    sessions: SessionManager, report: Report, made: AgentConfig, *, asks: bool = False
+) -> None:
+    """Post a message, or ask, and wait for the answer."""
     agent = await AgentFactory(sessions).create_agent(made, agent_id=AGENT)
     async with agent, agent.events() as events:
         report("ready")
-        await agent.post_user_message("mail bea")
-        report("ok", "admitted")
-        async for event in events:
-            if isinstance(event, TurnEnded):
-                break
+        if asks:
+            async for event in agent.stream("mail bea"):
+                if isinstance(event, ToolStarted):  # told once it is durable
+                    report("ok", "admitted")
+        else:
+            await agent.post_user_message("mail bea")
+            report("ok", "admitted")
+            async for event in events:
+                if isinstance(event, TurnEnded):
+                    break
     report("ok", "answered")
 
 
@@ -183,7 +192,7 @@ def mails(arrived: list[dict[str, Any]]) -> int:
 
 
 def kill_at(
-    at: int, policy: Policy, sink: Sink, run: str, backend: str = "asyncio"
+    at: int, policy: Policy, sink: Sink, run: str, *, backend: str = "asyncio", asks: bool = False
 ) -> tuple[bool, list[Event]]:
     """Kill a run at a point; return whether it came to that, and what was wrong or told."""
     with scratch() as top:
@@ -199,7 +208,7 @@ def kill_at(
                 report(*event)
                 reached[event[-1]] = len(wire.calls)
 
-            _run(root, backend, work, tell, made)
+            _run(root, backend, partial(work, asks=asks), tell, made)
             report("calls", reached["ready"] + 1, reached["answered"])
 
         child = Child(program)
@@ -220,7 +229,7 @@ def wrong(
     admitted = ["ok", "admitted"] in events
     history = next((rest[0] for what, *rest in told if what == "history"), [])
     began = "mail bea" in history
-    if admitted and not began:
+    if (admitted or arrived) and not began:
         yield "an admitted message has vanished"
     if began and (history.count("mail bea"), history.count("done")) != (1, 1):
         yield f"the message was not answered once: {history}"
@@ -244,14 +253,17 @@ def _run(root: Path, backend: str, main: Any, report: Report, *arguments: Any) -
     anyio.run(whole, backend=backend)
 
 
-def effects(*, cycles: int | None = None, backend: str = "asyncio") -> dict[str, object]:
+def effects(
+    *, cycles: int | None = None, backend: str = "asyncio", asks: bool = False
+) -> dict[str, object]:
     """Kill at every point under each policy; or so many times, at points that are spread evenly."""
     sink = Sink()
+    kill = partial(kill_at, sink=sink, backend=backend, asks=asks)
     problems: list[str] = []
     figures: Counter[str] = Counter()
     try:
-        for number, (policy, at) in enumerate(_places(cycles, sink, backend)):
-            killed, events = kill_at(at, policy, sink, f"run-{number}", backend)
+        for number, (policy, at) in enumerate(_places(cycles, kill)):
+            killed, events = kill(at, policy, run=f"run-{number}")
             figures["kills"] += killed
             figures["acknowledged"] += sum(event[0] == "ok" for event in events)
             for name in ("unknown", "asked", "resumed"):
@@ -262,9 +274,9 @@ def effects(*, cycles: int | None = None, backend: str = "asyncio") -> dict[str,
     return {**figures, "problems": problems}
 
 
-def _places(cycles: int | None, sink: Sink, backend: str) -> Iterator[tuple[Policy, int]]:
+def _places(cycles: int | None, kill: Kill) -> Iterator[tuple[Policy, int]]:
     """Give the points to kill at: all, or a number of them in even steps."""
-    every = [(policy, at) for policy in POLICIES for at in _points(policy, sink, backend)]
+    every = [(policy, at) for policy in POLICIES for at in _points(policy, kill)]
     if cycles is None:
         yield from every
         return
@@ -275,8 +287,8 @@ def _places(cycles: int | None, sink: Sink, backend: str) -> Iterator[tuple[Poli
 _fresh = itertools.count()
 
 
-def _points(policy: Policy, sink: Sink, backend: str) -> range:
+def _points(policy: Policy, kill: Kill) -> range:
     """Return the points of a run, from before the message is posted to its answer."""
-    _, events = kill_at(0, policy, sink, f"whole-{next(_fresh)}", backend)
+    _, events = kill(0, policy, run=f"whole-{next(_fresh)}")
     first, last = next(rest for what, *rest in events if what == "calls")
     return range(first, last + 1)

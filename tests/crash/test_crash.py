@@ -133,6 +133,13 @@ def test_a_kill_amid_tools_with_effects_doubles_nothing_and_loses_no_message() -
     assert summary["unknown"] > 0
 
 
+def test_a_kill_of_who_asks_leaves_a_turn_that_goes_on_or_nothing() -> None:
+    """S1-G1, 2.1: on trio; a message that is answered at once stands in the log once."""
+    summary = crash("effects", "--asks", "--cycles", "8", "--backend", "trio")
+    assert summary["problems"] == []
+    assert (summary["kills"], summary["resumed"] > 0) == (8, True)
+
+
 def test_readers_beside_a_folding_writer_see_whole_prefixes() -> None:
     summary = crash("readers", "--seconds", "1.5")
     assert summary["problems"] == []

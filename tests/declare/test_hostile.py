@@ -39,6 +39,7 @@ HOSTILE: dict[str, tuple[bytes | str, int, int, str]] = {
     "a tag of one's own": ("version: !mine 1\n", 1, 10, "tag"),
     "a quoted number by a tag": ('version: !!int "1"\n', 1, 10, "tag"),
     "a template without quotes": (KEY + "init: {{ uuid }}\n", 4, 12, r"\{\{ … \}\} into quotes"),
+    "all sessions forgotten": ("version: 1\nretention: {expire_days: 0}\n", 2, 26, "every session"),
     "a password in a query": ('version: 1\nstore: "pg://h?password=hush"\n', 2, 8, "password"),
     "two documents": ("version: 1\n---\nversion: 1\n", 2, 1, "second document"),
     "a directive": ("%YAML 3.0\n---\nversion: 1\n", 1, 1, "not YAML"),

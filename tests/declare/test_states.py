@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -78,3 +79,17 @@ async def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
         with pytest.raises(NotStorableError):
             await states.save_state("tasks", value)
     assert await states.load_state("tasks") == 1
+
+
+async def test_a_key_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """S4-G6: half of a pair, as a broken decoder leaves it."""
+    with pytest.raises(ConfigError, match="surrogate"):
+        await PersistentState(tmp_path).save_state("a\ud800", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_pipe_that_lies_there_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """S4-G6: what runs in the sandbox can make one."""
+    os.mkfifo(tmp_path / "tasks.json")
+    with pytest.raises(CorruptRecordError, match=r"tasks\.json"):
+        await PersistentState(tmp_path).load_state("tasks")

@@ -28,10 +28,12 @@ import msgspec
 
 import perdure
 from perdure import Encoded, Message, Shutdown, ToolCall, ToolResult
+from perdure.codec.json import encode
 from perdure.codec.messages import encode_message
 from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
+from perdure.memory.ledger import OVER, Admitted, Approval, Effect, change_entry
 from perdure.model.keys import SessionKey
-from perdure.model.records import ENDING, EVENT, Entry
+from perdure.model.records import ADMITTED, APPROVAL, EFFECT, ENDING, EVENT, Entry
 from perdure.restore.rebuild import context_entry
 from perdure.session.session import Session
 from perdure.store import Batch, Status
@@ -309,6 +311,33 @@ async def checkpointed(root: Path) -> None:
     async with connected(root, "fourteenth") as sessions:
         opened = await sessions.open("checkpointed")
         await opened.checkpoints.create("behind the fold")
+
+
+@session("begun")
+async def begun(root: Path) -> None:
+    """What an agent has begun and not ended: two messages, an effect, an approval; and some over."""
+    admitted = encode_message(Message.user("Book a berth.")).payload
+    async with connected(root, "fifteenth") as sessions:
+        opened = await sessions.open("begun")
+        for name in ("first", "second", "answered"):
+            entry = Admitted(id=name, message=msgspec.Raw(admitted), at=START, asked=f"{name} turn")
+            opened.accept((Entry(ADMITTED, encode(entry)),))
+        for name in ("mail", "sent"):
+            effect = Effect(
+                id=f"key-{name}", turn="t-1", call=name, tool="send_mail", policy="ask", at=START
+            )
+            opened.accept((Entry(EFFECT, encode(effect)),))
+        approval = Approval(id="ask-1", turn="t-1", call="c-9", tool="open_door", at=START)
+        opened.accept((Entry(APPROVAL, encode(approval)),))
+        opened.accept((change_entry(ADMITTED, "first", turn="t-1", attempts=1),))
+        opened.accept((change_entry(EFFECT, "key-mail", state="begun"),))
+        await opened.save()
+    async with connected(root, "sixteenth") as sessions:
+        opened = await sessions.open("begun")
+        opened.accept((change_entry(ADMITTED, "answered", state=OVER),))
+        opened.accept((change_entry(EFFECT, "key-sent", state=OVER),))
+        opened.accept((change_entry(EFFECT, "key-mail", state="unknown"),))
+        await opened.save()
 
 
 async def write(golden: Path) -> list[str]:

@@ -297,3 +297,19 @@ async def test_title_owner_and_tags_can_be_changed_and_listed(again: Connect) ->
         assert [info.key.agent for info in await sessions.list(tag="x")] == ["b"]
         assert [info.key.agent for info in await sessions.list(owner="bob", tag="z")] == ["a"]
         assert await sessions.list(owner="ada") == []
+
+
+async def test_posts_to_a_session_that_nobody_has_opened_are_forgotten(again: Connect) -> None:
+    """Forgetting leaves nothing that is known of an id."""
+    async with again() as sessions:
+        for session in ("default", "second"):
+            await sessions.post("ada", Message.user("secret"), key="op-1", session=session)
+        await sessions.post("bob", Message.user("stays"), key="op-1")
+        wanted = (SessionKey("ada"), SessionKey("ada", "second"))
+        assert (await sessions.forget(id="ada", dry_run=True)).sessions == wanted
+        assert (await sessions.forget(id="ada")).sessions == wanted
+        assert (await sessions.forget(id="ada")).sessions == ()
+        assert not await sessions.exists("ada")
+        async with sessions.open("ada") as ada, sessions.open("bob") as bob:
+            assert ada.context() == []
+            assert [message.text for message in bob.context()] == ["stays"]

@@ -38,6 +38,7 @@ _MOVES_OPEN = os.name == "posix"
 _TRIES, _PAUSE = 40, 0.005
 _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _DIRECTORY = os.O_RDONLY | _PLAIN | getattr(os, "O_DIRECTORY", 0)
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a pipe that lies there keeps nobody waiting
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 TEMPORARY = ".tmp"
@@ -200,7 +201,7 @@ class Folder:
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, None if it is not there."""
         try:
-            fd = self.open(name)
+            fd = self.open(name, _READ)
         except FileNotFoundError:
             return None
         with open(fd, "rb") as file:

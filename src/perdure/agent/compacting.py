@@ -48,10 +48,14 @@ class Known(msgspec.Struct, frozen=True):
     episodic: Sequence[EpisodicItem] = ()
     semantic: Sequence[SemanticItem] = ()
 
-    @property
-    def as_of_seq(self) -> int:
-        """The last record that is summed up."""
-        return max((item.as_of_seq for item in self.episodic), default=0)
+    def as_of(self, upto: int) -> int:
+        """Return the last record that is summed up in a log of so many.
+
+        An item that names one behind the log's end is not of this log: what was said since has to
+        be seen, even if it is summed up twice.
+        """
+        seqs = (item.as_of_seq for item in self.episodic if item.as_of_seq <= upto)
+        return max(seqs, default=0)
 
 
 class Compacted(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ from perdure.agent.requests import LLMRequest
 from perdure.errors import SessionError
 from perdure.memory.traces import BEGIN
 from perdure.model.messages import Message, ToolResult
+from perdure.session.inside import grouped
 
 __all__ = [
     "BootstrapEventHandler",
@@ -107,7 +108,9 @@ class UserInputMessageEventHandler:
         """Keep a user's message; the results of tools are kept already."""
         if event.message is not None and event.sender == "user":
             message = await received(event.message, context)
-            context.memory.ingest_user_message(message, context.turn_id)
+            with grouped(context.session):
+                seq = context.memory.ingest_user_message(message, context.turn_id)
+                context.ledger.said(seq)
         context.enqueue(LLMUserMessageReadyEvent())
 
 

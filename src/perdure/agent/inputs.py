@@ -85,6 +85,11 @@ class InputQueues:
         """Give back the room that was taken: nothing comes."""
         self._room.release()
 
+    @property
+    def has_posted(self) -> bool:
+        """Whether something waits already."""
+        return bool(self._first or self._inbox)
+
     def put(self, posted: Posted) -> None:
         """Put a message into the inbox."""
         self._inbox.append(posted)

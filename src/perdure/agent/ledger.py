@@ -15,6 +15,7 @@ import anyio
 import msgspec
 
 from perdure._lib.ids import random_id
+from perdure.agent.admitted import whole_ledger
 from perdure.agent.effects import is_unknown
 from perdure.codec.messages import encode_message
 from perdure.errors import SessionError
@@ -30,7 +31,7 @@ from perdure.memory.ledger import (
 )
 from perdure.model.messages import Message, ToolCall
 from perdure.model.records import ADMITTED, APPROVAL, EFFECT, Entry
-from perdure.session.inside import ledger_of, registry_of
+from perdure.session.inside import registry_of
 from perdure.session.session import Session
 
 __all__ = ["AgentLedger", "Decision"]
@@ -64,12 +65,14 @@ class AgentLedger:
         self._clock = clock
         self._book = Ledger()
         self._waiting: dict[str, anyio.Event] = {}
+        self._fresh: dict[str, dict[str, Any]] = {}
+        self._beginning: tuple[str, str] | None = None
         self.underway: set[str] = set()
         """The ids of messages that wait for their turn here, or have it."""
 
     async def load(self) -> None:
         """Read what is under way."""
-        self._book = await ledger_of(self._session)
+        self._book = await whole_ledger(self._session)
 
     # messages
 
@@ -78,8 +81,14 @@ class AgentLedger:
         """Messages whose turn has not ended, the running one's among them; oldest first."""
         return self._book.messages()
 
-    def admit(self, message: Message, asked: str | None) -> str | None:
+    def admit(self, message: Message, asked: str | None, *, at_once: bool = False) -> str | None:
         """Note a message before it waits for its turn; return its entry's id.
+
+        Args:
+            message: What the user says.
+            asked: The turn's id, where whoever posted it chose one.
+            at_once: Whether its turn begins now, and nobody is told before that it was admitted: it
+                is noted by `said` then, and stands in the log once.
 
         Raises:
             NotStorableError: It cannot be stored.
@@ -100,11 +109,30 @@ class AgentLedger:
         if asked is not None:
             fields["asked"] = asked
         name = random_id()
-        self._change(ADMITTED, name, **fields)
+        if at_once:
+            self._fresh[name] = fields
+        else:
+            self._change(ADMITTED, name, **fields)
         return name
+
+    def keep(self, id: str | None) -> None:
+        """Note a message whose turn does not begin at once after all."""
+        fields = self._fresh.pop(id or "", None)
+        if id is not None and fields is not None:
+            self._change(ADMITTED, id, **fields)
+
+    def said(self, seq: int) -> None:
+        """Note that the running turn has its message, in the record before: make it one group."""
+        name, turn = self._beginning or ("", "")
+        fields = self._fresh.pop(name, None)
+        if fields is not None:
+            message = bytes(fields.pop("message"))
+            self._change(ADMITTED, name, **fields, turn=turn, attempts=1, seq=seq)
+            self._book.fill(name, message)
 
     def begin(self, id: str | None, turn: str) -> None:
         """Note that a message's turn has begun; what was half done before is passed over."""
+        self._beginning = None if id is None else (id, turn)
         for one in self.messages:
             if one.id == id:
                 self._change(ADMITTED, id, turn=turn, attempts=one.attempts + 1, error=None)
@@ -124,7 +152,12 @@ class AgentLedger:
     def closing(self, id: str | None, turn: str, *, how: str) -> tuple[Entry, ...]:
         """Return what to append with the end of a message's turn."""
         rest = self._leftovers(turn)
-        return rest if id is None else (*rest, self._noted(ADMITTED, id, state=OVER, how=how))
+        was_noted = id is not None and self._fresh.pop(id, None) is None
+        return (
+            rest
+            if id is None or not was_noted
+            else (*rest, self._noted(ADMITTED, id, state=OVER, how=how))
+        )
 
     def failing(self, id: str | None, error: BaseException) -> tuple[Entry, ...]:
         """Return what to append with the end of a turn that has failed."""

@@ -301,7 +301,7 @@ class MemoryManager:
         await self.session.save()  # the turns are read from the store
         known = Known(await self.retriever.episodic(), await self.retriever.semantic())
         compacting = self._compacting()
-        blocks = self._raw.blocks(known.as_of_seq, upto, current, compacting)
+        blocks = self._raw.blocks(known.as_of(upto), upto, current, compacting)
         async with aclosing(blocks) as turns:
             found = await compacting.run(
                 turns,

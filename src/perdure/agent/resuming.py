@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from perdure.agent.admitted import whole_ledger
 from perdure.agent.context import AgentContext
 from perdure.agent.effects import Progress, is_unknown, progress
 from perdure.agent.events import (
@@ -25,7 +26,7 @@ from perdure.codec.tags import Types
 from perdure.memory.ledger import Admitted, Approval, Effect
 from perdure.memory.traces import newest_turns
 from perdure.restore.report import RestoreStep
-from perdure.session.inside import ledger_of, registry_of, store_of
+from perdure.session.inside import registry_of, store_of
 from perdure.session.session import Session
 from perdure.session.view import SessionView
 
@@ -58,7 +59,7 @@ class OpenMatters(msgspec.Struct, frozen=True):
 
 async def open_matters(session: Session | SessionView) -> OpenMatters:
     """Return what is under way in a session: for whoever looks at it without its agent."""
-    ledger, types = await ledger_of(session), registry_of(session)
+    ledger, types = await whole_ledger(session), registry_of(session)
     left = tuple(_unfinished(one, types) for one in ledger.messages())
     return OpenMatters(left, ledger.effects(), ledger.approvals())
 

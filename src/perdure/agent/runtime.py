@@ -38,6 +38,7 @@ class AgentRuntime:
     """
 
     def __init__(self, *, dispatcher: WorkerEventDispatcher | None = None) -> None:
+        self._is_usual = dispatcher is None
         self._dispatcher = dispatcher or WorkerEventDispatcher(usual_handlers())
         self._listeners: list[EventStream] = []
         self._host: Host | None = None
@@ -95,13 +96,20 @@ class AgentRuntime:
         try:
             admitted = None
             if event.message is not None:
-                admitted = context.ledger.admit(event.message, event.turn_id)
+                # Whoever streams is told of it by the turn, which has the message then.
+                at_once = stream is not None and self._is_idle(inputs)
+                admitted = context.ledger.admit(event.message, event.turn_id, at_once=at_once)
         except BaseException:
             inputs.no_room_needed()
             raise
         if admitted is not None:
             context.ledger.underway.add(admitted)
         inputs.put(Posted(event, stream, admitted))
+
+    def _is_idle(self, inputs: InputQueues) -> bool:
+        """Whether a message's turn begins at once, and nothing is done with it before it does."""
+        busy = self.worker is None or self.worker.busy or inputs.has_posted
+        return self._is_usual and not (busy or self._of.config.input_processors)
 
     async def resume(self, found: Sequence[Unfinished]) -> tuple[EventStream, ...]:
         """Go on with messages that were not answered, ahead of the inbox; return their events.

@@ -195,6 +195,7 @@ class AgentWorker:
             ended = over.event(context.session.durable_version)
         finally:
             self._turn_scope = None
+            self._keep(posted)
         if posted.admitted is not None:
             context.ledger.underway.discard(posted.admitted)
         self.emit(ended)
@@ -248,11 +249,17 @@ class AgentWorker:
     def _left_by(self, error: BaseException, posted: Posted, turn_id: str) -> tuple[Entry, ...]:
         """Return what the ledger has to say of a turn that has not come to its end."""
         ledger = self._context.ledger
+        self._keep(posted)
         if isinstance(error, Exception):
             return ledger.failing(posted.admitted, _innermost(error))
         if self._by_hand:
             return ledger.closing(posted.admitted, turn_id, how="interrupted")
         return ()  # stopped with the agent, which goes on with it when it comes back
+
+    def _keep(self, posted: Posted) -> None:
+        """Note a message that its turn does not have, so that it is found again."""
+        if self._context.session.is_writable:
+            self._context.ledger.keep(posted.admitted)
 
     def _close_calls(self) -> None:
         """Close the calls that a turn leaves without a result, if that can be kept."""
@@ -271,6 +278,7 @@ class AgentWorker:
             request.done.set()
 
     def _refuse(self, posted: Posted) -> None:
+        self._keep(posted)
         error = self.error or SessionClosedError(
             f"agent {self._context.agent_id!r} stopped before it came to this message: it is "
             "kept, and found when the agent comes back"

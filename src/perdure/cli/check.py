@@ -43,7 +43,8 @@ def check(
 
     Args:
         id: The agent's id. Default: every session of the store, or of the tenant.
-        repair: Rebuild the documents of sessions whose log is sound and whose documents are not.
+        repair: Rebuild the documents of sessions whose log is sound and whose documents are not,
+            and what `ls` lists and chooses by.
         gc: Set aside the blobs that no session reaches, and remove those that were set aside
             a grace period ago.
         grace: Hours that a blob has to be old for that.
@@ -56,7 +57,10 @@ def check(
 
 async def _check(id: str | None, *, repair: bool, grace: float | None, where: Named) -> int:
     blobs: list[Garbage] = []
+    index = Index()
     async with opened(where.store) as store:
+        if repair and id is None:
+            index.entries = await rebuilt_directory(store)
         if id is None:
             tenants = [where.tenant] if where.tenant else await store.tenants()
             keys = [key for tenant in tenants for key in await _keys(store, tenant)]
@@ -73,11 +77,14 @@ async def _check(id: str | None, *, repair: bool, grace: float | None, where: Na
     repaired: list[Repair] = []
     if repair:
         repaired = [await _repair(where, seen) for seen in audits if seen.repairable]
-    report = _report(location, audits, repaired, blobs)
+        folded = [await _repair(where, seen) for seen in audits if _is_unlisted(seen)]
+        index.folded = sum(one.error is None for one in folded)
+    report = {**_report(location, audits, repaired, blobs), "index": index}
     if where.json:
         print_json(report)
     else:
         _print(report, audits, repaired, repair=repair)
+        _print_index(index)
         for one in blobs:
             _print_blobs(one)
     return 1 if report["problems"] else 0
@@ -143,6 +150,38 @@ class Repair(msgspec.Struct, frozen=True):
     """Problems that are still there."""
     error: str | None = None
     """Why it was not repaired."""
+
+
+class Index(msgspec.Struct):
+    """What was made anew of what a listing shows."""
+
+    folded: int = 0
+    """Sessions of which nothing was folded, so that a listing knew no more than their ids."""
+    entries: int | None = None
+    """Sessions that the store's own directory has now; None for a store that keeps none."""
+
+
+async def rebuilt_directory(store: Store) -> int | None:
+    """Make a store's directory anew, if it keeps one beside the sessions; also a wrapped one's."""
+    inner: Any = store
+    while inner is not None:
+        rebuild = getattr(inner, "rebuild_directory", None)
+        if rebuild is not None:
+            entries: int = await rebuild()
+            return entries
+        inner = getattr(inner, "_store", None)
+    return None
+
+
+def _is_unlisted(seen: Audit) -> bool:
+    return not seen.problems and not seen.documents and seen.records > 1
+
+
+def _print_index(index: Index) -> None:
+    if index.entries is not None:
+        say(f"index: the directory was made anew: {index.entries} sessions")
+    if index.folded:
+        say(f"index: {index.folded} sessions folded, of which a listing knew only the ids")
 
 
 async def _repair(where: Named, seen: Audit) -> Repair:

@@ -227,7 +227,8 @@ def _encoded(key: str, value: Any) -> bytes:
     data, types = encode_value(value, at=f"config.{key}")
     if types:
         path, tag = next(iter(types.items()))
-        message = f"config.{key}: the {tag} at {path or '/'} is not JSON: convert it first"
+        where = f"config.{key}{path}".rstrip("/")
+        message = f"the {tag} at {where} is not JSON: convert it first"
         raise NotStorableError(message, key=key)
     if len(data) > MAX_VALUE_BYTES:
         message = (
@@ -242,5 +243,7 @@ def _encoded(key: str, value: Any) -> bytes:
 
 def _unknown(key: str, keys: Mapping[str, ConfigKey]) -> UnknownConfigKeyError:
     known = ", ".join(list(keys)[:10]) if keys else "it declares nothing"
-    message = f"config: {key!r} is not declared in persistence.yaml ({known}): declare it there"
+    message = (
+        f"config: {key[:60]!r} is not declared in persistence.yaml ({known}): declare it there"
+    )
     return UnknownConfigKeyError(message, key=key)

@@ -188,6 +188,9 @@ def retention_in(node: Node, problems: Problems) -> Retention | None:
     """Return what of the history is kept."""
     fields = _fields(node, problems, "retention", tuple(_RETENTION))
     settings = _typed(fields, "retention", _RETENTION, problems)
+    if settings.get("expire_days") == 0:
+        said = "0 would forget every session: leave expire_days out to forget none"
+        problems.add(fields["expire_days"], said)
     return _made(node, problems, lambda: Retention(**settings), None) if settings else None
 
 

@@ -38,7 +38,9 @@ def check_state_key(key: str, reserved: Collection[str] = (DOCUMENT,)) -> str:
         why = "give text of at least one character, with no empty step between slashes"
     elif key in reserved:
         why = "it is reserved"
-    elif len(key.encode(errors="replace")) > MAX_ID_BYTES:
+    elif any("\ud800" <= char <= "\udfff" for char in key):
+        why = "it holds a lone surrogate, which is not text"
+    elif len(key.encode()) > MAX_ID_BYTES:
         why = f"it is longer than {MAX_ID_BYTES} bytes"
     if why is not None:
         message = f"the state's key {str(key)[:60]!r} does not fit: {why}"

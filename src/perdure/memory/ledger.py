@@ -47,8 +47,10 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     """A message that was posted to an agent, and whose turn has not ended."""
 
     id: str
-    message: msgspec.Raw
-    """As it is stored."""
+    message: msgspec.Raw = msgspec.Raw(b"")
+    """As it is stored; empty where it stands in its turn, and nowhere else."""
+    seq: int | None = None
+    """The record that it stands in then."""
     at: float
     """Seconds since 1970."""
     asked: str | None = None
@@ -144,6 +146,14 @@ class Ledger:
     def messages(self) -> tuple[Admitted, ...]:
         """Return the messages that are not answered."""
         return tuple(_typed(one, Admitted) for one in self._document.messages.values())
+
+    def fill(self, id: str, message: bytes | None) -> None:
+        """Take in a message that stands in its turn; None if it is there no more."""
+        entries = self._document.messages
+        if message is None:
+            entries.pop(id, None)
+        else:
+            entries[id] = {**entries[id], "message": msgspec.Raw(message)}
 
     def effects(self) -> tuple[Effect, ...]:
         """Return the effects whose outcome is not known."""

@@ -14,7 +14,7 @@ from perdure.model.records import META
 from perdure.session.lineage import Lineage
 from perdure.store import SessionInfo
 
-__all__ = ["Chosen", "chosen"]
+__all__ = ["Chosen", "chosen", "only_posted_to"]
 
 _PAGE = 500
 
@@ -52,6 +52,19 @@ async def chosen(store: Lineage, wanted: Chosen) -> list[SessionKey]:
             if await _fits(store, info, wanted):
                 found.append(key)
     return found
+
+
+async def only_posted_to(store: Lineage, wanted: Chosen) -> list[SessionKey]:
+    """Return the sessions of an id that nobody has opened yet, and something waits for."""
+    if wanted.id is None or wanted.owner is not None or wanted.tag is not None:
+        return []
+    return [
+        key
+        for key in await store.waiting()
+        if (key.tenant, key.agent) == (wanted.tenant, wanted.id)
+        and wanted.session in (None, key.session)
+        and await store.head(key) == 0
+    ]
 
 
 async def _fits(store: Lineage, info: SessionInfo, wanted: Chosen) -> bool:

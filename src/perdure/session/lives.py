@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from perdure.errors import ConfigError
 from perdure.model.keys import DEFAULT_SESSION, SessionKey, require_filters
-from perdure.session.choosing import Chosen, chosen
+from perdure.session.choosing import Chosen, chosen, only_posted_to
 from perdure.session.forgetting import ForgetReport, Forgetter
 from perdure.session.forking import Forked, Forker
 from perdure.session.options import OnHeld
@@ -238,6 +238,7 @@ class Lives(ABC):
 
 async def _forget(acts: Acts, wanted: Chosen, terms: Terms, *, dry_run: bool) -> ForgetReport:
     keys = await chosen(acts.tending.store, wanted)
+    keys += await only_posted_to(acts.tending.store, wanted)
     return await acts.forgetter.forget(keys, wanted.tenant, terms, dry_run=dry_run)
 
 

@@ -24,7 +24,7 @@ from perdure.memory.index import Index
 from perdure.memory.values import Values
 from perdure.model.base import Base
 from perdure.model.checkpoints import CHECKPOINTS
-from perdure.model.keys import SessionKey
+from perdure.model.keys import DEFAULT_SESSION, SessionKey
 from perdure.model.records import TURN
 from perdure.session.asof import folded_at
 from perdure.session.folding import put_blobs
@@ -131,17 +131,24 @@ class Pruner:
     async def _expired(
         self, retention: Retention, keys: list[SessionKey] | None, tenant: str, now: float
     ) -> list[SessionKey]:
+        """Return who goes; a default session, which keeps what all share, not before the others."""
         if retention.expire_days is None:
             return []
         found, after = list[SessionKey](), None
+        used = {key.agent for key in self._tending.runtime.sessions if key.tenant == tenant}
         while page := await self._store.sessions(tenant=tenant, after=after, limit=500):
             after = page[-1].key
-            found += [
-                info.key
-                for info in page
-                if is_expired(info, retention, now) and (keys is None or info.key in keys)
-            ]
-        return [key for key in found if key not in self._tending.runtime.sessions]
+            for info in page:
+                if not is_expired(info, retention, now):
+                    used.add(info.key.agent)
+                elif keys is None or info.key in keys:
+                    found.append(info.key)
+        return [
+            key
+            for key in found
+            if key not in self._tending.runtime.sessions
+            and not (key.session == DEFAULT_SESSION and key.agent in used)
+        ]
 
     async def _prune(
         self, key: SessionKey, cut: _Cut, terms: Terms, *, dry_run: bool

@@ -34,7 +34,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         keep_turns: The newest turns of each session stay.
         keep_days: Turns that ended within these days stay.
-        expire_days: Sessions that were not used for so many days are forgotten.
+        expire_days: Sessions that were not used for so many days are forgotten; an agent's default
+            session, which keeps what all of them share, not before the others.
 
     Raises:
         ConfigError: A value does not fit, or there is none.

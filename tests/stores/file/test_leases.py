@@ -379,3 +379,23 @@ async def test_a_race_is_lost_with_both_numbers(store) -> None:
     await take(store)
     with pytest.raises(LeaseHeldError, match=r"at epoch 1, not at 0"):
         await store.acquire(KEY, after=0)
+
+
+async def test_a_heartbeat_that_was_cut_short_leaves_nothing_for_good(
+    root: Path, open_store
+) -> None:
+    """What a writer may still be at stays; the rest goes when a store is opened, or scrubbed."""
+    owners = root / "owners"
+    owners.mkdir(parents=True, mode=0o700)
+    root.chmod(0o700)
+    old, new = owners / ".old.tmp", owners / ".new.tmp"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    store = await open_store("one")
+    assert (old.exists(), new.exists()) == (False, True)
+    await store.scrub()
+    assert new.exists()
+    os.utime(new, (0, 0))
+    await store.scrub()
+    assert not new.exists()

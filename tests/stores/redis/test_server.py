@@ -11,6 +11,7 @@ import pytest
 from perdure import Message, Shutdown, connect
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.model.keys import SessionKey
+from perdure.model.records import MESSAGE
 from perdure.store import Batch, Posted, Status
 from perdure.stores.redis import RedisStore
 from perdure.testing.conformance._kit import (
@@ -175,12 +176,16 @@ async def test_the_listing_is_made_anew_from_the_sessions(
     await take(neighbor, SessionKey("somebody else's"))
     before = [await store.sessions(tenant=tenant) for tenant in ("", "t")]
     prefix = url.partition("prefix=")[2]
-    for name in ("{@}:sessions", "{@t}:sessions", "tenants"):
+    waiting = [SessionKey("a/{b}:c", "s", "t"), SessionKey("agent 1")]
+    for key in waiting:
+        await store.post(key, [Posted("op", MESSAGE, b"{}", 1.0)])
+    for name in ("{@}:sessions", "{@t}:sessions", "tenants", "posted"):
         assert server.say("DEL", f"{prefix}:{name}") == b":1"
-    assert await store.sessions() == []
+    assert await store.sessions() == await store.waiting() == []
     assert await store.rebuild_directory() == len(keys) - 1
     assert [await store.sessions(tenant=tenant) for tenant in ("", "t")] == before
     assert await store.tenants() == ["", "t"]
+    assert await store.waiting() == sorted(waiting)
 
 
 async def test_a_store_may_be_closed_in_another_task_than_it_was_opened_in(url: str) -> None:

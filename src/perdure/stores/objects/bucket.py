@@ -43,6 +43,8 @@ class Bucket(ABC):
     when the call returns. Writes are never sent a second time by a bucket: whether the first one
     arrived, only the caller can find out. Reads may be.
 
+    Names differ by case, and are in the order of their characters' codes, as bytes are.
+
     Any method may raise `StoreUnavailableError`, and nothing else that is foreseen. Its fact
     ``unwritten=True`` says that nothing was written; without it, a write is taken as in doubt.
     """
@@ -104,5 +106,8 @@ class Bucket(ABC):
         return [function(item) for item in items]
 
     def close(self) -> None:
-        """Let go of connections and threads."""
+        """Let go of connections and threads.
+
+        Calls that were abandoned may still be running: they may fail, and must not crash.
+        """
         return

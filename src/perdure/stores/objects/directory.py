@@ -18,13 +18,13 @@ from perdure.errors import StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import About
 from perdure.store import SessionInfo
-from perdure.stores.objects import heads, inbox, layout, leases, reading
+from perdure.stores.objects import heads, inbox, layout, leases, reading, tenancy
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.framing import GONE
 from perdure.stores.objects.heads import Head
 from perdure.stores.objects.writing import Writer, lost
 
-__all__ = ["Wanted", "delete", "emptied", "scrub", "sessions"]
+__all__ = ["Wanted", "delete", "emptied", "rebuilt", "scrub", "sessions"]
 
 _WINDOW = 32
 _TRIES = 50
@@ -120,6 +120,16 @@ def _info(bucket: Bucket, key: SessionKey) -> SessionInfo | None:
         tags=about.tags,
         turns=0 if manifest is None else manifest.counters.get("turns", 0),
     )
+
+
+def rebuilt(bucket: Bucket) -> int:
+    """Enter all sessions into the directory, by a walk over their heads; return how many."""
+    places = [f"s/{folder}/head" for folder in bucket.folders("s/")]
+    found = zip(places, bucket.many(bucket.get, places), strict=True)
+    there = [heads.decode(place, one.data, None) for place, one in found if one is not None]
+    living = [head for head in there if not head.deleted]
+    bucket.many(lambda head: tenancy.enter(bucket, head.key, head.life), living)
+    return len(living)
 
 
 def delete(bucket: Bucket, writer: Writer) -> None:

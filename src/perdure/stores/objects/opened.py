@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple, final
@@ -51,18 +52,31 @@ class Opened:
 
     @classmethod
     async def enter(cls, make: Callable[[], Bucket], location: str, owner: str) -> Opened:
-        """Make a bucket, try it out, and become known as an owner."""
-        bucket = make()
+        """Make a bucket, try it out, and become known as an owner; all of it in a thread."""
         wishes = inbox.Wishes()
+        lock, left, made = threading.Lock(), threading.Event(), list[Bucket]()
 
-        def begin() -> None:
-            probing.require_conditions(bucket, location)
-            inbox.heartbeat(bucket, owner, 1, wishes)
+        def begin() -> Bucket:
+            bucket = make()
+            try:
+                probing.require_conditions(bucket, location)
+                inbox.heartbeat(bucket, owner, 1, wishes)
+            except BaseException:
+                bucket.close()
+                raise
+            with lock:
+                made.append(bucket)
+                if left.is_set():  # cancelled: nobody else will
+                    bucket.close()
+            return bucket
 
         try:
-            await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
+            bucket = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
         except BaseException:
-            bucket.close()
+            with lock:
+                left.set()
+                for bucket in made:
+                    bucket.close()
             raise
         return cls(bucket, owner, wishes)
 

@@ -65,7 +65,7 @@ class ObjectStore:
     """Keep sessions as objects in a bucket.
 
     Args:
-        make: Makes the bucket, when the store is opened.
+        make: Makes the bucket, when the store is opened; called in a thread, so it may block.
         location: Where that is, for people: no password in it.
         owner: This store's id as a holder of leases; by default one that nobody can guess.
         capabilities: What the place is: how durable, whether several machines share it, how
@@ -316,6 +316,13 @@ class ObjectStore:
     async def tenants(self) -> list[str]:
         """List the tenants that have sessions or blobs, by name."""
         return await self._hop(tenancy.tenants)
+
+    async def rebuild_directory(self) -> int:
+        """Make the listing anew from the sessions themselves; return how many there are.
+
+        A request or more for each session: only for a listing that lacks some.
+        """
+        return await self._hop(directory.rebuilt)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove what the session owns, as its holder; see the port."""

@@ -16,7 +16,7 @@ from perdure.stores.redis.entries import damaged
 from perdure.stores.redis.leases import Leases
 from perdure.stores.redis.link import Link
 from perdure.stores.redis.log import lost
-from perdure.stores.redis.names import Names, written_key
+from perdure.stores.redis.names import Names, key_in, written_key
 from perdure.stores.redis.scripts import Call, script
 
 __all__ = ["Inbox"]
@@ -75,6 +75,19 @@ class Inbox:
         calls = [Call(b"ZCARD", self._names.places(key).order) for key in keys]
         counts = await self._link.send(calls) if calls else []
         return sorted(key for key, count in zip(keys, counts, strict=True) if count)
+
+    async def rebuild(self) -> None:
+        """Make the set of inboxes anew, by a walk over all keys."""
+        cursor: Any = b"0"
+        while True:
+            scan = Call(b"SCAN", cursor, b"MATCH", self._names.every_inbox, b"COUNT", 1000)
+            ((cursor, found),) = await self._link.send([scan])
+            written = [written_key(key_in(name)) for name in found]
+            calls = [Call(b"ZADD", self._names.posted, 0, one) for one in written]
+            if calls:
+                await self._link.write(calls)
+            if int(cursor) == 0:
+                return
 
     async def forget(self, key: SessionKey) -> None:
         """Forget the name of a session that was deleted, unless something waits again."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -21,6 +21,7 @@ from perdure.model.keys import SessionKey
 __all__ = [
     "Names",
     "Places",
+    "key_in",
     "key_of",
     "member_of",
     "members_between",
@@ -62,6 +63,8 @@ class Names:
         """A sorted set of all sessions that something was posted to, as JSON."""
         self.every_session: str = f"{prefix}:{{*}}:s"
         """A pattern that fits the hash of each session, and nothing else's."""
+        self.every_inbox: str = f"{prefix}:{{*}}:q"
+        """And one for the inboxes in which something waits."""
 
     def _places(self, key: SessionKey) -> Places:
         tag = ":".join(quote(part, safe="") for part in (key.tenant, key.agent, key.session))
@@ -119,6 +122,17 @@ def members_between(prefix: str, after: SessionKey | None) -> tuple[bytes, bytes
     if after is not None and member_of(after) >= begin:
         low = b"(" + member_of(after)
     return low, b"(" + begin + _END
+
+
+def key_in(name: bytes) -> SessionKey:
+    r"""Return the session that a key of the server belongs to.
+
+    >>> key_in(b"perdure:{acme:a%2Fb:default}:q")
+    SessionKey(agent='a/b', session='default', tenant='acme')
+    """
+    tag = name.decode().partition("{")[2].rpartition("}")[0]
+    tenant, agent, session = map(unquote, tag.split(":"))
+    return SessionKey(agent, intern(session), tenant)
 
 
 def written_key(key: SessionKey) -> bytes:

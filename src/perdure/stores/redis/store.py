@@ -298,6 +298,7 @@ class RedisStore:
 
         Walks over all keys of the database: only for a listing that lacks sessions.
         """
+        await self._inbox.rebuild()
         return await self._directory.rebuild()
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
