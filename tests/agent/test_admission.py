@@ -627,6 +627,29 @@ async def test_a_message_that_is_answered_at_once_is_admitted_and_stored_once(
             assert await said(agent) == ["what is it?", "", "done"]
 
 
+async def test_two_that_ask_at_once_are_answered_in_their_order_after_a_kill(
+    memory_world: World, configured: Configure
+) -> None:
+    """S1-4b: the first one's turn has begun when the second one waits; neither is passed over."""
+    model = Blocked()
+    async with memory_world.connect(autosave=None) as sessions:
+        config = configured(model=model)
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            async with anyio.create_task_group() as group:
+                first, second = agent.stream("first"), agent.stream("second")
+                group.start_soon(anext, first)  # posts
+                group.start_soon(anext, second)
+                await model.reached.wait()
+                left = memory_world.killed()
+                model.go.set()
+    async with left.connect() as sessions:
+        config = configured(on_unfinished="resume")
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            await agent.ask("third")
+            texts = [text for text in await said(agent) if not text.startswith("You")]
+            assert texts == ["first", "second", "third"]
+
+
 async def records_of(agent: Agent) -> AsyncIterator[Record]:
     """Give what the store has of an agent."""
     async with aclosing(store_of(agent.session).read_log(agent.session.key)) as log:

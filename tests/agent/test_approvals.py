@@ -176,7 +176,11 @@ async def test_after_a_restart_it_is_still_asked_for(
     assert doors.opened == (["north"] if yes else [])
 
 
-async def test_an_answer_survives_another_kill(world: World, configured: Configure) -> None:
+@pytest.mark.parametrize("approve", [ask, None])
+async def test_an_answer_survives_another_kill(
+    world: World, configured: Configure, approve: Any
+) -> None:
+    """S1-5: also where the agent comes back configured to ask nobody."""
     left = await waiting(world, configured)
     async with left.connect(autosave=None) as sessions:
         config = Doors().config(configured)
@@ -185,7 +189,7 @@ async def test_an_answer_survives_another_kill(world: World, configured: Configu
             again = left.killed()
     doors = Doors()
     async with again.connect() as sessions:
-        config = doors.config(configured)
+        config = doors.config(configured, approve=approve)
         async with await AgentFactory(sessions).restore_agent("ada", config) as agent:
             assert agent.pending_approvals == ()
             await agent.resume()

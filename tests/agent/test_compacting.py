@@ -181,6 +181,38 @@ async def test_what_the_model_reads_beside_the_messages_counts(
     assert 700 < max(model.read) <= 900
 
 
+async def test_the_tools_count_before_the_model_has_said_what_they_take(
+    memory_world: World, configured: Configure
+) -> None:
+    """S1-11: so the first request after a restore keeps the budget, too."""
+    asked: list[int] = []
+
+    async def verbose(hour: int) -> str:
+        return ""
+
+    verbose.__doc__ = "Read the gauge. " * 60  # 200 tokens
+
+    def answer(messages: Sequence[Message]) -> str:
+        asked.append(sum(map(words, messages)))
+        return "It is calm today. " * 10
+
+    config = configured(
+        model=ScriptedModel(answer),
+        tools=[verbose],
+        compaction=CompactionPolicy(max_tokens=600, count_tokens=words),
+    )
+    async with memory_world.connect() as sessions:
+        for number in range(12):
+            make = AgentFactory(sessions).restore_agent if number else None
+            made = (
+                make("ada", config) if make else AgentFactory(sessions).create_agent(config, "ada")
+            )
+            async with await made as agent:
+                await agent.ask(f"This is number {number}.")
+        assert working_context(agent.session).epoch_id >= 1
+    assert 200 < max(asked) <= 400
+
+
 async def test_a_budget_is_kept_where_nothing_that_is_said_is_stored(
     memory_world: World, configured: Configure
 ) -> None:

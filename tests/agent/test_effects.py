@@ -290,6 +290,23 @@ async def anext_history(agent: Agent) -> list[Message]:
     return [item.value for item in await agent.session.history(limit=100)]
 
 
+async def test_a_tool_that_is_blocked_by_now_is_not_called_again(
+    memory_world: World, configured: Configure
+) -> None:
+    """S1-5: whoever blocks a tool after a crash means its unfinished calls, too."""
+    mail, after = Mail(), Mail()
+    left = await killed_amid(memory_world, configured, mail, "replay")
+    async with left.connect() as sessions:
+        config = configured(model=ScriptedModel(mails), tools=[after.tool("replay")])
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            agent.permissions.block("send_mail")
+            await agent.resume()
+            assert after.sent == []
+            results = [one.tool_result for one in agent.session.context() if one.tool_result]
+            assert str(results[-1].error).endswith("the tool 'send_mail' is blocked")
+            assert [one.told for one in agent.unknown_effects] == [True]
+
+
 async def test_skip_leaves_it_and_tells_the_model(
     memory_world: World, configured: Configure
 ) -> None:

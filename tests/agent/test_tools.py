@@ -144,6 +144,16 @@ async def test_a_plain_function_runs_in_a_thread_of_its_own() -> None:
     assert (await run(where, {})).result != threading.get_ident()
 
 
+async def test_a_plain_function_that_hangs_takes_no_thread_of_anybody_else() -> None:
+    def borrowed() -> float:
+        return anyio.from_thread.run_sync(of_all)
+
+    def of_all() -> float:
+        return anyio.to_thread.current_default_thread_limiter().borrowed_tokens
+
+    assert (await run(borrowed, {})).result == 0
+
+
 async def test_a_tool_that_takes_too_long_is_a_result_with_an_error() -> None:
     async def waits() -> None:
         await anyio.sleep_forever()

@@ -30,8 +30,9 @@ from perdure.checkpoints.pair import (
 from perdure.checkpoints.playing import replay_files
 from perdure.checkpoints.replay import Item, Replay, ReplayReport, Row
 from perdure.errors import ConfigError, ReplayDivergedError, ReplayError
+from perdure.model.checkpoints import Given
 from perdure.model.events import KernelEvent
-from perdure.model.records import EVENT, Entry
+from perdure.model.records import CHECKPOINT, EVENT, Entry
 from perdure.session.pairs import export_pair, import_pair
 
 
@@ -549,3 +550,53 @@ async def test_a_replay_that_nobody_waits_for_is_told_to_end(
     cancelled.set()
     await anyio.to_thread.run_sync(ended.wait, 10)
     assert asked == [True, False]
+
+
+async def test_a_checkpoint_that_was_changed_in_the_log_is_found() -> None:
+    """S3-10 S3-G3: also where the log and the document agree on the changed one."""
+    async with perdure.connect("memory:") as sessions:
+        async with sessions.open("ada") as session:
+            made = await session.checkpoints.create("real", {"balance": 10})
+            forged = msgspec.structs.replace(
+                made,
+                id=2,
+                timestamp=made.timestamp + 2,
+                event_seq=session.version,
+                previous=made.hash,
+                state=Given(value=msgspec.Raw(b'{"balance":99}'), size=14),
+            )
+            told = event(
+                made.timestamp + 3, "snapshot_created", label="real", detail={"snapshot": 2}
+            )
+            made_entry = Entry(CHECKPOINT, msgspec.json.encode(forged), end=False)
+            session.accept((made_entry, Entry(EVENT, msgspec.json.encode(told))))
+            await session.save()
+        view = await sessions.load("ada")
+        assert view is not None
+        report = await view.events.replay()
+    assert report.problems == (
+        "checkpoint 2: it was changed: its hash is not that of what it says",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((5,), "kind must be text"),
+        (("",), "at least one character"),
+        (("custom", 7), "label must be text"),
+        (("custom", None, [1]), "detail must be a dict"),
+        (("snapshot_created", "x", {"snapshot": 9}), r"checkpoints\.create"),
+    ],
+)
+async def test_an_event_that_could_not_be_read_again_is_refused(
+    given: tuple[Any, ...], says: str
+) -> None:
+    """S3-12: written, it would be one that is missing, or a checkpoint that never was."""
+    async with perdure.connect("memory:") as sessions, sessions.open("ada") as session:
+        with pytest.raises(ConfigError, match=says):
+            session.events.emit(*given)
+        session.events.emit("custom", "on")
+        await session.save()
+        report = await session.events.replay(strict=True)
+    assert report.events == 1

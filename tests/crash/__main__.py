@@ -96,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--every", type=int, default=1)
     command = commands.add_parser("readers")
     command.add_argument("--seconds", type=float, default=3.0)
+    commands.choices["compaction"].add_argument("--every", type=int, default=1)
     for name in ("compaction", "effects"):
         commands.choices[name].add_argument(
             "--backend", choices=["asyncio", "trio"], default="asyncio"

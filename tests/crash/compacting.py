@@ -200,8 +200,8 @@ class Kills:
         ((_, self._turn),) = first.wait()
         self.whole: Run = self._on_a_copy("whole", [Place("disk", 0)])[0]
 
-    def every_step(self) -> Iterator[tuple[str, Run, Run]]:
-        """Kill at each step; then go on with what is left."""
+    def steps(self, every: int) -> Iterator[tuple[str, Run, Run]]:
+        """Kill at each step, or at every so manyth; then go on with what is left."""
         calls, lines = self.whole.said("calls"), self.whole.said("lines")
         places: list[Place] = [Place("disk", at) for at in range(1, len(calls) + 1)]
         places += [Place("torn", at) for at, name in enumerate(calls, 1) if name == "write"]
@@ -211,7 +211,7 @@ class Kills:
             for line in range(1, count + 1)
         ]
         places += [Place("loop", at) for at in range(1, self.whole.said("steps") + 1)]
-        for place in places:
+        for place in places[::every]:
             died, after = self._on_a_copy("-".join(map(str, place)), [place, Place("disk", 0)])
             yield " ".join(map(str, place)), died, after
 
@@ -253,14 +253,14 @@ def problem_of(what: str, died: Run, after: Run, whole: Run) -> list[str]:
     ]
 
 
-def compaction(backend: str = "asyncio") -> dict[str, object]:
-    """Kill a turn with a compaction in it at every step."""
+def compaction(backend: str = "asyncio", every: int = 1) -> dict[str, object]:
+    """Kill a turn with a compaction in it at every step, or at every so manyth."""
     with scratch() as top:
         kills = Kills(top, backend)
         whole = kills.whole
         if whole.said("remembered") is None:
             return {"kills": 0, "problems": [f"it does not go on at all: {whole.events}"]}
-        runs = list(kills.every_step())
+        runs = list(kills.steps(every))
     return {
         "kills": sum(died.killed for _, died, _ in runs),
         "acknowledged": sum(after.said("remembered") is not None for _, _, after in runs),

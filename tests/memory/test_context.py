@@ -123,3 +123,15 @@ def test_a_snapshot_is_a_function_of_what_it_holds() -> None:
     context.feed(1, "message", b'{"role":"user","content":"a"}')
     made = b"default".decode()  # equal to the default, and another object
     assert context.snapshot("ada", made) == context.snapshot("ada", "default")
+
+
+def test_a_snapshot_that_was_rebuilt_in_the_future_was_rebuilt_by_its_last_record() -> None:
+    """Else whoever asks what came since would wait for that record forever."""
+    context = WorkingContext(1_000)
+    context.feed(3, MESSAGE, message(MESSAGE, 1))
+    snapshot = msgspec.json.decode(context.snapshot("ada", "default"), type=Snapshot)
+    snapshot.rebuilt_at = 10**9
+    again = WorkingContext.of_snapshot(snapshot, 1_000)
+    assert again.rebuilt_at == 3
+    assert again.since(3) == []
+    assert again.since(2) is None

@@ -238,15 +238,12 @@ async def test_a_default_session_expires_with_the_last_of_its_agents_sessions() 
     backing = MemoryBacking(clock=lambda: now[0])
     async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
         for name in ("default", "long ago"):
-            async with sessions.open("gus", session=name) as session:
-                session.append(Message.user("hello"))
+            await converse(sessions, "gus", "one", session=name)
         await converse(sessions, "ann", "one")
         now[0] = 4e9  # long after the real time, by which the age is measured
-        async with sessions.open("gus", session="today") as session:
-            session.append(Message.user("hello"))
+        await converse(sessions, "gus", "one", session="today")
         report = await sessions.prune(Retention(expire_days=90))
         assert [str(key) for key in report.expired] == ["ann", "gus/long ago"]
-        now[0] = 0.0
         await sessions.delete("gus", session="today")
         report = await sessions.prune(Retention(expire_days=90))
         assert [str(key) for key in report.expired] == ["gus"]

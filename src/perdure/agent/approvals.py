@@ -13,7 +13,7 @@ from perdure.agent.context import AgentContext
 from perdure.agent.events import ApprovalRequested
 from perdure.model.messages import ToolCall
 
-__all__ = ["must_ask", "refusal"]
+__all__ = ["barred", "must_ask", "refusal"]
 
 
 def must_ask(call: ToolCall, context: AgentContext) -> bool:
@@ -22,19 +22,29 @@ def must_ask(call: ToolCall, context: AgentContext) -> bool:
     return is_open and context.config.approve is not None
 
 
-async def refusal(call: ToolCall, context: AgentContext) -> str | None:
-    """Return why a tool may not run, None if it may."""
+def barred(call: ToolCall, context: AgentContext) -> str | None:
+    """Return why a tool may not run whoever says so, None if it may."""
     plugins, name = context.plugins, call.name
     if not plugins.tools.is_enabled(name):
         return f"the tool {name!r} is disabled"
-    verdict = plugins.permissions.verdict(name)
-    if verdict == "blocked":
+    if plugins.permissions.verdict(name) == "blocked":
         return f"the tool {name!r} is blocked"
-    approve = context.config.approve
-    if verdict == "allowed" or approve is None:
-        return None
+    return None
+
+
+async def refusal(call: ToolCall, context: AgentContext) -> str | None:
+    """Return why a tool may not run, None if it may."""
+    why = barred(call, context)
+    if why is not None:
+        return why
+    plugins, name, approve = context.plugins, call.name, context.config.approve
+    is_allowed = plugins.permissions.verdict(name) == "allowed"
     known = context.ledger.approval_of(context.turn_id, call)
-    if known is not None or approve == "ask":
+    if known is not None and (known.answer is not None or not is_allowed):
+        return await _asked(call, context)  # whoever was asked decides, whatever is configured now
+    if is_allowed or approve is None:
+        return None
+    if approve == "ask":
         return await _asked(call, context)
     try:
         answer = approve(call, context)

@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from perdure.agent import capabilities
-from perdure.agent.approvals import must_ask, refusal
+from perdure.agent.approvals import barred, must_ask, refusal
 from perdure.agent.context import AgentContext
 from perdure.agent.effects import SKIPPED, Verdict, is_intact, verdict
 from perdure.agent.events import EffectUnknown, ToolFinished, ToolStarted
@@ -91,17 +91,25 @@ async def _outcome(planned: Planned, context: AgentContext) -> tuple[str, ToolRe
         context.emit(EffectUnknown(agent_id=context.agent_id, effect=effect))
         effect = planned.effect = await context.ledger.decided(effect)
         what = "again" if effect.decision == "replay" else effect.decision or "skip"
-    if what == "run":
-        refused = await refusal(call, context)
-        if refused is not None:
-            return "refused", _failed(call, refused)
     if what in {"run", "again"}:
-        return await _run(planned, context)
+        refused = await _refused(what, call, context)
+        return refused or await _run(planned, context)
     if what == "done" and effect is not None:
         return "done", ToolResult(call.id, call.name, decode(bytes(effect.result)))
     if what == "skip":
         return "skipped", _failed(call, SKIPPED)
     return "interrupted", _failed(call, INTERRUPTED)
+
+
+async def _refused(
+    what: Verdict, call: ToolCall, context: AgentContext
+) -> tuple[str, ToolResult] | None:
+    """Return what comes of a call that may not be made; None if it may."""
+    if what == "run":
+        why = await refusal(call, context)
+        return None if why is None else ("refused", _failed(call, why))
+    why = barred(call, context)  # by now; what the first call has done stays unknown
+    return None if why is None else ("unknown", _failed(call, f"{SKIPPED}: {why}"))
 
 
 async def _run(planned: Planned, context: AgentContext) -> tuple[str, ToolResult]:

@@ -11,7 +11,7 @@ tool call, not the end of a turn. A partial answer is kept and marked when its t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol, final
 
 import anyio
@@ -27,7 +27,7 @@ from perdure.agent.events import (
     ToolResultEvent,
     UserMessageReceivedEvent,
 )
-from perdure.agent.llm.model import Chunk, Reply
+from perdure.agent.llm.model import Chunk, Reply, ToolSpec
 from perdure.agent.processing import received
 from perdure.agent.requests import LLMRequest
 from perdure.errors import SessionError
@@ -153,10 +153,12 @@ class LLMUserMessageReadyEventHandler:
             )
             raise SessionError(text, agent=context.agent_id, turn=context.turn_id)
         context.model_calls += 1
+        specs = context.plugins.tools.offered(context.toolbox.specs)
+        context.memory.note_tools(specs)
         request = await context.assembler.prepare_request(
             context.turn_id, context.state.system_prompt
         )
-        reply = await self._ask(request, context)
+        reply = await self._ask(request, specs, context)
         memory, message = context.memory, reply.message()
         context.last_message = message
         if message.tool_calls:
@@ -169,9 +171,10 @@ class LLMUserMessageReadyEventHandler:
         if memory.compaction_policy.is_due(memory.context_bytes, tokens):
             memory.request_compaction()
 
-    async def _ask(self, request: LLMRequest, context: AgentContext) -> Reply:
+    async def _ask(
+        self, request: LLMRequest, specs: Sequence[ToolSpec], context: AgentContext
+    ) -> Reply:
         reply = Reply()
-        specs = context.plugins.tools.offered(context.toolbox.specs)
         stream = context.model.stream(request.rendered, specs)
         try:
             async with _closing(stream):

@@ -97,7 +97,7 @@ class AgentLedger:
         """
         if not self._keeps_messages:
             return None
-        if self._book.is_full:
+        if not self._book.has_room(len(self._fresh) + 1):
             text = (
                 f"agent {self._session.id!r} has {MOST} messages that are not answered: go on with "
                 "them, resume(), or give up on them, dismiss()"

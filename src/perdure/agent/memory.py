@@ -16,6 +16,7 @@ from typing import final
 import msgspec
 
 from perdure.agent.compacting import Compacted, Compacting, Known, trimmer
+from perdure.agent.llm.model import ToolSpec
 from perdure.agent.raw_turns import RawTurns
 from perdure.agent.turns import TurnTracker
 from perdure.codec.json import encode
@@ -89,6 +90,7 @@ class MemoryManager:
         self._options = options or WorkingContextSnapshotBootstrapOptions()
         self._clock = clock
         self._beside = 0  # tokens of a request that are not counted here
+        self._asked_before = False
 
     # what it is
 
@@ -242,6 +244,14 @@ class MemoryManager:
         if tokens is not None and self.compaction_policy.max_tokens is not None:
             counted = tokens_of(asked_with, self.compaction_policy.count_tokens)
             self._beside = max(tokens - counted, 0)
+            self._asked_before = True
+
+    def note_tools(self, specs: Sequence[ToolSpec]) -> None:
+        """Take note of the tools that the next request has, until the model says what they took."""
+        if self._asked_before or self.compaction_policy.max_tokens is None:
+            return
+        shown = Message.system(msgspec.json.encode(specs, enc_hook=repr).decode())
+        self._beside = self.compaction_policy.count_tokens(shown) if specs else 0
 
     def is_over_budget(self, messages: Sequence[Message]) -> bool:
         """Say whether messages are more than what the model may be asked with."""

@@ -127,7 +127,9 @@ class Tool:
         call = self._bound(arguments, context, idempotency_key)
         if self._is_async:
             return await call()
-        result = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        # A tool that hangs keeps its thread: not one of those that sessions are stored with.
+        alone = anyio.CapacityLimiter(1)
+        result = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=alone)
         return await result if inspect.isawaitable(result) else result
 
     def _bound(self, arguments: Any, context: AgentContext, key: str | None) -> Callable[[], Any]:

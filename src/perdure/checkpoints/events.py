@@ -11,8 +11,8 @@ from perdure.checkpoints.playing import diverged, event_of, replayed
 from perdure.checkpoints.replay import ReplayReport, Row
 from perdure.codec.json import encode
 from perdure.codec.values import lower
-from perdure.errors import NotStorableError
-from perdure.model.events import KernelEvent
+from perdure.errors import ConfigError, NotStorableError
+from perdure.model.events import SNAPSHOT_CREATED, KernelEvent
 from perdure.model.records import EVENT, Entry
 
 __all__ = ["EventReader", "EventStream", "read_events"]
@@ -89,9 +89,12 @@ class EventStream(EventReader):
             detail: What there is to tell of it: JSON.
 
         Raises:
+            ConfigError: The kind or the label is no text, the detail no dict, or the kind is
+                "snapshot_created", which only checkpoints have.
             NotStorableError: The detail is not JSON; the error names path and type.
 
         """
+        _check(kind, label, detail)
         plain, tags = lower(detail or {}, at="detail")
         if tags:
             message = (
@@ -108,6 +111,22 @@ class EventStream(EventReader):
         )
         self._journal.accept((Entry(EVENT, encode(event)),))
         return event
+
+
+def _check(kind: object, label: object, detail: object) -> None:
+    """Refuse what could be written, and never be read as an event again."""
+    if not isinstance(kind, str) or not kind:
+        message = f"an event's kind must be text of at least one character, not {kind!r}"
+        raise ConfigError(message, option="kind")
+    if kind == SNAPSHOT_CREATED:
+        message = f"{kind} is told by checkpoints alone: use session.checkpoints.create"
+        raise ConfigError(message, option="kind")
+    if label is not None and not isinstance(label, str):
+        message = f"an event's label must be text or None, not {label!r}"
+        raise ConfigError(message, option="label")
+    if detail is not None and not isinstance(detail, dict):
+        message = f"an event's detail must be a dict, not a {type(detail).__name__}"
+        raise ConfigError(message, option="detail")
 
 
 async def read_events(

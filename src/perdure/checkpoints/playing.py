@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from perdure.checkpoints.chain import Chain
+from perdure.checkpoints.chain import Chain, problems_of
 from perdure.checkpoints.journal import Reading
 from perdure.checkpoints.pair import replay_folder
 from perdure.checkpoints.replay import Item, Replay, ReplayReport, Row
@@ -42,6 +42,8 @@ async def replayed(
     chain = await reading.chain()
     after, clock = await _start(reading, chain, since)
     run = Replay("record", gapless=True, clock=clock)
+    for problem in problems_of(chain.links):
+        run.problem(f"checkpoint {problem.id}: {problem.what}")
     made: Checkpoint | None = None
     log = reading.store.read_log(reading.key, after=after, before=reading.head + 1)
     async with aclosing(log):

@@ -253,7 +253,7 @@ class WorkingContext:
             for seq, message in kept:
                 context._add(seq, message)
         context.cut = snapshot.cut
-        context.rebuilt_at = snapshot.rebuilt_at
+        context.rebuilt_at = min(snapshot.rebuilt_at, snapshot.seq)
         context._trim()
         context.seq = snapshot.seq
         context.epoch_id = snapshot.epoch_id

@@ -138,14 +138,15 @@ class Ledger:
             if len(entries) > MOST:
                 del entries[next(iter(entries))]
 
-    @property
-    def is_full(self) -> bool:
-        """Whether one more message would drop the oldest."""
-        return len(self._document.messages) >= MOST
+    def has_room(self, more: int) -> bool:
+        """Whether so many messages more would not drop the oldest."""
+        return len(self._document.messages) + more <= MOST
 
     def messages(self) -> tuple[Admitted, ...]:
-        """Return the messages that are not answered."""
-        return tuple(_typed(one, Admitted) for one in self._document.messages.values())
+        """Return the messages that are not answered, first the one whose turn has begun."""
+        found = [_typed(one, Admitted) for one in self._document.messages.values()]
+        # One that is answered at once is noted with its turn, and so behind those that wait.
+        return tuple(sorted(found, key=lambda one: one.turn is None))
 
     def fill(self, id: str, message: bytes | None) -> None:
         """Take in a message that stands in its turn; None if it is there no more."""
