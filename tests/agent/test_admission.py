@@ -617,6 +617,9 @@ async def test_a_message_that_is_answered_at_once_is_admitted_and_stored_once(
         assert view is not None
         (seen,) = (await open_matters(view)).unfinished
         assert (seen.message.text, seen.turn_id, seen.attempts) == ("what is it?", "turn_0001", 1)
+        await sessions.fork("ada", "bea")
+        async with sessions.open("bea") as fork:
+            assert (await open_matters(fork)).unfinished == (seen,)
         config = configured(model=ScriptedModel("done"))
         async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
             assert agent.unfinished == (seen,)

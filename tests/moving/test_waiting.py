@@ -21,7 +21,7 @@ from perdure.session.through import Through
 from perdure.store import Holder, LogChunk, Posted
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
-from tests._virtual import virtual
+from tests._virtual import BACKENDS, virtual
 
 QUIET = Shutdown(signals=False)
 MOST = 100
@@ -142,7 +142,7 @@ class Blind(Through):
         return None if found is None else msgspec.structs.replace(found, alive=None)
 
 
-@pytest.mark.parametrize("anyio_backend", [virtual("asyncio"), virtual("trio")], ids=str)
+@pytest.mark.parametrize("anyio_backend", [virtual("asyncio"), virtual("trio")], ids=BACKENDS)
 async def test_nobody_takes_a_session_over_that_is_being_copied() -> None:
     backing = MemoryBacking()
     async with perdure.connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
