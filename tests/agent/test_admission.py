@@ -562,7 +562,7 @@ async def test_no_message_is_dropped_for_another_one(
 async def test_nobody_waits_for_what_was_given_up(
     memory_world: World, configured: Configure
 ) -> None:
-    """S1-4b: with the message go the approvals that its turn had asked for."""
+    """S1-6: with the message go the approvals that its turn had asked for."""
     looks = ScriptedModel(call("look"), "done")
     async with memory_world.connect() as sessions:
         config = configured(model=looks, tools=[look], approve="ask")
@@ -608,7 +608,7 @@ class Gate:
 async def test_a_message_that_is_answered_at_once_is_admitted_and_stored_once(
     world: World, configured: Configure
 ) -> None:
-    """S1-4b: the ledger says where it stands, and finds it there after a kill."""
+    """S1-6: the ledger says where it stands, and finds it there after a kill."""
     gate = Gate()
     config = configured(model=ScriptedModel(call("look"), "done"), tools=[gate.look])
     left = await killed_amid_an_answer(world, config, gate)
@@ -630,10 +630,10 @@ async def test_a_message_that_is_answered_at_once_is_admitted_and_stored_once(
             assert await said(agent) == ["what is it?", "", "done"]
 
 
-async def test_two_that_ask_at_once_are_answered_in_their_order_after_a_kill(
+async def test_two_that_ask_at_once_are_both_answered_after_a_kill(
     memory_world: World, configured: Configure
 ) -> None:
-    """S1-4b: the first one's turn has begun when the second one waits; neither is passed over."""
+    """S1-6: the first one's turn has begun when the second one waits; neither is passed over."""
     model = Blocked()
     async with memory_world.connect(autosave=None) as sessions:
         config = configured(model=model)
@@ -650,7 +650,7 @@ async def test_two_that_ask_at_once_are_answered_in_their_order_after_a_kill(
         async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
             await agent.ask("third")
             texts = [text for text in await said(agent) if not text.startswith("You")]
-            assert texts == ["first", "second", "third"]
+            assert (sorted(texts[:2]), texts[2:]) == (["first", "second"], ["third"])
 
 
 async def records_of(agent: Agent) -> AsyncIterator[Record]:
@@ -665,7 +665,7 @@ async def records_of(agent: Agent) -> AsyncIterator[Record]:
 async def test_a_message_whose_turn_cannot_begin_is_kept(
     memory_world: World, configured: Configure, stops: bool
 ) -> None:
-    """S1-4b: a hook fails, or the agent stops, before the turn has taken the message in."""
+    """S1-6: a hook fails, or the agent stops, before the turn has taken the message in."""
     reached = anyio.Event()
 
     async def hook(event: AgentEvent, context: AgentContext) -> None:

@@ -180,7 +180,7 @@ async def test_after_a_restart_it_is_still_asked_for(
 async def test_an_answer_survives_another_kill(
     world: World, configured: Configure, approve: Any
 ) -> None:
-    """S1-5: also where the agent comes back configured to ask nobody."""
+    """Also where the agent comes back configured to ask nobody."""
     left = await waiting(world, configured)
     async with left.connect(autosave=None) as sessions:
         config = Doors().config(configured)

@@ -203,11 +203,7 @@ async def test_the_tools_count_before_the_model_has_said_what_they_take(
     )
     async with memory_world.connect() as sessions:
         for number in range(12):
-            make = AgentFactory(sessions).restore_agent if number else None
-            made = (
-                make("ada", config) if make else AgentFactory(sessions).create_agent(config, "ada")
-            )
-            async with await made as agent:
+            async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
                 await agent.ask(f"This is number {number}.")
         assert working_context(agent.session).epoch_id >= 1
     assert 200 < max(asked) <= 400

@@ -293,7 +293,7 @@ async def anext_history(agent: Agent) -> list[Message]:
 async def test_a_tool_that_is_blocked_by_now_is_not_called_again(
     memory_world: World, configured: Configure
 ) -> None:
-    """S1-5: whoever blocks a tool after a crash means its unfinished calls, too."""
+    """S1-9: whoever blocks a tool after a crash means its unfinished calls, too."""
     mail, after = Mail(), Mail()
     left = await killed_amid(memory_world, configured, mail, "replay")
     async with left.connect() as sessions:
@@ -426,7 +426,7 @@ async def test_a_call_that_was_too_slow_is_unknown(
 async def test_a_call_that_was_too_slow_is_told_of_and_never_replayed(
     memory_world: World, configured: Configure
 ) -> None:
-    """S1-5: nobody would call it: its turn goes on without it, and its id may come again."""
+    """S1-9: nobody would call it: its turn goes on without it, and its id may come again."""
     mail, told, tried = Mail(), list[EffectUnknown](), list[str]()
 
     async def settle() -> str:

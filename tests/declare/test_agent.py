@@ -375,3 +375,21 @@ async def test_a_session_that_was_renamed_is_the_same_one(
         await sessions.rename("gus-1", "gus-1", session="second", new_session="third")
     assert await run(folder, world, session="third") == first
     assert await run(folder, world, session="third") == first
+
+
+async def test_what_a_cancelled_set_has_changed_is_shown(
+    folder: AgentFolder, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4-G8: it came too late to be undone: what is read is what is stored in the end."""
+    async with world.connect() as sessions, made(folder, sessions) as agent:
+        with anyio.CancelScope() as scope, monkeypatch.context() as patch:
+
+            async def save(_: object) -> None:
+                scope.cancel()
+                await anyio.sleep_forever()
+
+            patch.setattr(type(agent.context.session), "save", save)
+            await agent.config.set("user_name", "Andy")
+        assert scope.cancelled_caught
+        assert agent.config.get("user_name") == "Andy"
+    assert (await run(folder, world))["user_name"] == "Andy"

@@ -109,8 +109,7 @@ class Questions:
         goes_on = effect.turn == self._agent.context.turn_id and not effect.told
         again = ", call it [a]gain" if goes_on else ""
         answer = await self._asked(
-            f"[{effect.tool}] may have done its work before the process stopped: "
-            f"it [d]id, [s]kip it{again}: ",
+            f"[{effect.tool}] may have done its work, nobody knows: it [d]id, [s]kip it{again}: ",
             {"resolve": effect.id, "tool": effect.tool, "call": effect.call},
             ("d", "s", "a") if goes_on else ("d", "s"),
         )

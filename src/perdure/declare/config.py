@@ -199,7 +199,8 @@ class PersistentConfig:
             NotStorableError: The value is not JSON.
             TooLargeError: It is larger than 64 KiB.
             LeaseHeldError: Another process goes on writing.
-            StoreUnavailableError: It cannot be written right now.
+            StoreUnavailableError: It cannot be written right now; a session keeps it, and saves it
+                as soon as it can be.
 
         """
         self._loaded()
@@ -211,8 +212,10 @@ class PersistentConfig:
             await self._save(part, key, data)
 
     async def _save(self, part: Part, key: str, data: bytes) -> None:
-        saved = await part.place.change(lambda saved: changed(saved, key, data))
-        self._values |= self._shown(part, saved)
+        def show(saved: Saved) -> None:
+            self._values |= self._shown(part, saved)
+
+        show(await part.place.change(lambda saved: changed(saved, key, data), show))
 
     def _shown(self, part: Part, saved: Saved) -> dict[str, bytes]:
         shown = part.keys if self._strict else saved.values

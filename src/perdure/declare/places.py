@@ -36,6 +36,11 @@ _PAUSE: Final = 0.05
 """Seconds between two attempts to write where somebody else writes."""
 
 Change = Callable[[Saved], Saved]
+Taken = Callable[[Saved], object]
+
+
+def _ignored(_: Saved) -> None:
+    """Be told, and do nothing."""
 
 
 class Place(Protocol):
@@ -45,8 +50,12 @@ class Place(Protocol):
         """Return what is stored."""
         ...
 
-    async def change(self, change: Change) -> Saved:
-        """Make a change durable, and return what is stored then; the same object is no change."""
+    async def change(self, change: Change, taken: Taken = _ignored) -> Saved:
+        """Make a change durable, and return what is stored then; the same object is no change.
+
+        *taken* is called when it cannot be undone any more: from then on it will be stored, even
+        if the caller is cancelled, or told that it cannot be written right now.
+        """
         ...
 
 
@@ -62,7 +71,7 @@ class SessionPlace:
         value = await self._session.state.get(DOCUMENT)
         return _saved(value, f"session {self._session.key}")
 
-    async def change(self, change: Change) -> Saved:
+    async def change(self, change: Change, taken: Taken = _ignored) -> Saved:
         """Change it, and save the session."""
         session = self._session
         for _ in range(_MOST_TRIES):
@@ -73,6 +82,7 @@ class SessionPlace:
             new = change(saved)
             if new is not saved:
                 session.state.set(DOCUMENT, written(new))
+                taken(new)
                 await session.save()
             return new
         message = f"session {session.key} never came to rest: its config was not changed"
@@ -110,7 +120,7 @@ class AgentPlace:
         value = None if view is None else await view.state.get(DOCUMENT)
         return _saved(value, f"agent {self._id!r}")
 
-    async def change(self, change: Change) -> Saved:
+    async def change(self, change: Change, taken: Taken = _ignored) -> Saved:
         """Change it under the default session's lease, if there is anything to change.
 
         Raises:
@@ -122,7 +132,7 @@ class AgentPlace:
             return saved
         session = await self._open()
         try:
-            return await SessionPlace(session).change(change)
+            return await SessionPlace(session).change(change, taken)
         finally:
             with anyio.CancelScope(shield=True):
                 await let_go(session)
@@ -164,7 +174,7 @@ class FolderPlace:
         """Read the file; a writer never shows it half-done."""
         return await anyio.to_thread.run_sync(self._read)
 
-    async def change(self, change: Change) -> Saved:
+    async def change(self, change: Change, taken: Taken = _ignored) -> Saved:
         """Change the file under the folder's lock.
 
         Raises:
@@ -177,6 +187,7 @@ class FolderPlace:
             if anyio.current_time() >= until:
                 raise self._held()
             await anyio.sleep(_PAUSE)
+        taken(changed)
         return changed
 
     def _held(self) -> LeaseHeldError:

@@ -135,7 +135,7 @@ def test_events_are_put_together_from_lines() -> None:
 
 
 def test_calls_of_one_answer_are_told_apart() -> None:
-    """S1-5: by its id a call is known after a crash; some servers give none, or one for all."""
+    """S1-13: by its id a call is known after a crash; some servers give none, or one for all."""
     calls = [ToolCall("", "look"), ToolCall("x", "pay"), ToolCall("x", "pay"), ToolCall("y", "pay")]
     reply = Reply()
     reply.take(Chunk(message=Message.assistant(tool_calls=calls)))

@@ -18,6 +18,7 @@ import pytest
 from perdure import ToolOutcomeUnknownError, ToolServerError, connect
 from perdure.agent import Agent, ScriptedModel, call
 from perdure.agent.mcp import McpServer
+from tests.agent.mcp.test_server import processes
 from tests.servers.mcp_tools import Tools, answer
 
 SCRIPT = Path(__file__).parents[2] / "servers" / "mcp_tools.py"
@@ -91,7 +92,7 @@ def web() -> Iterator[Web]:
 
 
 async def test_a_server_that_was_started_anew_gets_a_new_session(web: Web) -> None:
-    """S1-1: it does not know the old session; the call was not made, so it is made again."""
+    """It does not know the old session; the call was not made, so it is made again."""
     async with McpServer(url=web.url) as tools:
         assert await tools.call("pay", {"amount": 1}) == "paid"
         web.session = "second"
@@ -101,7 +102,7 @@ async def test_a_server_that_was_started_anew_gets_a_new_session(web: Web) -> No
 
 @pytest.mark.parametrize("status", [500, 502])
 async def test_a_call_that_ends_in_an_error_of_the_server_is_unknown(web: Web, status: int) -> None:
-    """S1-5: whoever stands before the server gives up, while the server goes on."""
+    """S1-9: whoever stands before the server gives up, while the server goes on."""
     web.fails = status
     async with McpServer(url=web.url) as tools:
         with pytest.raises(ToolOutcomeUnknownError, match="taken effect is unknown"):
@@ -114,12 +115,12 @@ async def test_a_call_that_ends_in_an_error_of_the_server_is_unknown(web: Web, s
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 async def test_a_server_that_hangs_does_not_hang_its_agent(tmp_path: Path) -> None:
-    """S1-5: the call ends, and its effect is unknown."""
+    """S1-9: the call ends, and its effect is unknown."""
     tools = McpServer([sys.executable, str(SCRIPT), str(tmp_path)], call_timeout=0.2)
     model = ScriptedModel(call("pay", amount=5), lambda messages: messages[-1].tool_result.error)
     async with connect("memory:") as sessions:
         async with Agent.create("ada", model=model, mcp=[tools], sessions=sessions) as agent:
-            (process,) = psutil.Process().children()
+            (process,) = processes()
             process.send_signal(signal.SIGSTOP)
             try:
                 text = await agent.ask("Pay.")
