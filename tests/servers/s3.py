@@ -140,9 +140,11 @@ class S3Server:
         )
 
     def signal(self, number: int) -> None:
-        """Send the server a signal (SIGSTOP, SIGCONT)."""
+        """Send the server a signal (SIGSTOP, SIGCONT); a stop is one when this returns."""
         assert self.process is not None
         os.kill(self.process.pid, number)
+        while number == signal.SIGSTOP and not _stands_still(self.process.pid):
+            time.sleep(0.001)
 
     def kill(self) -> None:
         """Kill the server as a crash would."""
@@ -193,3 +195,11 @@ def store_on(server: S3Server, place: Path, **options: Any) -> S3Store:
     options.setdefault("credentials", CREDENTIALS)
     options.setdefault("endpoint", server.endpoint)
     return S3Store(BUCKET, prefix_of(place), region="us-east-1", **options)
+
+
+def _stands_still(pid: int) -> bool:
+    """Say whether each thread of a process is stopped; a signal takes its time to reach them."""
+    tasks = Path(f"/proc/{pid}/task")
+    return not tasks.is_dir() or all(
+        (task / "stat").read_text().rpartition(") ")[2][0] in "Tt" for task in tasks.iterdir()
+    )
