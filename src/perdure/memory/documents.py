@@ -7,7 +7,7 @@ of the records alone, so a document that is lost can always be made again.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -229,7 +229,7 @@ def names_of(record: Record) -> tuple[str, ...]:
     return (LEDGER,) if kind in LEDGER_KINDS else ()
 
 
-def fold_session(old: bytes | None, key: SessionKey, records: Iterable[Record]) -> bytes:
+def fold_session(old: bytes | None, key: SessionKey, records: Sequence[Record]) -> bytes:
     """Return session.json after ``records``."""
     document = (
         SessionDocument(
@@ -241,9 +241,22 @@ def fold_session(old: bytes | None, key: SessionKey, records: Iterable[Record]) 
         if old is None
         else decode(old, SessionDocument)
     )
+    _note_times(document, records)
     for record in records:
         _count(document, record)
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def _note_times(document: SessionDocument, records: Sequence[Record]) -> None:
+    """Take in when the first and the last of it was done; to find that, few payloads are read."""
+    if not document.created_at:
+        document.created_at = _first_time(records) or document.created_at
+    document.last_active_at = _first_time(reversed(records)) or document.last_active_at
+
+
+def _first_time(records: Iterable[Record]) -> str | None:
+    times = (at for record in records if (at := _time_of(record)) is not None)
+    return next(map(_iso, times), None)
 
 
 def _count(document: SessionDocument, record: Record) -> None:
@@ -264,10 +277,6 @@ def _count(document: SessionDocument, record: Record) -> None:
         document.agent_type = meta.agent_type or document.agent_type
         if meta.created_at is not None:
             document.created_at = _iso(meta.created_at)
-    at = _time_of(record)
-    if at is not None:
-        document.last_active_at = _iso(at)
-        document.created_at = document.created_at or document.last_active_at
 
 
 def _time_of(record: Record) -> float | None:
