@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -177,4 +178,5 @@ async def _measure(name: str, folder: Path, options: Options) -> Found:
             sizes += map(len, batches)
             if pair.plain is not None:
                 shares.append(await replay(pair.plain, batches, heads) / ours)
+            gc.unfreeze()
         return Found(shares, rates, fmean(sizes), talk.lag.worst())

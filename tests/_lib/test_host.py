@@ -132,6 +132,27 @@ async def test_a_caller_hears_that_the_host_was_closed() -> None:
     assert heard.is_set()
 
 
+async def test_a_call_within_a_call_that_ends_with_the_host_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = Host()
+    await host.start()
+    begun = anyio.Event()
+
+    async def inner() -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    async def outer() -> None:
+        await host.call(inner)
+
+    host.spawn(host.call, outer)
+    await begun.wait()
+    with caplog.at_level(logging.ERROR, "perdure"):
+        await host.aclose()
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 async def test_a_host_starts_once() -> None:
     host = Host()
     await host.start()

@@ -213,6 +213,8 @@ class Host:
             call.done.set()
 
     def _report(self, error: BaseException) -> None:
+        if isinstance(error, HostClosedError):
+            return  # that the tasks end is known to whoever ends them
         log.error("background task failed", exc_info=error)
         if self.on_error is not None and isinstance(error, Exception):
             try:
