@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -48,14 +49,15 @@ __all__ = [
 ]
 
 
-class _Reading:
+class _Reading(ABC):
     """What sessions and views have in common."""
 
     __slots__ = ()
 
     @property
+    @abstractmethod
     def contents(self) -> Contents:
-        raise NotImplementedError
+        """What the session holds."""
 
     @property
     def key(self) -> SessionKey:
