@@ -11,7 +11,7 @@ import perdure
 from perdure import Message
 from perdure.store import Store
 from tests.integration.journeys.backends import ALL, store_of
-from tests.integration.journeys.traces import objects, traces
+from tests.integration.journeys.traces import is_found, objects, traces
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -47,7 +47,7 @@ async def test_nothing_of_a_forgotten_session_is_left_and_its_fork_opens(
 ) -> None:
     word = f"canary{secrets.token_hex(8)}"
     await tell(store_of(kind, tmp_path), word)
-    assert bool(traces(kind, tmp_path, word)) == ("+" not in kind)
+    assert is_found(kind, tmp_path, word) == ("+" not in kind)
     async with perdure.connect(store_of(kind, tmp_path)) as sessions:
         report = await sessions.forget(id="told")
         assert (len(report.sessions), report.blobs) == (1, 1)

@@ -38,3 +38,8 @@ def objects(kind: str, place: Path, word: str) -> list[str]:
     client = s3.shared().client(s3.prefix_of(place))
     names = [one["path"] for page in client.list() for one in page]
     return [name for name in names if word.encode() in bytes(client.get(name).bytes())]
+
+
+def is_found(kind: str, place: Path, word: str) -> bool:
+    """Whether a word can be read, from the server or from its files, which it may write later."""
+    return bool(objects(kind, place, word) or traces(kind, place, word))
