@@ -12,7 +12,7 @@ import pytest
 
 from perdure._lib.threads import Threads
 
-LONG = 10.0
+LONG = 60.0
 
 
 def begun(name: str) -> int:
@@ -42,6 +42,26 @@ async def test_a_call_brings_its_error_back() -> None:
         await threads.run(divmod, 1, 0)
     assert await threads.run(abs, -1) == 1
     threads.close()
+
+
+async def test_a_prompt_thread_has_begun_when_start_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("perdure._lib.threads._HAND_OVER", LONG)
+    threads = Threads(1, name="prompt", prompt=True)
+    await threads.run(abs, -1)  # its thread is there now
+    go_on, done = threading.Event(), threads.new_bell()
+    threads.start(go_on.wait, LONG, then=lambda _: done.ring())
+    assert threads._jobs.empty()
+    second = threads.new_bell()
+    threads.start(abs, -2, then=lambda _: second.ring())  # nobody is free: it waits for nobody
+    assert not threads._jobs.empty()
+    go_on.set()
+    await done.wait()
+    await second.wait()
+    assert threads.busy == 0
+    threads.close()
+    assert gone("prompt")
 
 
 async def test_calls_run_side_by_side_up_to_the_limit() -> None:

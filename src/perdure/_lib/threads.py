@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar, TypeVarTuple, final
+from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 
 from perdure._lib.bell import Bell, bell_maker
 
@@ -25,11 +25,14 @@ __all__ = ["Call", "Threads"]
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+_HAND_OVER: Final = 1e-3
+"""Seconds for which a call may wait until its thread has begun."""
+
 
 class Call(Generic[T]):
     """A call, and what came of it."""
 
-    __slots__ = ("_args", "_function", "_then", "_threads", "error", "value")
+    __slots__ = ("_args", "_begun", "_function", "_then", "_threads", "error", "value")
 
     def __init__(
         self,
@@ -44,9 +47,19 @@ class Call(Generic[T]):
         self._then = then
         self.error: Exception | None = None
         self.value: T
+        self._begun: threading.Lock | None = None
+
+    def hand_over(self, jobs: _Jobs) -> None:
+        """Put it among the jobs, and wait until a thread has begun with it."""
+        self._begun = begun = threading.Lock()
+        begun.acquire()
+        jobs.put(self)
+        begun.acquire(timeout=_HAND_OVER)
 
     def run(self) -> None:
         """Make the call, and tell the event loop."""
+        if self._begun is not None:
+            self._begun.release()
         try:
             self.value = self._function(*self._args)
         except Exception as error:  # noqa: BLE001  # raised where somebody waits for it
@@ -67,9 +80,18 @@ _Jobs = SimpleQueue["Call[Any] | None"]
 
 @final
 class Threads:
-    """At most ``most`` threads, begun when they are needed. Made on a running event loop."""
+    """At most ``most`` threads, begun when they are needed. Made on a running event loop.
 
-    def __init__(self, most: int, *, name: str) -> None:
+    Args:
+        most: How many.
+        name: Theirs.
+        prompt: Give the interpreter to a thread that is free as soon as it has a call.
+            While the event loop has other things to do, a thread gets it only after
+            CPython's switch interval, which is 5 ms: longer than a commit.
+
+    """
+
+    def __init__(self, most: int, *, name: str, prompt: bool = False) -> None:
         self.busy: int = 0
         """Calls whose threads are not free again yet."""
         self.new_bell: Callable[[], Bell] = bell_maker()
@@ -77,6 +99,7 @@ class Threads:
         """Runs a function soon on the event loop."""
         self._most = most
         self._name = name
+        self._prompt = prompt
         self._begun = 0
         self._jobs: _Jobs = SimpleQueue()
         self._end = weakref.finalize(self, _end, self._jobs, most)
@@ -103,6 +126,10 @@ class Threads:
         ``then`` is called on the event loop, without a task, and must not raise.
         """
         call = Call(self, function, args, then)
+        if self._prompt and self.busy < self._begun:
+            self.busy += 1
+            call.hand_over(self._jobs)
+            return call
         self.busy += 1
         if self.busy > self._begun < self._most:
             self._begun += 1

@@ -226,7 +226,7 @@ class Batcher:
                 self._starting = False
             while not scope.cancel_called and (saves := self._take()):
                 await self._commit(saves, scope)
-                if self._batches and len(self._core.schedule.ready):
+                if self._batches and 0 < len(self._core.schedule.ready) < self._core.batch_max:
                     await self._let_others_join()
         finally:
             self._workers -= 1

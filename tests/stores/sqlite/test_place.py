@@ -237,6 +237,6 @@ async def test_processes_that_open_at_once_migrate_once(path: Path) -> None:
 async def test_a_sqlite_that_is_too_old_is_named(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 32, 3))
-    monkeypatch.setattr(sqlite3, "sqlite_version", "3.32.3")
-    await refused(path, ConfigError, r"is 3\.32\.3, and 3\.33 is needed")
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 31, 1))
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.31.1")
+    await refused(path, ConfigError, r"is 3\.31\.1, and 3\.32 is needed")

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from perdure.model.keys import SessionKey
 from perdure.store import Batch, Status
 from perdure.stores.sqlite import SqliteStore
-from perdure.stores.sqlite.sql import MOST_ROWS, at_once, chunks
+from perdure.stores.sqlite.sql import at_once
 from perdure.testing.conformance._kit import group, read, take
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 127, 200])
-def test_chunks_are_whole_in_order_and_of_few_sizes(count: int) -> None:
-    parts = [list(part) for part in chunks(range(count))]
-    assert [n for part in parts for n in part] == list(range(count))
-    assert all(len(part) <= MOST_ROWS and len(part).bit_count() == 1 for part in parts)
-
-
 def test_a_statement_gets_a_row_of_marks_for_each_session() -> None:
-    assert at_once("append", 3).count("(?, ?, ?, ?, ?, ?)") == 3
-    assert at_once("advance", 1).count("?") == 8
+    assert at_once("save", 3).count("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") == 3
 
 
 async def test_a_commit_of_many_sessions_with_one_that_moved_keeps_the_others(

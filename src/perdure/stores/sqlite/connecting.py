@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from perdure.errors import ConfigError, StoreUnavailableError, UnsupportedVersionError
-from perdure.stores.sqlite.sql import MIGRATIONS
+from perdure.stores.sqlite.sql import MIGRATIONS, Q
 
 if TYPE_CHECKING:
     import sqlite3
@@ -22,8 +22,8 @@ __all__ = ["APPLICATION", "connect", "create", "make_durable", "pragma"]
 APPLICATION = 0x50524455
 """Says in the file's header whose database it is."""
 
-OLDEST = (3, 33)
-"""The first SQLite with UPDATE … FROM."""
+OLDEST = (3, 32)
+"""The first SQLite that takes as many values in a statement as a save of many sessions has."""
 
 _FULL = 2
 _CHECKPOINT_PAGES = 4000
@@ -63,6 +63,8 @@ def connect(path: str, *, timeout: float, read_only: bool = False) -> sqlite3.Co
         if read_only:
             pragma(con, "query_only = ON")
             return con
+        con.execute(Q["make_save"])
+        con.execute(Q["do_save"])
         pragma(con, "secure_delete = ON")
         pragma(con, f"wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         if sys.platform == "darwin":  # pragma: no cover  # macOS only

@@ -11,17 +11,20 @@ from perdure.errors import CorruptRecordError, NotStorableError, PerdureError
 from perdure.model.keys import SessionKey
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.sqlite.connecting import connect, make_durable
-from perdure.stores.sqlite.log import Planned, Tail, advance, append_one, planned
-from perdure.stores.sqlite.trouble import InDoubtError, driver_error, is_passing, trouble
+from perdure.stores.sqlite.log import Planned, Tail, append_one, planned, save_all
+from perdure.stores.sqlite.sql import MOST_ROWS
+from perdure.stores.sqlite.trouble import (
+    InDoubtError,
+    driver_error,
+    integrity_error,
+    left_nothing,
+    trouble,
+)
 
 if TYPE_CHECKING:
     import sqlite3
 
 __all__ = ["Engine"]
-
-
-class _NotThereError(Exception):
-    """Somebody's log is not where its holder left it: look at each."""
 
 
 @final
@@ -72,11 +75,16 @@ class Engine:
         except BaseException:
             self._roll_back()
             raise
-        try:
+        with self._committing():
             con.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _committing(self) -> Iterator[None]:
+        try:
+            yield
         except driver_error() as error:
             self._roll_back()
-            if is_passing(error):
+            if left_nothing(error):
                 raise
             # What a failed sync leaves in the log may come back after a crash.
             self._drop()
@@ -103,7 +111,7 @@ class Engine:
         now = time.time()
         plans = self._planned(batches)
         try:
-            if plans is not None and self._advance(plans, now):
+            if plans is not None and self._save(plans, now):
                 return [Outcome(Status.OK, None, len(plan.data)) for plan in plans]
             return self._one_by_one(batches, now)
         except (driver_error(), InDoubtError, PerdureError, OSError) as error:
@@ -123,12 +131,17 @@ class Engine:
             plans.append(plan)
         return plans if len({plan.tail.id for plan in plans}) == len(plans) else None
 
-    def _advance(self, plans: list[Planned], now: float) -> bool:
+    def _save(self, plans: list[Planned], now: float) -> bool:
+        """Append all of them; False if somebody's log is not where its holder left it."""
         try:
-            with self.transaction() as con:
-                if not advance(con, plans, now):
-                    raise _NotThereError  # noqa: TRY301  # rolls the transaction back
-        except _NotThereError:
+            if len(plans) <= MOST_ROWS:
+                con = self.connection
+                with self._committing():  # one statement is a transaction of its own
+                    save_all(con, plans, now)
+            else:
+                with self.transaction() as con:
+                    save_all(con, plans, now)
+        except integrity_error():
             return False
         for plan in plans:
             plan.tail.moved(plan)

@@ -1,9 +1,8 @@
 """The log's rows: written with the session's new head in one step, read with every seal checked.
 
-A commit of many sessions is two statements: one moves each head from what its holder last
-knew to what it will be, and counts only where epoch, head and seal are still those; the
-other inserts the rows. Where one head does not move, everything is taken back and each
-session is looked at by itself.
+A commit of many sessions is one statement: it moves each head from what its holder last
+knew to what it will be, and inserts the rows. Where the epoch, the head or the seal of one
+is not what its holder knew, everything is taken back and each session is looked at by itself.
 
 Blocking; used in the writer's thread, inside its transaction.
 """
@@ -23,7 +22,7 @@ from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Entry, Record
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.sqlite.rows import DELETED, Row, damaged, find, lost, save, total
-from perdure.stores.sqlite.sql import Q, at_once, chunks
+from perdure.stores.sqlite.sql import MOST_ROWS, Q, at_once
 
 if TYPE_CHECKING:
     import sqlite3
@@ -32,11 +31,11 @@ __all__ = [
     "MAX_RECORD_BYTES",
     "Rows",
     "Tail",
-    "advance",
     "append_one",
     "opened",
     "planned",
     "require_fit",
+    "save_all",
 ]
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
@@ -65,7 +64,6 @@ class Planned(NamedTuple):
     """One session's part of a commit."""
 
     tail: Tail
-    first: int
     head: int
     crc: int
     sum: int
@@ -106,25 +104,22 @@ def planned(tail: Tail, batch: Batch) -> Planned | None:
     if len(data) > MAX_RECORD_BYTES or not records[-1].end or _EPOCH_MARK in data:
         require_fit(batch)
     head = tail.head + len(records)
-    return Planned(tail, first, head, crc, total(tail.base, head, crc), data)
+    return Planned(tail, head, crc, total(tail.base, head, crc), data)
 
 
-def advance(con: sqlite3.Connection, plans: Sequence[Planned], now: float) -> bool:
-    """Append all of them; False if somebody's log is not what its holder knew."""
-    for part in chunks(plans):
-        moves: list[object] = [now]
-        for new in part:
-            old = new.tail
-            moves += (old.id, old.epoch, old.head, old.sum, new.head, new.crc, new.sum)
-        if con.execute(at_once("advance", len(part)), moves).rowcount != len(part):
-            return False
-    for part in chunks(plans):
+def save_all(con: sqlite3.Connection, plans: Sequence[Planned], now: float) -> None:
+    """Append all of them, or none; up to `MOST_ROWS` as one statement.
+
+    Raises:
+        sqlite3.IntegrityError: Somebody's log is not what its holder knew.
+
+    """
+    for at in range(0, len(plans), MOST_ROWS):
+        part = plans[at : at + MOST_ROWS]
         rows: list[object] = []
-        for new in part:
-            old = new.tail
-            rows += (old.id, new.first, new.head, old.epoch, old.crc, new.data)
-        con.execute(at_once("append", len(part)), rows)
-    return True
+        for tail, head, crc, sum_, data in part:
+            rows += (tail.id, tail.epoch, tail.head, tail.crc, tail.sum, head, crc, sum_, now, data)
+        con.execute(at_once("save", len(part)), rows)
 
 
 def append_one(con: sqlite3.Connection, batch: Batch, now: float) -> tuple[Outcome, Tail | None]:
@@ -143,8 +138,7 @@ def append_one(con: sqlite3.Connection, batch: Batch, now: float) -> tuple[Outco
     except PerdureError as error:
         return Outcome(Status.PERMANENT, error), tail
     assert plan is not None
-    if not advance(con, [plan], now):
-        raise damaged(batch.key, "its head cannot be moved")
+    save_all(con, [plan], now)
     tail.moved(plan)
     return Outcome(Status.OK, None, len(plan.data)), tail
 

@@ -108,7 +108,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 async def enter(path: str, owner: str, timeout: float) -> Opened:  # noqa: ASYNC109  # SQLite's own
     """Open a database as an owner."""
-    writes = Threads(1, name="perdure sqlite write")
+    writes = Threads(1, name="perdure sqlite write", prompt=True)
     with troubles("open", path):
         engine, presence = await writes.run(_enter, path, owner, timeout)
     reads = Threads(_READERS, name="perdure sqlite read")

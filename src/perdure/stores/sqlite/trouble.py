@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 __all__ = [
     "InDoubtError",
     "driver_error",
+    "integrity_error",
     "is_damage",
-    "is_passing",
+    "left_nothing",
     "trouble",
     "troubles",
 ]
 
 # SQLite's primary result codes.
 _BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _FULL = 5, 6, 8, 10, 11, 13
-_CANTOPEN, _TOOBIG, _NOTADB = 14, 18, 26
+_CANTOPEN, _TOOBIG, _CONSTRAINT, _NOTADB = 14, 18, 19, 26
 
 _CURES = {
     _BUSY: "another process writes to it: it is tried again; if that one hangs or "
@@ -40,6 +41,8 @@ _CURES = {
     _CANTOPEN: "make the folder belong to this user (chown, chmod u+rwx), raise the "
     "limit of open files (ulimit -n), or choose another place",
 }
+
+_LEFT_NOTHING = {None, _BUSY, _LOCKED, _FULL, _CONSTRAINT, _CORRUPT, _NOTADB, _TOOBIG}
 
 
 class InDoubtError(Exception):
@@ -53,15 +56,22 @@ def driver_error() -> type[sqlite3.Error]:
     return sqlite3.Error
 
 
+def integrity_error() -> type[sqlite3.Error]:
+    """Return what the driver raises where a rule of the schema, or of a trigger, is broken."""
+    import sqlite3
+
+    return sqlite3.IntegrityError
+
+
 def code_of(error: BaseException) -> int | None:
     """Return SQLite's primary result code, None for an error that is not SQLite's own."""
     code = getattr(error, "sqlite_errorcode", None)
     return code & 0xFF if isinstance(code, int) else None
 
 
-def is_passing(error: BaseException) -> bool:
-    """Say whether nothing was written, and trying again may help."""
-    return code_of(error) in {_BUSY, _LOCKED, _FULL}
+def left_nothing(error: BaseException) -> bool:
+    """Say whether a commit that failed with this has written nothing that could last."""
+    return code_of(error) in _LEFT_NOTHING
 
 
 def is_damage(error: BaseException) -> bool:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TypeVar
 
-__all__ = ["MIGRATIONS", "MOST_ROWS", "Q", "at_once", "chunks", "statements"]
+__all__ = ["MIGRATIONS", "MOST_ROWS", "Q", "at_once", "statements"]
 
-T = TypeVar("T")
-
-MOST_ROWS = 64
-"""Rows of one statement."""
+MOST_ROWS = 128
+"""Rows of one statement. SQLite takes 32,766 values, and the driver keeps so many statements."""
 
 
 def _named(text: str) -> dict[str, str]:
@@ -43,22 +39,8 @@ MIGRATIONS: list[list[str]] = [statements((_HERE / "schema_1.sql").read_text("ut
 def at_once(name: str, rows: int) -> str:
     """Return a statement with so many rows of values instead of one.
 
-    Each step of a statement gives the interpreter to other threads, and has to wait until
-    they give it back: a statement with many rows is one step.
+    Each statement gives the interpreter to other threads, and has to wait until they give
+    it back: many rows in one wait once.
     """
     before, found, after = re.split(r"VALUES (\([?, ]+\))", Q[name])
     return f"{before}VALUES {', '.join([found] * rows)}{after}"
-
-
-def chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Split rows into parts of few different sizes, for which statements are prepared.
-
-    >>> [len(part) for part in chunks(range(150))]
-    [64, 64, 16, 4, 2]
-    """
-    at, size = 0, MOST_ROWS
-    while at < len(rows):
-        while size > len(rows) - at:
-            size //= 2
-        yield rows[at : at + size]
-        at += size

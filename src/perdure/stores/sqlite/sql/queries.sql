@@ -21,14 +21,28 @@ WHERE id = :id
 -- name: created_now
 UPDATE session SET created_at = :now WHERE id = :id
 
--- name: advance
-UPDATE session SET head = new.head, crc = new.crc, sum = new.sum, updated_at = ?
-FROM (
-    WITH new (id, epoch, was, had, head, crc, sum) AS (VALUES (?, ?, ?, ?, ?, ?, ?))
-    SELECT * FROM new
-) AS new
-WHERE session.id = new.id
-    AND session.epoch = new.epoch AND session.head = new.was AND session.sum = new.had
+-- A save is a row of this view: its session's head is moved, and the records go behind it, only
+-- where the log still ends as its holder knows. Both are temporary, which is to say the writing
+-- connection's own, and so no part of the database's format.
+
+-- name: make_save
+CREATE TEMP VIEW save AS
+SELECT 0 AS id, 0 AS epoch, 0 AS was, 0 AS seed, 0 AS had, 0 AS head, 0 AS crc, 0 AS sum,
+       0.0 AS now, x'' AS data
+
+-- name: do_save
+CREATE TEMP TRIGGER do_save INSTEAD OF INSERT ON save
+BEGIN
+    UPDATE session SET head = NEW.head, crc = NEW.crc, sum = NEW.sum, updated_at = NEW.now
+    WHERE id = NEW.id AND epoch = NEW.epoch AND head = NEW.was AND sum = NEW.had;
+    SELECT RAISE(ABORT, 'the log does not end there') WHERE changes() <> 1;
+    INSERT INTO log (session, first, last, epoch, seed, data)
+    VALUES (NEW.id, NEW.was + 1, NEW.head, NEW.epoch, NEW.seed, NEW.data);
+END
+
+-- name: save
+INSERT INTO save (id, epoch, was, seed, had, head, crc, sum, now, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: append
 INSERT INTO log (session, first, last, epoch, seed, data) VALUES (?, ?, ?, ?, ?, ?)
