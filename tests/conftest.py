@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,26 +11,28 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import trio._core._run
 
 import perdure
 
 ROOT = Path(__file__).parents[1]
 
+# Whoever looks for new examples asks for them: pytest --hypothesis-profile=explore
 # A deadline, or the "too slow" check, would be a timed assertion on a shared machine.
 hypothesis.settings.register_profile(
-    "default",
+    "explore",
     deadline=None,
     max_examples=50,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.register_profile(
-    "ci",
-    hypothesis.settings.get_profile("default"),
+    "same",
+    hypothesis.settings.get_profile("explore"),
     derandomize=True,
     database=None,
     print_blob=True,
 )
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+hypothesis.settings.load_profile("same")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,6 +69,13 @@ def is_async(item: pytest.Function) -> bool:
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Run each async test twice, on asyncio and on trio."""
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def same_order(request: pytest.FixtureRequest) -> None:
+    """Let trio, which runs what is ready in a random order, choose the same one each time."""
+    if request.config.getoption("hypothesis_profile") is None:
+        getattr(trio._core._run, "_r", random).seed(request.node.nodeid)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -141,7 +141,8 @@ def _store_at(url: str) -> Store:
     make = _SCHEMES.get(scheme.lower())
     if make is None:
         message = (
-            f"no store is known by {scheme!r}: use a path, file:PATH or memory: "
+            f"no store is known by {scheme!r}: use a path, or one of "
+            f"{', '.join(f'{name}:' for name in _SCHEMES)} "
             "(for a path with a colon in it, file:PATH)"
         )
         raise ConfigError(message, scheme=scheme)

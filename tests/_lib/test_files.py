@@ -43,8 +43,11 @@ def test_what_is_written_is_read(folder: Folder, tmp_path: Path) -> None:
 
 
 @posix
-def test_files_and_folders_are_private_whatever_the_umask(folder: Folder, tmp_path: Path) -> None:
-    before = os.umask(0)
+@pytest.mark.parametrize("umask", [0, 0o177, 0o277])
+def test_files_and_folders_are_private_whatever_the_umask(
+    umask: int, folder: Folder, tmp_path: Path
+) -> None:
+    before = os.umask(umask)
     try:
         with folder.make("inner", "most") as inner:
             inner.replace("a", b"")
@@ -133,6 +136,8 @@ def test_a_folder_that_was_closed_leads_nowhere(tmp_path: Path) -> None:
     if files._DIR_FDS:
         with pytest.raises(OSError, match="Bad file descriptor"):
             folder.names()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            folder.has("name")  # not being able to look is no absence
 
 
 def test_leftovers_of_killed_writers_are_removed_and_nothing_else(folder: Folder) -> None:

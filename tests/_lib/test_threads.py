@@ -129,3 +129,15 @@ def test_a_call_that_outlives_its_event_loop_ends_in_silence() -> None:
     release.set()
     threads.close()
     assert gone("outlived")
+
+
+async def test_what_is_asked_of_closed_threads_is_refused_and_keeps_nobody_waiting() -> None:
+    threads = Threads(2, name="closed")
+    assert await threads.run(lambda: "before") == "before"
+    threads.close()
+    with anyio.fail_after(LONG):
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="closed"):
+                await threads.run(lambda: "after")
+    assert threads.busy == 0
+    assert gone("closed")

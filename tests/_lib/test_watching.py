@@ -21,7 +21,7 @@ pytestmark = [
 async def test_a_file_that_is_put_there_is_told_of_once(tmp_path: Path) -> None:
     watch = watch_folder(str(tmp_path))
     assert watch is not None
-    with Folder.root(str(tmp_path)) as folder, anyio.fail_after(20):
+    with Folder.root(str(tmp_path)) as folder, anyio.fail_after(60):
         folder.replace("a", b"1", durable=False)
         await watch.wait()
         watch.drain()
@@ -39,7 +39,7 @@ async def test_a_file_that_is_put_there_is_told_of_once(tmp_path: Path) -> None:
 async def test_whoever_waits_is_woken_by_the_end(tmp_path: Path) -> None:
     watch = watch_folder(str(tmp_path))
     assert watch is not None
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch.wait)
             await anyio.wait_all_tasks_blocked()
@@ -51,4 +51,4 @@ async def test_there_is_no_watch_where_there_is_no_folder(tmp_path: Path) -> Non
     assert watch_folder(str(tmp_path / "none")) is None
     (tmp_path / "file").write_bytes(b"")
     assert watch_folder(str(tmp_path / "file")) is None
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # a thread of before may close one

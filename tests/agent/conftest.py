@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from perdure import Shutdown, connect, store_for
-from perdure.agent import AgentConfig, AgentFactory, EchoModel
+from perdure import Message, Shutdown, connect, store_for
+from perdure.agent import Agent, AgentConfig, AgentFactory, EchoModel
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
@@ -28,6 +29,23 @@ class World:
         content = self.content
         store = MemoryStore(backing=content) if isinstance(content, MemoryBacking) else None
         return connect(store or store_for(content), **options)  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def agent(
+        self, config: AgentConfig, *, agent_id: str = "ada", **options: object
+    ) -> AsyncGenerator[Agent, None]:
+        """Run an agent, in a new process."""
+        async with self.connect(**options) as sessions:
+            made = await AgentFactory(sessions).create_agent(config, agent_id=agent_id)
+            async with made as agent:
+                yield agent
+
+    async def context(self) -> list[Message]:
+        """Return the agent's working context, as it is stored."""
+        async with self.connect() as sessions:
+            view = await sessions.load("ada")
+            assert view is not None
+            return view.context()
 
     def killed(self) -> World:
         """Return the world as it would be if this process were killed now."""

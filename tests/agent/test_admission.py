@@ -37,8 +37,8 @@ from perdure.agent import (
 )
 from perdure.agent.events import AgentEvent
 from perdure.agent.resuming import MOST_ATTEMPTS
-from perdure.memory.ledger import LEDGER
-from perdure.model.records import Record
+from perdure.memory.ledger import LEDGER, change_entry
+from perdure.model.records import ADMITTED, Record
 from perdure.session.inside import store_of
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.agent.conftest import Configure, World
@@ -53,11 +53,24 @@ async def said(agent: Agent) -> list[str]:
 
 async def restored(world: World, config: AgentConfig) -> tuple[list[str], list[Any]]:
     """Go on with what a kill has left; return what was said then, and how it ended."""
-    async with world.connect() as sessions:
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            endings = await agent.resume()
-            assert agent.unfinished == ()
-            return await said(agent), list(endings)
+    async with world.agent(config) as agent:
+        endings = await agent.resume()
+        assert agent.unfinished == ()
+        return await said(agent), list(endings)
+
+
+async def killed_amid_answer(
+    world: World, configured: Configure, *texts: str, turn_id: str | None = None
+) -> World:
+    """Return what a kill leaves while the model answers the first of some messages."""
+    model = Blocked()
+    async with world.agent(configured(model=model), autosave=None) as agent:
+        for text in texts:
+            await agent.post_user_message(text, turn_id=turn_id)
+        await model.reached.wait()
+        left = world.killed()
+        model.go.set()
+    return left
 
 
 async def test_what_was_posted_is_durable_when_post_returns(
@@ -65,14 +78,13 @@ async def test_what_was_posted_is_durable_when_post_returns(
 ) -> None:
     """S1-4b, S1-6: several wait, the first is answered; after a kill all of them are found."""
     model = Blocked()
-    async with world.connect(autosave=None) as sessions:
-        config = configured(model=model)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            for text in ("one", "two", "three"):
-                await agent.post_user_message(text)
-            left = world.killed()
-            assert agent.unfinished == ()  # they wait, and will be answered
-            model.go.set()
+    config = configured(model=model)
+    async with world.agent(config, autosave=None) as agent:
+        for text in ("one", "two", "three"):
+            await agent.post_user_message(text)
+        left = world.killed()
+        assert agent.unfinished == ()  # they wait, and will be answered
+        model.go.set()
     async with left.connect() as sessions:
         agent = await AgentFactory(sessions).create_agent(configured(), agent_id="ada")
         events = agent.events()
@@ -99,13 +111,12 @@ async def test_a_message_of_a_new_agent_is_found_although_it_has_no_history(
         await model.go.wait()
         return message
 
-    async with world.connect(autosave=None) as sessions:
-        config = configured(model=model, input_processors=[stuck])
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            await agent.post_user_message("first of all")
-            await model.reached.wait()
-            left = world.killed()
-            model.go.set()
+    config = configured(model=model, input_processors=[stuck])
+    async with world.agent(config, autosave=None) as agent:
+        await agent.post_user_message("first of all")
+        await model.reached.wait()
+        left = world.killed()
+        model.go.set()
     texts, _ = await restored(left, configured())
     assert texts == ["first of all", "You said: first of all"]
 
@@ -120,10 +131,9 @@ async def test_it_is_durable_before_an_input_processor_sees_it(
         left.append(memory_world.killed())
         return message
 
-    async with memory_world.connect(autosave=None) as sessions:
-        config = configured(input_processors=[look])
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            await agent.ask("remember")
+    config = configured(input_processors=[look])
+    async with memory_world.agent(config, autosave=None) as agent:
+        await agent.ask("remember")
     texts, _ = await restored(left[0], configured())
     assert texts == ["remember", "You said: remember"]
 
@@ -131,13 +141,12 @@ async def test_it_is_durable_before_an_input_processor_sees_it(
 async def test_a_message_that_cannot_be_stored_is_refused_at_the_door(
     memory_world: World, configured: Configure
 ) -> None:
-    async with memory_world.connect() as sessions:
-        config = configured(inbox_size=1)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            for _ in range(3):  # it gives its room back
-                with pytest.raises(NotStorableError):
-                    await agent.post_user_message(Message.user([object()]))
-            assert await agent.ask("fine") == "You said: fine"
+    config = configured(inbox_size=1)
+    async with memory_world.agent(config) as agent:
+        for _ in range(3):  # it gives its room back
+            with pytest.raises(NotStorableError):
+                await agent.post_user_message(Message.user([object()]))
+        assert await agent.ask("fine") == "You said: fine"
 
 
 async def test_the_answer_settles_it_in_the_very_group_that_ends_the_turn(
@@ -193,10 +202,9 @@ async def test_a_damaged_ledger_is_made_anew_from_the_log(
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:40])
-    async with world.connect() as sessions:
-        async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
-            assert [one.message.text for one in agent.unfinished] == ["left"]
-            await agent.ask("hello")
+    async with world.agent(configured()) as agent:
+        assert [one.message.text for one in agent.unfinished] == ["left"]
+        await agent.ask("hello")
     assert await audited(world) == []  # it is folded again
 
 
@@ -214,101 +222,60 @@ async def audited(world: World) -> list[Any]:
 async def test_resume_at_start_goes_on_before_what_is_posted_since(
     memory_world: World, configured: Configure
 ) -> None:
-    model = Blocked()
-    async with memory_world.connect(autosave=None) as sessions:
-        config = configured(model=model)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            await agent.post_user_message("old")
-            await model.reached.wait()
-            left = memory_world.killed()
-            model.go.set()
-    async with left.connect() as sessions:
-        config = configured(on_unfinished="resume")
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            assert await agent.ask("new") == "You said: new"
-            assert await said(agent) == ["old", "You said: old", "new", "You said: new"]
-            assert agent.unfinished == ()
+    left = await killed_amid_answer(memory_world, configured, "old")
+    config = configured(on_unfinished="resume")
+    async with left.agent(config) as agent:
+        assert await agent.ask("new") == "You said: new"
+        assert await said(agent) == ["old", "You said: old", "new", "You said: new"]
+        assert agent.unfinished == ()
 
 
 async def test_reporting_does_nothing_and_the_next_message_passes_it_over(
     memory_world: World, configured: Configure
 ) -> None:
     """A turn that was half done cannot go on once the conversation has."""
-    model = Blocked()
-    async with memory_world.connect(autosave=None) as sessions:
-        config = configured(model=model)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            await agent.post_user_message("half done")
-            await agent.post_user_message("not begun")
-            await model.reached.wait()
-            left = memory_world.killed()
-            model.go.set()
-    async with left.connect() as sessions:
-        async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
-            assert agent.restore_report is not None
-            steps = [one.what for one in agent.restore_report.steps]
-            assert steps.count("unfinished") == 2
-            assert await agent.ask("hello again") == "You said: hello again"
-            assert [one.message.text for one in agent.unfinished] == ["not begun"]
-            assert await agent.dismiss() == 1
-    async with left.connect() as sessions:
-        async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
-            assert agent.unfinished == ()
+    left = await killed_amid_answer(memory_world, configured, "half done", "not begun")
+    async with left.agent(configured()) as agent:
+        assert agent.restore_report is not None
+        steps = [one.what for one in agent.restore_report.steps]
+        assert steps.count("unfinished") == 2
+        assert await agent.ask("hello again") == "You said: hello again"
+        assert [one.message.text for one in agent.unfinished] == ["not begun"]
+        assert await agent.dismiss() == 1
+    async with left.agent(configured()) as agent:
+        assert agent.unfinished == ()
 
 
 async def test_a_turn_of_a_given_id_is_resumed_as_that_turn(
     memory_world: World, configured: Configure
 ) -> None:
-    model = Blocked()
-    async with memory_world.connect(autosave=None) as sessions:
-        config = configured(model=model)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            await agent.post_user_message("go", turn_id="request-7")
-            await model.reached.wait()
-            left = memory_world.killed()
-            model.go.set()
-    async with left.connect() as sessions:
-        async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
-            (ending,) = await agent.resume()
-            assert ending.turn_id == "request-7"
-            again = [one async for one in agent.stream("go", turn_id="request-7")]
-            assert isinstance(again[-1], TurnEnded)
-            assert again[-1].replayed
-            assert await said(agent) == ["go", "You said: go"]
-            assert agent.unfinished == ()
+    left = await killed_amid_answer(memory_world, configured, "go", turn_id="request-7")
+    async with left.agent(configured()) as agent:
+        (ending,) = await agent.resume()
+        assert ending.turn_id == "request-7"
+        again = [one async for one in agent.stream("go", turn_id="request-7")]
+        assert isinstance(again[-1], TurnEnded)
+        assert again[-1].replayed
+        assert await said(agent) == ["go", "You said: go"]
+        assert agent.unfinished == ()
 
 
 async def test_a_request_that_is_tried_again_goes_on_with_its_unfinished_turn(
     memory_world: World, configured: Configure
 ) -> None:
     """2.1: one request is one message and one turn, however often it is tried."""
-    model = Blocked()
-    async with memory_world.connect(autosave=None) as sessions:
-        config = configured(model=model)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            await agent.post_user_message("go", turn_id="request-7")
-            await model.reached.wait()
-            left = memory_world.killed()
-            model.go.set()
-    async with left.connect() as sessions:
-        async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
-            for _ in range(2):
-                assert await agent.ask("go", turn_id="request-7") == "You said: go"
-            assert await said(agent) == ["go", "You said: go"]
-            assert agent.unfinished == agent.context.ledger.messages == ()
+    left = await killed_amid_answer(memory_world, configured, "go", turn_id="request-7")
+    async with left.agent(configured()) as agent:
+        for _ in range(2):
+            assert await agent.ask("go", turn_id="request-7") == "You said: go"
+        assert await said(agent) == ["go", "You said: go"]
+        assert agent.unfinished == agent.context.ledger.messages == ()
 
 
 async def test_what_kills_the_process_each_time_is_not_resumed_for_ever(
     memory_world: World, configured: Configure
 ) -> None:
-    world, model = memory_world, Blocked()
-    async with world.connect(autosave=None) as sessions:
-        config = configured(model=model)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            await agent.post_user_message("poison")
-            await model.reached.wait()
-            left = world.killed()
-            model.go.set()
+    left = await killed_amid_answer(memory_world, configured, "poison")
     for _ in range(MOST_ATTEMPTS):
         begun, model = left, Blocked()
         async with begun.connect(autosave=None) as sessions:
@@ -340,59 +307,54 @@ async def test_stopping_with_the_agent_is_not_the_end_of_a_turn(
         await agent.post_user_message("and then")
         await model.reached.wait()
         await agent.stop(finish=False)
-    async with world.connect() as sessions:
-        asked: list[list[str]] = []
+        assert [one.message.text for one in agent.unfinished] == ["go on", "and then"]
+    asked: list[list[str]] = []
 
-        def says(messages: Sequence[Message]) -> str:
-            asked.append([one.text for one in messages])
-            return "the end" if messages[-1].text == "and then" else "on and on"
+    def says(messages: Sequence[Message]) -> str:
+        asked.append([one.text for one in messages])
+        return "the end" if messages[-1].text == "and then" else "on and on"
 
-        config = configured(model=ScriptedModel(says))
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            assert [one.message.text for one in agent.unfinished] == ["go on", "and then"]
-            await agent.resume()
-            # Half an answer at the end is refused by some providers, and continued by others.
-            assert asked == [["go on"], ["go on", "on and on", "and then"]]
-            assert await said(agent) == ["go on", "I was going", "on and on", "and then", "the end"]
-            partial = agent.session.context()[1]
-            assert bytes(partial.extra["interrupted"]) == b"true"
+    config = configured(model=ScriptedModel(says))
+    async with world.agent(config) as agent:
+        assert [one.message.text for one in agent.unfinished] == ["go on", "and then"]
+        await agent.resume()
+        # Half an answer at the end is refused by some providers, and continued by others.
+        assert asked == [["go on"], ["go on", "on and on", "and then"]]
+        assert await said(agent) == ["go on", "I was going", "on and on", "and then", "the end"]
+        partial = agent.session.context()[1]
+        assert bytes(partial.extra["interrupted"]) == b"true"
 
 
 async def test_interrupting_is_not_stopping(world: World, configured: Configure) -> None:
     """2.1: the turn ends as interrupted, what came is kept, and the agent goes on; for good."""
     model = Blocked(Chunk(text="partly"))
-    async with world.connect() as sessions:
-        async with await AgentFactory(sessions).create_agent(
-            configured(model=model), agent_id="ada"
-        ) as agent:
-            stream = agent.stream("go")
-            await anext(stream)
-            await model.reached.wait()
-            assert agent.interrupt()
-            assert isinstance([one async for one in stream][-1], TurnInterrupted)
-            assert agent.unfinished == ()
-            model.go.set()
-            assert await agent.ask("well?") == "partly and on"
-    async with world.connect() as sessions:
-        async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
-            assert agent.unfinished == ()
+    async with world.agent(configured(model=model)) as agent:
+        stream = agent.stream("go")
+        await anext(stream)
+        await model.reached.wait()
+        assert agent.interrupt()
+        assert isinstance([one async for one in stream][-1], TurnInterrupted)
+        assert agent.unfinished == ()
+        model.go.set()
+        assert await agent.ask("well?") == "partly and on"
+    async with world.agent(configured()) as agent:
+        assert agent.unfinished == ()
 
 
 async def test_a_turn_that_failed_can_be_tried_again(
     memory_world: World, configured: Configure
 ) -> None:
     """Whoever asked was told; nobody but a person has it tried again."""
-    async with memory_world.connect() as sessions:
-        config = configured(model=ScriptedModel(RuntimeError("overloaded"), "back"))
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            await agent.post_user_message("go")
-            async with agent.events() as events:
-                await until(events, TurnFailed)
-            assert [one.error for one in agent.unfinished] == ["RuntimeError"]
-            (ending,) = await agent.resume()
-            assert isinstance(ending, TurnEnded)
-            assert await said(agent) == ["go", "back"]
-            assert agent.unfinished == ()
+    config = configured(model=ScriptedModel(RuntimeError("overloaded"), "back"))
+    async with memory_world.agent(config) as agent:
+        await agent.post_user_message("go")
+        async with agent.events() as events:
+            await until(events, TurnFailed)
+        assert [one.error for one in agent.unfinished] == ["RuntimeError"]
+        (ending,) = await agent.resume()
+        assert isinstance(ending, TurnEnded)
+        assert await said(agent) == ["go", "back"]
+        assert agent.unfinished == ()
 
 
 async def until(events: EventStream, kind: type[AgentEvent]) -> None:
@@ -543,20 +505,18 @@ async def test_no_message_is_dropped_for_another_one(
     """S1-4b: a ledger that is full takes no more, and says what to do."""
     monkeypatch.setattr("perdure.memory.ledger.MOST", 3)
     model = Blocked()
-    async with memory_world.connect() as sessions:
-        config = configured(model=model)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            for text in ("one", "two", "three"):
-                await agent.post_user_message(text)
-            with pytest.raises(SessionError, match=r"not answered: go on with them, resume\(\)"):
-                await agent.post_user_message("four")
-            left = memory_world.killed()
-            model.go.set()
-    async with left.connect() as sessions:
-        async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
-            assert [one.message.text for one in agent.unfinished] == ["one", "two", "three"]
-            assert await agent.dismiss() == 3
-            assert await agent.ask("four") == "You said: four"
+    config = configured(model=model)
+    async with memory_world.agent(config) as agent:
+        for text in ("one", "two", "three"):
+            await agent.post_user_message(text)
+        with pytest.raises(SessionError, match=r"not answered: go on with them, resume\(\)"):
+            await agent.post_user_message("four")
+        left = memory_world.killed()
+        model.go.set()
+    async with left.agent(configured()) as agent:
+        assert [one.message.text for one in agent.unfinished] == ["one", "two", "three"]
+        assert await agent.dismiss() == 3
+        assert await agent.ask("four") == "You said: four"
 
 
 async def test_nobody_waits_for_what_was_given_up(
@@ -582,13 +542,12 @@ async def test_nobody_waits_for_what_was_given_up(
 
 async def killed_amid_an_answer(world: World, config: AgentConfig, look: Gate) -> World:
     """Return what a kill leaves of a message that was asked while nothing else was going on."""
-    async with world.connect(autosave=None) as sessions:
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            async with anyio.create_task_group() as group:
-                group.start_soon(agent.ask, "what is it?")
-                await look.reached.wait()
-                left = world.killed()
-                look.go.set()
+    async with world.agent(config, autosave=None) as agent:
+        async with anyio.create_task_group() as group:
+            group.start_soon(agent.ask, "what is it?")
+            await look.reached.wait()
+            left = world.killed()
+            look.go.set()
     return left
 
 
@@ -617,9 +576,9 @@ async def test_a_message_that_is_answered_at_once_is_admitted_and_stored_once(
         assert view is not None
         (seen,) = (await open_matters(view)).unfinished
         assert (seen.message.text, seen.turn_id, seen.attempts) == ("what is it?", "turn_0001", 1)
-        await sessions.fork("ada", "bea")
-        async with sessions.open("bea") as fork:
-            assert (await open_matters(fork)).unfinished == (seen,)
+        await sessions.copy("ada", "bea")
+        async with sessions.open("bea") as copied:
+            assert (await open_matters(copied)).unfinished == (seen,)
         config = configured(model=ScriptedModel("done"))
         async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
             assert agent.unfinished == (seen,)
@@ -635,22 +594,20 @@ async def test_two_that_ask_at_once_are_both_answered_after_a_kill(
 ) -> None:
     """S1-6: the first one's turn has begun when the second one waits; neither is passed over."""
     model = Blocked()
-    async with memory_world.connect(autosave=None) as sessions:
-        config = configured(model=model)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            async with anyio.create_task_group() as group:
-                first, second = agent.stream("first"), agent.stream("second")
-                group.start_soon(anext, first)  # posts
-                group.start_soon(anext, second)
-                await model.reached.wait()
-                left = memory_world.killed()
-                model.go.set()
-    async with left.connect() as sessions:
-        config = configured(on_unfinished="resume")
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            await agent.ask("third")
-            texts = [text for text in await said(agent) if not text.startswith("You")]
-            assert (sorted(texts[:2]), texts[2:]) == (["first", "second"], ["third"])
+    config = configured(model=model)
+    async with memory_world.agent(config, autosave=None) as agent:
+        async with anyio.create_task_group() as group:
+            first, second = agent.stream("first"), agent.stream("second")
+            group.start_soon(anext, first)  # posts
+            group.start_soon(anext, second)
+            await model.reached.wait()
+            left = memory_world.killed()
+            model.go.set()
+    config = configured(on_unfinished="resume")
+    async with left.agent(config) as agent:
+        await agent.ask("third")
+        texts = [text for text in await said(agent) if not text.startswith("You")]
+        assert (sorted(texts[:2]), texts[2:]) == (["first", "second"], ["third"])
 
 
 async def records_of(agent: Agent) -> AsyncIterator[Record]:
@@ -659,6 +616,23 @@ async def records_of(agent: Agent) -> AsyncIterator[Record]:
         async for chunk in log:
             for record in chunk.records:
                 yield record
+
+
+@pytest.mark.parametrize("off", [0, 1, 50])
+async def test_no_other_message_is_taken_for_the_one_that_was_admitted(
+    memory_world: World, configured: Configure, off: int
+) -> None:
+    """S1-6: in a log whose records were numbered anew, what the ledger names is somebody else's."""
+    async with memory_world.connect() as sessions:
+        async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
+            await agent.ask("one")
+            await agent.ask("two")
+            seqs = [item.seq for item in await agent.session.history() if item.kind == "message"]
+            where = seqs[2] + off
+            entry = change_entry(ADMITTED, "x", at=1.0, turn="turn_0009", attempts=1, seq=where)
+            agent.session.accept((entry,))
+        async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
+            assert agent.unfinished == ()
 
 
 @pytest.mark.parametrize("stops", [False, True])

@@ -63,17 +63,16 @@ async def until_asked(events: EventStream) -> str:
 async def waiting(world: World, configured: Configure) -> World:
     """Return what a kill leaves while a call waits for its approval."""
     doors = Doors()
-    async with world.connect(autosave=None) as sessions:
-        config = doors.config(configured)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            async with agent.events() as events:
-                await agent.post_user_message("go")
-                await until_asked(events)
-            left = world.killed()
-            assert doors.opened == []
-            agent.interrupt()
-            await settled(agent)
-            assert agent.pending_approvals == ()  # withdrawn with its turn
+    config = doors.config(configured)
+    async with world.agent(config, autosave=None) as agent:
+        async with agent.events() as events:
+            await agent.post_user_message("go")
+            await until_asked(events)
+        left = world.killed()
+        assert doors.opened == []
+        agent.interrupt()
+        await settled(agent)
+        assert agent.pending_approvals == ()  # withdrawn with its turn
     return left
 
 
@@ -90,53 +89,50 @@ async def test_a_call_waits_for_its_answer(
     memory_world: World, configured: Configure, yes: bool, answer: str
 ) -> None:
     doors = Doors()
-    async with memory_world.connect() as sessions:
-        config = doors.config(configured)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            endings: list[str] = []
+    config = doors.config(configured)
+    async with memory_world.agent(config) as agent:
+        endings: list[str] = []
 
-            async def go() -> None:
-                endings.append(await agent.ask("go"))
+        async def go() -> None:
+            endings.append(await agent.ask("go"))
 
-            async with agent.events() as events, anyio.create_task_group() as group:
-                group.start_soon(go)
-                call_id = await until_asked(events)
-                assert [one.call for one in agent.pending_approvals] == [call_id]
-                assert doors.opened == []
-                if yes:
-                    await agent.approve(call_id)
-                else:
-                    await agent.deny(call_id, "it is cold outside")
-            assert endings[0].startswith(answer)
-            assert "cold" in endings[0] or yes
-            assert doors.opened == (["north"] if yes else [])
-            assert agent.pending_approvals == agent.context.ledger.approvals == ()
+        async with agent.events() as events, anyio.create_task_group() as group:
+            group.start_soon(go)
+            call_id = await until_asked(events)
+            assert [one.call for one in agent.pending_approvals] == [call_id]
+            assert doors.opened == []
+            if yes:
+                await agent.approve(call_id)
+            else:
+                await agent.deny(call_id, "it is cold outside")
+        assert endings[0].startswith(answer)
+        assert "cold" in endings[0] or yes
+        assert doors.opened == (["north"] if yes else [])
+        assert agent.pending_approvals == agent.context.ledger.approvals == ()
 
 
 async def test_always_is_remembered(memory_world: World, configured: Configure) -> None:
     doors = Doors()
-    async with memory_world.connect() as sessions:
-        config = doors.config(configured, approve="ask")
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            agent.permissions.allow("look")
-            async with agent.events() as events:
-                await agent.post_user_message("go")
-                await agent.approve(await until_asked(events), always=True)
-                async for event in events:
-                    if isinstance(event, TurnEnded):
-                        break
-            assert agent.permissions.verdict("open_door") == "allowed"
+    config = doors.config(configured, approve="ask")
+    async with memory_world.agent(config) as agent:
+        agent.permissions.allow("look")
+        async with agent.events() as events:
+            await agent.post_user_message("go")
+            await agent.approve(await until_asked(events), always=True)
+            async for event in events:
+                if isinstance(event, TurnEnded):
+                    break
+        assert agent.permissions.verdict("open_door") == "allowed"
 
 
 async def test_nobody_waits_for_an_answer_that_was_given(
     memory_world: World, configured: Configure
 ) -> None:
-    async with memory_world.connect() as sessions:
-        config = Doors().config(configured)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            for answer in (agent.approve, agent.deny):
-                with pytest.raises(SessionError, match="waits for an approval"):
-                    await answer("c9")
+    config = Doors().config(configured)
+    async with memory_world.agent(config) as agent:
+        for answer in (agent.approve, agent.deny):
+            with pytest.raises(SessionError, match="waits for an approval"):
+                await answer("c9")
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
@@ -213,14 +209,13 @@ async def test_what_was_approved_and_may_have_begun_is_not_begun_again(
     def config() -> Any:
         return configured(model=ScriptedModel(wants), tools=[open_door], approve=ask)
 
-    async with memory_world.connect(autosave=None) as sessions:
-        async with await AgentFactory(sessions).create_agent(config(), agent_id="ada") as agent:
-            async with agent.events() as events:
-                await agent.post_user_message("go")
-                await agent.approve(await until_asked(events))
-            await reached.wait()
-            left = memory_world.killed()
-            go.set()
+    async with memory_world.agent(config(), autosave=None) as agent:
+        async with agent.events() as events:
+            await agent.post_user_message("go")
+            await agent.approve(await until_asked(events))
+        await reached.wait()
+        left = memory_world.killed()
+        go.set()
     async with left.connect() as sessions:
         async with await AgentFactory(sessions).restore_agent("ada", config()) as agent:
             assert agent.pending_approvals == ()

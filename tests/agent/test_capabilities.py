@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.agent import AgentFactory, ScriptedModel, call, tool
+from perdure.agent import AgentFactory, ApprovalRequested, ScriptedModel, call, tool
 from perdure.checkpoints.replay import Row
 from tests.agent.conftest import Configure, World
 
@@ -62,3 +62,26 @@ async def test_a_replay_tells_what_was_approved(
     rows = await replayed(world, configured, approve=lambda *_: answer)
     after = ["granted", "used"] if answer else ["denied"]
     assert told(rows, "add") == ["requested", *after]
+
+
+@pytest.mark.parametrize("answer", [True, False])
+async def test_a_replay_tells_what_a_person_approved(
+    world: World, configured: Configure, answer: bool
+) -> None:
+    rows: list[Row] = []
+    async with world.connect() as sessions:
+        model = ScriptedModel([call("add", a=1, b=2)], "done")
+        config = configured(model=model, tools=[add], approve="ask")
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            async for event in agent.stream("go"):
+                if isinstance(event, ApprovalRequested):
+                    decide = agent.approve if answer else agent.deny
+                    await decide(event.call.id)
+        view = await sessions.load("ada")
+        assert view is not None
+        await view.events.replay(on_row=rows.append, strict=True)
+    after = ["granted", "used"] if answer else ["denied"]
+    assert told(rows, "add") == ["requested", *after]
+    if answer:
+        (granted,) = [row for row in rows if row.what == "granted"]
+        assert granted.detail["by"] == "person"

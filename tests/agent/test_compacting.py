@@ -440,6 +440,31 @@ async def test_what_is_taken_back_while_a_summary_is_made_is_not_summed_up(world
         assert said[1:] == ["q2"]
 
 
+@pytest.mark.parametrize("questions", [1, 3])
+async def test_a_long_session_is_summed_up_in_few_summaries(
+    memory_world: World, questions: int
+) -> None:
+    """S1-14: a session that an agent never saw is as cheap to take over as it is long to tell."""
+    sizes: list[int] = []
+
+    class Sizes:
+        async def summarize(self, turns: Sequence[TurnTrace]) -> Summary:
+            sizes.append(len({one.id for one in turns}))
+            return Summary("They talked.")
+
+    policy = CompactionPolicy(keep_turns=1, episode_turns=2, max_summaries=3)
+    async with memory_world.connect() as sessions, sessions.open("ada") as session:
+        for _ in range(41):
+            async with session.turn():
+                for _ in range(questions):
+                    session.append(Message.user("q"), Message.assistant("a"))
+        memory = MemoryManager(session, compactor=Compactor(Sizes()), compaction_policy=policy)
+        done = await memory.compact("")
+    assert len(done.turn_ids) == 40
+    assert len(sizes) == len(done.episodic) == 3
+    assert questions > 1 or sizes == [14, 14, 12]
+
+
 async def test_what_a_session_keeps_less_of_than_the_budget_is_compacted_and_not_dropped(
     memory_world: World, configured: Configure
 ) -> None:

@@ -17,6 +17,7 @@ from perdure.agent import (
     EffectUnknown,
     EventStream,
     OpenMatters,
+    PersistentSession,
     ScriptedModel,
     ToolFinished,
     TurnEnded,
@@ -195,14 +196,13 @@ def mails(messages: Sequence[Message]) -> Any:
 
 async def killed_amid(world: World, configured: Configure, mail: Mail, policy: Policy) -> World:
     """Return what a kill leaves while the tool runs."""
-    async with world.connect(autosave=None) as sessions:
-        config = configured(model=ScriptedModel(mails), tools=[mail.tool(policy, stuck=True)])
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            await agent.post_user_message("mail bea")
-            await mail.reached.wait()
-            assert agent.unknown_effects == ()  # it runs
-            left = world.killed()
-            mail.go.set()
+    config = configured(model=ScriptedModel(mails), tools=[mail.tool(policy, stuck=True)])
+    async with world.agent(config, autosave=None) as agent:
+        await agent.post_user_message("mail bea")
+        await mail.reached.wait()
+        assert agent.unknown_effects == ()  # it runs
+        left = world.killed()
+        mail.go.set()
     return left
 
 
@@ -231,7 +231,7 @@ async def test_the_intent_is_durable_before_the_call_and_settled_with_the_result
 async def test_a_session_tells_what_is_under_way_without_its_agent(
     world: World, configured: Configure
 ) -> None:
-    """From a view, as an inspector has it, and from a fork."""
+    """From a view, as an inspector has it, and from a copy."""
     left = await killed_amid(world, configured, Mail(), "ask")
     async with left.connect() as sessions:
         view = await sessions.load("ada")
@@ -239,11 +239,57 @@ async def test_a_session_tells_what_is_under_way_without_its_agent(
         found = await open_matters(view)
         assert [one.message.text for one in found.unfinished] == ["mail bea"]
         assert [(one.tool, one.state) for one in found.effects] == [("send_mail", "begun")]
-        await sessions.fork("ada", "bea")
+        await sessions.copy("ada", "bea")
         async with sessions.open("bea") as session:
             assert await open_matters(session) == found
         async with sessions.open("new") as session:
             assert await open_matters(session) == OpenMatters()
+
+
+async def test_what_was_begun_is_the_origins_and_not_a_forks(
+    world: World, configured: Configure
+) -> None:
+    """S1-9: whoever goes on with both makes no call twice; what the fork begins is its own."""
+    first, mail = Mail(), Mail()
+    left = await killed_amid(world, configured, first, "replay")
+    async with left.connect() as sessions:
+        await sessions.fork("ada", "bea")
+        config = configured(
+            model=ScriptedModel(mails), tools=[mail.tool("replay")], on_unfinished="resume"
+        )
+        for agent_id in ("bea", "bea", "ada"):  # the second time, from what the first one folded
+            view = await sessions.load(agent_id)
+            assert view is not None
+            assert (await open_matters(view) == OpenMatters()) == (agent_id == "bea")
+            async with await AgentFactory(sessions).create_agent(config, agent_id=agent_id):
+                pass
+            assert mail.sent == (first.sent if agent_id == "ada" else [])
+        tools = [Mail().tool("ask", stuck=True)]
+        config = configured(model=ScriptedModel(mails), tools=tools, tool_timeout=0.01)
+        async with await AgentFactory(sessions).create_agent(config, agent_id="bea") as agent:
+            await agent.ask("mail bea")
+    async with left.connect() as sessions:
+        async with await AgentFactory(sessions).create_agent(configured(), agent_id="bea") as agent:
+            assert [one.tool for one in agent.unknown_effects] == ["send_mail"]
+
+
+async def test_a_new_conversation_knows_what_the_one_before_has_begun(
+    memory_world: World, configured: Configure
+) -> None:
+    """S2-13: what was said is set aside; what may have been done is not."""
+    left = await killed_amid(memory_world, configured, Mail(), "ask")
+    async with left.connect() as sessions:
+        anew = PersistentSession(load_on_create=False)
+        made = Agent.create("ada", config=configured(), sessions=sessions, persistent_session=anew)
+        async with made as agent:
+            assert [one.tool for one in agent.unknown_effects] == ["send_mail"]
+            assert [one.message.text for one in agent.unfinished] == ["mail bea"]
+            await agent.ask("something else")
+            assert agent.unfinished == ()
+    config = configured(on_unfinished="resume")
+    async with left.agent(config) as agent:
+        assert [one.tool for one in agent.unknown_effects] == ["send_mail"]
+        assert [one.text for one in agent.session.context()][0] == "something else"
 
 
 @pytest.mark.parametrize("policy", get_args(Policy))
@@ -296,15 +342,14 @@ async def test_a_tool_that_is_blocked_by_now_is_not_called_again(
     """S1-9: whoever blocks a tool after a crash means its unfinished calls, too."""
     mail, after = Mail(), Mail()
     left = await killed_amid(memory_world, configured, mail, "replay")
-    async with left.connect() as sessions:
-        config = configured(model=ScriptedModel(mails), tools=[after.tool("replay")])
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            agent.permissions.block("send_mail")
-            await agent.resume()
-            assert after.sent == []
-            results = [one.tool_result for one in agent.session.context() if one.tool_result]
-            assert str(results[-1].error).endswith("the tool 'send_mail' is blocked")
-            assert [one.told for one in agent.unknown_effects] == [True]
+    config = configured(model=ScriptedModel(mails), tools=[after.tool("replay")])
+    async with left.agent(config) as agent:
+        agent.permissions.block("send_mail")
+        await agent.resume()
+        assert after.sent == []
+        results = [one.tool_result for one in agent.session.context() if one.tool_result]
+        assert str(results[-1].error).endswith("the tool 'send_mail' is blocked")
+        assert [one.told for one in agent.unknown_effects] == [True]
 
 
 async def test_skip_leaves_it_and_tells_the_model(
@@ -412,15 +457,14 @@ async def test_a_call_that_was_too_slow_is_unknown(
     memory_world: World, configured: Configure
 ) -> None:
     mail = Mail()
-    async with memory_world.connect() as sessions:
-        config = configured(
-            model=ScriptedModel(mails), tools=[mail.tool("ask", stuck=True)], tool_timeout=0.01
-        )
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            assert await agent.ask("mail bea") == "done"
-            (slow,) = agent.unknown_effects
-            assert slow.state == "unknown"
-            await agent.resolve_effect(slow.id, "done")
+    config = configured(
+        model=ScriptedModel(mails), tools=[mail.tool("ask", stuck=True)], tool_timeout=0.01
+    )
+    async with memory_world.agent(config) as agent:
+        assert await agent.ask("mail bea") == "done"
+        (slow,) = agent.unknown_effects
+        assert slow.state == "unknown"
+        await agent.resolve_effect(slow.id, "done")
 
 
 async def test_a_call_that_was_too_slow_is_told_of_and_never_replayed(
@@ -443,17 +487,16 @@ async def test_a_call_that_was_too_slow_is_told_of_and_never_replayed(
         Message.assistant(tool_calls=[ToolCall("again", "settle")]),
         "done",
     )
-    async with memory_world.connect(autosave=None) as sessions:
-        tools = [mail.tool("ask", stuck=True), settle]
-        config = configured(model=slow_then_settle, tools=tools, tool_timeout=0.01)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            async for event in agent.stream("mail bea"):
-                told += [event] if isinstance(event, EffectUnknown) else []
-            assert [one.effect.told for one in told] == [True]
-            assert "does not wait for it" in tried[0]
-            other = ToolCall("again", "settle")
-            assert agent.context.ledger.effect_of(told[0].effect.turn, other) is None
-            assert agent.unknown_effects == (told[0].effect,)
+    tools = [mail.tool("ask", stuck=True), settle]
+    config = configured(model=slow_then_settle, tools=tools, tool_timeout=0.3)
+    async with memory_world.agent(config, autosave=None) as agent:
+        async for event in agent.stream("mail bea"):
+            told += [event] if isinstance(event, EffectUnknown) else []
+        assert [one.effect.told for one in told] == [True]
+        assert "does not wait for it" in tried[0]
+        other = ToolCall("again", "settle")
+        assert agent.context.ledger.effect_of(told[0].effect.turn, other) is None
+        assert agent.unknown_effects == (told[0].effect,)
 
 
 async def test_an_interrupted_call_is_unknown(memory_world: World, configured: Configure) -> None:
@@ -487,13 +530,12 @@ async def test_redacted_arguments_are_never_replayed(
         return "done" if done else call("send_mail", to="bea", password="hunter2")
 
     options = {"tools": [send_mail], "redact_arguments": ["password"]}
-    async with memory_world.connect(autosave=None) as sessions:
-        config = configured(model=ScriptedModel(asks), **options)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            await agent.post_user_message("mail bea")
-            await reached.wait()
-            left = memory_world.killed()
-            go.set()
+    config = configured(model=ScriptedModel(asks), **options)
+    async with memory_world.agent(config, autosave=None) as agent:
+        await agent.post_user_message("mail bea")
+        await reached.wait()
+        left = memory_world.killed()
+        go.set()
     async with left.connect() as sessions:
         config = configured(model=ScriptedModel(asks), on_unfinished="resume", **options)
         agent = await AgentFactory(sessions).restore_agent("ada", config)
@@ -548,18 +590,17 @@ async def test_completed_results_are_kept_and_only_the_rest_is_called_again(
         done = any(one.tool_result for one in messages)
         return "done" if done else [call("look"), call("send_mail", to="bea")]
 
-    async with world.connect(autosave=None) as sessions:
-        tools = [look, mail.tool("replay", stuck=True)]
-        config = configured(model=ScriptedModel(asks), tools=tools)
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            stream = agent.stream("go")
-            async for event in stream:
-                if isinstance(event, ToolFinished):
-                    break
-            await mail.reached.wait()
-            await agent.session.save()
-            left = world.killed()
-            mail.go.set()
+    tools = [look, mail.tool("replay", stuck=True)]
+    config = configured(model=ScriptedModel(asks), tools=tools)
+    async with world.agent(config, autosave=None) as agent:
+        stream = agent.stream("go")
+        async for event in stream:
+            if isinstance(event, ToolFinished):
+                break
+        await mail.reached.wait()
+        await agent.session.save()
+        left = world.killed()
+        mail.go.set()
     again = Mail()
     async with left.connect() as sessions:
         model = ScriptedModel(asks)
@@ -588,13 +629,12 @@ async def test_an_undeclared_tool_is_told_to_be_interrupted_and_not_repeated(
         return "found"
 
     model = ScriptedModel(lambda m: "done" if m[-1].tool_result else call("look"))
-    async with memory_world.connect(autosave=None) as sessions:
-        config = configured(model=model, tools=[look])
-        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            await agent.post_user_message("go")
-            await reached.wait()
-            left = memory_world.killed()
-            go.set()
+    config = configured(model=model, tools=[look])
+    async with memory_world.agent(config, autosave=None) as agent:
+        await agent.post_user_message("go")
+        await reached.wait()
+        left = memory_world.killed()
+        go.set()
     async with left.connect() as sessions:
         config = configured(model=model, tools=[look])
         async with await AgentFactory(sessions).restore_agent("ada", config) as agent:

@@ -156,13 +156,13 @@ async def test_a_running_agent_is_not_replaced(memory_world: World, configured: 
 async def test_an_unknown_choice_is_refused(memory_world: World, configured: Configure) -> None:
     async with memory_world.connect() as sessions:
         factory = AgentFactory(sessions)
-        await (await factory.create_agent(configured(), agent_id="ada")).stop()
         with pytest.raises(ConfigError, match="if_exists='merge'"):
             await factory.create_agent(
                 configured(),
                 agent_id="ada",
                 if_exists="merge",  # type: ignore[arg-type]
             )
+        assert not await sessions.exists("ada")
 
 
 async def test_an_id_is_made_where_none_is_given(
@@ -296,6 +296,7 @@ async def test_a_conversation_that_is_not_loaded_is_set_aside_not_lost(world: Wo
         ({"model": EchoModel(), "colour": 1}, "'colour' is no option"),
         ({"model": object()}, "is no model"),
         ({"model": EchoModel(), "inbox_size": 0}, "inbox_size=0"),
+        ({"model": EchoModel(), "approve": "always"}, "approve='always'"),
         ({"model": EchoModel(), "tool_timeout": 0.0}, "tool_timeout=0.0"),
         ({"model": EchoModel(), "config": AgentConfig(name="x", model=EchoModel())}, "not both"),
     ],
@@ -328,6 +329,19 @@ async def test_what_an_agent_opened_itself_is_closed_if_making_it_fails(tmp_path
         "ada", model=EchoModel(), persistent_session=kept, on_held="raise"
     ) as agent:
         assert await agent.ask("x") == "You said: x"
+
+
+async def test_a_class_of_ones_own_that_fails_leaves_nothing_claimed(memory_world: World) -> None:
+    class Broken(Agent):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            raise KeyError("broken")
+
+    async with memory_world.connect() as sessions:
+        with pytest.raises(KeyError):
+            await Broken.create("ada", model=EchoModel(), sessions=sessions)
+        async with Agent.create("ada", model=EchoModel(), sessions=sessions) as agent:
+            assert await agent.ask("x") == "You said: x"
 
 
 async def test_agents_of_one_store_talk_at_the_same_time(world: World) -> None:

@@ -14,6 +14,7 @@ from perdure.memory.context import SNAPSHOT
 from perdure.restore.repair import repair
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.agent.conftest import World
+from tests.agent.test_worker import Blocked
 
 
 async def gauge(hour: int) -> str:
@@ -121,3 +122,53 @@ async def test_a_restored_agent_goes_on_after_any_kill() -> None:
             async with await AgentFactory(sessions).restore_agent("ada", config()) as agent:
                 assert (await agent.ask("101")).startswith("Measured")
                 assert await agent.ask("102") == "No. 102"
+
+
+async def test_a_resumed_turn_is_found_however_much_of_its_beginning_was_kept() -> None:
+    """S1-9: a store keeps a prefix of whole groups of what was saved at once, and no more."""
+    looked: list[int] = []
+
+    async def look() -> str:
+        """Look."""
+        looked.append(1)
+        return "found"
+
+    def resuming(model: Any) -> AgentConfig:
+        return AgentConfig(name="tester", model=model, tools=[look], on_unfinished="resume")
+
+    world, blocked = World(MemoryBacking()), Blocked()
+    heads: list[int] = []
+    for is_first in (True, False):
+        model = Then(call("look"), blocked) if is_first else blocked
+        async with world.agent(resuming(model), autosave=None) as agent:
+            if is_first:
+                await agent.post_user_message("go")
+            await blocked.reached.wait()
+            left = world.killed()
+            heads.append(len(log_of(left)))
+            blocked.go.set()
+        world, blocked = left, Blocked()
+    for cut in range(heads[0], heads[1] + 1):
+        torn = world.killed()
+        log = log_of(torn)
+        if log[cut - 1].end:
+            del log[cut:]
+            async with torn.agent(resuming(ScriptedModel("done"))) as agent:
+                await agent.stop()
+                texts = [one.value.text for one in await agent.session.history()]
+            assert (texts.count("go"), texts[-1], len(looked)) == (1, "done", 1)
+
+
+class Then:
+    """Two models, one after the other."""
+
+    def __init__(self, reply: Any, then: Any) -> None:
+        self._models = [ScriptedModel(reply), then]
+
+    def stream(self, messages: Any, tools: Any) -> Any:
+        return self._models.pop(0).stream(messages, tools)
+
+
+def log_of(world: World) -> Any:
+    (session,) = world.content.sessions.values()  # type: ignore[union-attr]
+    return session.entries

@@ -52,6 +52,26 @@ def test_name_and_description_are_the_functions_own() -> None:
     assert (spec.name, spec.description) == ("look", "Look how deep the water is.")
 
 
+def test_the_model_is_told_all_that_the_docstring_says_of_the_tool() -> None:
+    """S1-9: a caution in the second paragraph is one for the model."""
+
+    def dig(depth: int) -> str:
+        """Dig a hole,
+        with a spade.
+
+        Never under a house.
+
+        Args:
+            depth: In meters.
+
+        """
+        return "nothing"
+
+    spec = Tool(dig).spec
+    assert spec.description == "Dig a hole, with a spade.\nNever under a house."
+    assert spec.parameters["properties"]["depth"]["description"] == "In meters."
+
+
 def test_the_schema_follows_the_annotations_and_the_docstring() -> None:
     schema = Tool(look).parameters
     assert schema["type"] == "object"

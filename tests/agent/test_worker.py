@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -86,10 +88,9 @@ async def test_the_events_of_a_turn_come_in_their_order(
     memory_world: World, configured: Configure
 ) -> None:
     """S1-5, S1-8: segments as they come, then the end."""
-    async with memory_world.connect() as sessions:
-        config = configured(model=ScriptedModel("abcdef", chunk_chars=3))
-        async with await made(sessions, config) as agent:
-            events = [event async for event in agent.stream("go")]
+    config = configured(model=ScriptedModel("abcdef", chunk_chars=3))
+    async with memory_world.agent(config) as agent:
+        events = [event async for event in agent.stream("go")]
     assert names(events) == ["TurnStarted", "Segment", "Segment", "TurnEnded"]
     assert [event.text for event in events if isinstance(event, Segment)] == ["abc", "def"]
     assert isinstance(events[-1], TurnEnded)
@@ -100,18 +101,15 @@ async def test_the_end_of_a_turn_is_told_only_once_it_is_durable(
     world: World, configured: Configure
 ) -> None:
     """S1-10: the answer is kept, then saved, then told."""
-    async with world.connect(autosave=None) as sessions:
-        async with await made(sessions, configured()) as agent:
-            async for event in agent.stream("remember this"):
-                if isinstance(event, TurnEnded):
-                    left = world.killed()
-    async with left.connect() as sessions:
-        view = await sessions.load("ada")
-        assert view is not None
-        assert [one.text for one in view.context()][-2:] == [
-            "remember this",
-            "You said: remember this",
-        ]
+    async with world.agent(configured(), autosave=None) as agent:
+        async for event in agent.stream("remember this"):
+            if isinstance(event, TurnEnded):
+                left = world.killed()
+    context = await left.context()
+    assert [one.text for one in context][-2:] == [
+        "remember this",
+        "You said: remember this",
+    ]
 
 
 async def test_the_message_is_durable_before_the_model_is_called(
@@ -119,16 +117,13 @@ async def test_the_message_is_durable_before_the_model_is_called(
 ) -> None:
     """S1-6: admission. A kill while the model thinks does not lose what the user said."""
     model = Blocked()
-    async with world.connect(autosave=None) as sessions:
-        async with await made(sessions, configured(model=model)) as agent:
-            await agent.post_user_message("do not lose me")
-            await model.reached.wait()
-            left = world.killed()
-            agent.interrupt()
-    async with left.connect() as sessions:
-        view = await sessions.load("ada")
-        assert view is not None
-        assert [one.text for one in view.context()] == ["do not lose me"]
+    async with world.agent(configured(model=model), autosave=None) as agent:
+        await agent.post_user_message("do not lose me")
+        await model.reached.wait()
+        left = world.killed()
+        agent.interrupt()
+    context = await left.context()
+    assert [one.text for one in context] == ["do not lose me"]
 
 
 async def test_a_tool_call_is_durable_before_the_tool_runs(
@@ -141,14 +136,11 @@ async def test_a_tool_call_is_durable_before_the_tool_runs(
         left.append(world.killed())
         return "launched"
 
-    async with world.connect(autosave=None) as sessions:
-        config = configured(model=ScriptedModel(call("launch"), "done"), tools=[launch])
-        async with await made(sessions, config) as agent:
-            assert await agent.ask("go") == "done"
-    async with left[0].connect() as sessions:
-        view = await sessions.load("ada")
-        assert view is not None
-        assert [one.name for one in view.context()[-1].tool_calls] == ["launch"]
+    config = configured(model=ScriptedModel(call("launch"), "done"), tools=[launch])
+    async with world.agent(config, autosave=None) as agent:
+        assert await agent.ask("go") == "done"
+    context = await left[0].context()
+    assert [one.name for one in context[-1].tool_calls] == ["launch"]
 
 
 async def test_results_are_durable_before_the_model_sees_them(
@@ -163,16 +155,13 @@ async def test_results_are_durable_before_the_model_sees_them(
     async def gauge() -> int:
         return 42
 
-    async with world.connect(autosave=None) as sessions:
-        config = configured(model=ScriptedModel(call("gauge"), second), tools=[gauge])
-        async with await made(sessions, config) as agent:
-            await agent.ask("go")
-    async with left[0].connect() as sessions:
-        view = await sessions.load("ada")
-        assert view is not None
-        result = view.context()[-1].tool_result
-        assert result is not None
-        assert result.result == 42
+    config = configured(model=ScriptedModel(call("gauge"), second), tools=[gauge])
+    async with world.agent(config, autosave=None) as agent:
+        await agent.ask("go")
+    context = await left[0].context()
+    result = context[-1].tool_result
+    assert result is not None
+    assert result.result == 42
 
 
 async def test_tools_of_one_message_run_at_the_same_time_and_results_come_as_they_do(
@@ -188,11 +177,10 @@ async def test_tools_of_one_message_run_at_the_same_time_and_results_come_as_the
         fast_is_done.set()
         return "fast"
 
-    async with world.connect() as sessions:
-        model = ScriptedModel([call("slow"), call("fast")], "both")
-        async with await made(sessions, configured(model=model, tools=[slow, fast])) as agent:
-            events = [event async for event in agent.stream("go")]
-            context = agent.session.context("openai")
+    model = ScriptedModel([call("slow"), call("fast")], "both")
+    async with world.agent(configured(model=model, tools=[slow, fast])) as agent:
+        events = [event async for event in agent.stream("go")]
+        context = agent.session.context("openai")
     results = [event.result.name for event in events if isinstance(event, ToolFinished)]
     assert results == ["fast", "slow"]
     assert [one["role"] for one in context] == ["user", "assistant", "tool", "tool", "assistant"]
@@ -237,13 +225,12 @@ async def test_results_are_kept_once_although_they_pass_the_input_again(
         seen.append(message)
         return message
 
-    async with memory_world.connect() as sessions:
-        config = configured(
-            model=ScriptedModel(call("gauge"), "done"), tools=[gauge], input_processors=[watch]
-        )
-        async with await made(sessions, config) as agent:
-            await agent.ask("go")
-            assert roles(agent.session.context()) == ["user", "assistant", "tool", "assistant"]
+    config = configured(
+        model=ScriptedModel(call("gauge"), "done"), tools=[gauge], input_processors=[watch]
+    )
+    async with memory_world.agent(config) as agent:
+        await agent.ask("go")
+        assert roles(agent.session.context()) == ["user", "assistant", "tool", "assistant"]
     assert [message.text for message in seen] == ["go"]
 
 
@@ -259,16 +246,15 @@ async def test_processors_change_what_is_kept(memory_world: World, configured: C
     async def gauge() -> float:
         return 41.7
 
-    async with memory_world.connect() as sessions:
-        config = configured(
-            model=ScriptedModel(call("gauge"), "done"),
-            tools=[gauge],
-            input_processors=[polite],
-            tool_result_processors=[rounded],
-        )
-        async with await made(sessions, config) as agent:
-            await agent.ask("measure")
-            user, _, result, _ = agent.session.context()
+    config = configured(
+        model=ScriptedModel(call("gauge"), "done"),
+        tools=[gauge],
+        input_processors=[polite],
+        tool_result_processors=[rounded],
+    )
+    async with memory_world.agent(config) as agent:
+        await agent.ask("measure")
+        user, _, result, _ = agent.session.context()
     assert user.text == "Please: measure"
     assert result.tool_result is not None
     assert result.tool_result.result == 42
@@ -283,15 +269,14 @@ async def test_a_processor_that_fails_is_an_error_result(
     async def gauge() -> int:
         return 1
 
-    async with memory_world.connect() as sessions:
-        config = configured(
-            model=ScriptedModel(call("gauge"), "done"),
-            tools=[gauge],
-            tool_result_processors=[breaks],
-        )
-        async with await made(sessions, config) as agent:
-            assert await agent.ask("go") == "done"
-            result = agent.session.context()[2].tool_result
+    config = configured(
+        model=ScriptedModel(call("gauge"), "done"),
+        tools=[gauge],
+        tool_result_processors=[breaks],
+    )
+    async with memory_world.agent(config) as agent:
+        assert await agent.ask("go") == "done"
+        result = agent.session.context()[2].tool_result
     assert result is not None
     assert "could not be processed: KeyError" in str(result.error)
 
@@ -304,11 +289,10 @@ async def test_a_result_that_cannot_be_stored_is_an_error_that_says_so(
     async def handle() -> object:
         return threading.Lock()
 
-    async with memory_world.connect() as sessions:
-        config = configured(model=ScriptedModel(call("handle"), "done"), tools=[handle])
-        async with await made(sessions, config) as agent:
-            assert await agent.ask("go") == "done"
-            result = agent.session.context()[2].tool_result
+    config = configured(model=ScriptedModel(call("handle"), "done"), tools=[handle])
+    async with memory_world.agent(config) as agent:
+        assert await agent.ask("go") == "done"
+        result = agent.session.context()[2].tool_result
     assert result is not None
     assert "cannot be stored" in str(result.error)
 
@@ -317,43 +301,39 @@ async def test_an_interrupted_answer_is_kept_and_marked(
     world: World, configured: Configure
 ) -> None:
     model = Blocked(Chunk(text="I was going to"))
-    async with world.connect(autosave=None) as sessions:
-        async with await made(sessions, configured(model=model)) as agent:
-            stream = agent.stream("go")
-            assert isinstance(await anext(stream), TurnStarted)
-            await model.reached.wait()
-            assert agent.interrupt()
-            events = [event async for event in stream]
-            assert isinstance(events[-1], TurnInterrupted)
-            assert events[-1].text == "I was going to"
-            assert model.closed
-            left = world.killed()
-            assert not agent.interrupt()
-    async with left.connect() as sessions:
-        view = await sessions.load("ada")
-        assert view is not None
-        last = view.context()[-1]
-        assert last.text == "I was going to"
-        assert bytes(last.extra["interrupted"]) == b"true"
+    async with world.agent(configured(model=model), autosave=None) as agent:
+        stream = agent.stream("go")
+        assert isinstance(await anext(stream), TurnStarted)
+        await model.reached.wait()
+        assert agent.interrupt()
+        events = [event async for event in stream]
+        assert isinstance(events[-1], TurnInterrupted)
+        assert events[-1].text == "I was going to"
+        assert model.closed
+        left = world.killed()
+        assert not agent.interrupt()
+    context = await left.context()
+    last = context[-1]
+    assert last.text == "I was going to"
+    assert bytes(last.extra["interrupted"]) == b"true"
 
 
 async def test_after_an_interruption_the_next_message_is_answered(
     memory_world: World, configured: Configure
 ) -> None:
     model = Blocked()
-    async with memory_world.connect() as sessions:
-        async with await made(sessions, configured(model=model)) as agent:
-            with pytest.raises(SessionError, match="interrupted"):
-                async with anyio.create_task_group() as group:
-                    group.start_soon(interrupt_when, agent, model.reached)
-                    await anyio.lowlevel.checkpoint()
-                    try:
-                        await agent.ask("first")
-                    except SessionError as error:
-                        found = error
-                raise found
-            model.go.set()
-            assert await agent.ask("second") == " and on"
+    async with memory_world.agent(configured(model=model)) as agent:
+        with pytest.raises(SessionError, match="interrupted"):
+            async with anyio.create_task_group() as group:
+                group.start_soon(interrupt_when, agent, model.reached)
+                await anyio.lowlevel.checkpoint()
+                try:
+                    await agent.ask("first")
+                except SessionError as error:
+                    found = error
+            raise found
+        model.go.set()
+        assert await agent.ask("second") == " and on"
 
 
 async def interrupt_when(agent: Agent, reached: anyio.Event) -> None:
@@ -374,36 +354,32 @@ async def test_interrupted_tools_have_results_that_say_so(
     async def quick() -> str:
         return "quick"
 
-    async with world.connect() as sessions:
-        model = ScriptedModel([call("stuck"), call("quick")], "sorry")
-        async with await made(sessions, configured(model=model, tools=[stuck, quick])) as agent:
-            stream = agent.stream("go")
-            async for event in stream:
-                if isinstance(event, ToolFinished):
-                    break
-            await reached.wait()
-            agent.interrupt()
-            assert names([event async for event in stream])[-1] == "TurnInterrupted"
-            kept = [one.tool_result for one in agent.session.context() if one.tool_result]
-            assert {one.name for one in kept} == {"stuck", "quick"}
-            assert await agent.ask("well?") == "sorry"
-            results = {
-                one.tool_result.name: one.tool_result
-                for one in model.last_messages
-                if one.tool_result
-            }
+    model = ScriptedModel([call("stuck"), call("quick")], "sorry")
+    async with world.agent(configured(model=model, tools=[stuck, quick])) as agent:
+        stream = agent.stream("go")
+        async for event in stream:
+            if isinstance(event, ToolFinished):
+                break
+        await reached.wait()
+        agent.interrupt()
+        assert names([event async for event in stream])[-1] == "TurnInterrupted"
+        kept = [one.tool_result for one in agent.session.context() if one.tool_result]
+        assert {one.name for one in kept} == {"stuck", "quick"}
+        assert await agent.ask("well?") == "sorry"
+        results = {
+            one.tool_result.name: one.tool_result for one in model.last_messages if one.tool_result
+        }
     assert results["quick"].result == "quick"
     assert str(results["stuck"].error).startswith("interrupted")
 
 
 async def test_a_failing_model_fails_its_turn_only(world: World, configured: Configure) -> None:
     model = ScriptedModel(RuntimeError("overloaded"), "back again")
-    async with world.connect() as sessions:
-        async with await made(sessions, configured(model=model)) as agent:
-            with pytest.raises(RuntimeError, match="overloaded"):
-                await agent.ask("one")
-            assert await agent.ask("two") == "back again"
-            items = [item.value.text for item in await agent.session.history()]
+    async with world.agent(configured(model=model)) as agent:
+        with pytest.raises(RuntimeError, match="overloaded"):
+            await agent.ask("one")
+        assert await agent.ask("two") == "back again"
+        items = [item.value.text for item in await agent.session.history()]
     assert items == ["one", "two", "back again"]
 
 
@@ -415,10 +391,9 @@ async def test_what_a_failing_model_had_said_is_kept_and_marked(
             yield Chunk(text="half")
             raise ConnectionError("gone")
 
-    async with memory_world.connect() as sessions:
-        async with await made(sessions, configured(model=Breaks())) as agent:
-            events = [event async for event in agent.stream("go")]
-            last = agent.session.context()[-1]
+    async with memory_world.agent(configured(model=Breaks())) as agent:
+        events = [event async for event in agent.stream("go")]
+        last = agent.session.context()[-1]
     assert isinstance(events[-1], TurnFailed)
     assert isinstance(events[-1].error, ConnectionError)
     assert (last.text, bytes(last.extra["interrupted"])) == ("half", b"true")
@@ -430,13 +405,12 @@ async def test_a_model_that_calls_tools_without_end_is_stopped(
     async def again() -> int:
         return 1
 
-    async with memory_world.connect() as sessions:
-        model = ScriptedModel(lambda messages: call("again"))
-        config = configured(model=model, tools=[again], max_model_calls=3)
-        async with await made(sessions, config) as agent:
-            with pytest.raises(SessionError, match="max_model_calls"):
-                await agent.ask("go")
-            assert model.calls == 3
+    model = ScriptedModel(lambda messages: call("again"))
+    config = configured(model=model, tools=[again], max_model_calls=3)
+    async with memory_world.agent(config) as agent:
+        with pytest.raises(SessionError, match="max_model_calls"):
+            await agent.ask("go")
+        assert model.calls == 3
 
 
 async def test_the_inbox_is_bounded(memory_world: World, configured: Configure) -> None:
@@ -556,14 +530,61 @@ async def test_a_tool_cannot_wait_for_its_agents_end(
     async def stop_me() -> None:
         await holder[0].stop()
 
-    async with memory_world.connect() as sessions:
-        config = configured(model=ScriptedModel(call("stop_me"), "still here"), tools=[stop_me])
-        async with await made(sessions, config) as agent:
-            holder.append(agent)
-            assert await agent.ask("go") == "still here"
-            result = agent.session.context()[2].tool_result
+    config = configured(model=ScriptedModel(call("stop_me"), "still here"), tools=[stop_me])
+    async with memory_world.agent(config) as agent:
+        holder.append(agent)
+        assert await agent.ask("go") == "still here"
+        result = agent.session.context()[2].tool_result
     assert result is not None
     assert "from outside of its tools" in str(result.error)
+
+
+@pytest.mark.parametrize("way", ["tool", "thread", "hook", "task", "resume"])
+async def test_what_an_agent_waits_for_cannot_wait_for_the_agent(
+    memory_world: World, configured: Configure, way: str
+) -> None:
+    """It would hang for ever; what was begun there, and goes on by itself, may."""
+    found: list[BaseException] = []
+    answers: list[str] = []
+
+    async def ask_me() -> str:
+        if way == "task":
+            group.start_soon(later)
+            return "begun"
+        if way == "resume":
+            return str(await agent.resume())
+        return await agent.ask("and?")
+
+    async def later() -> None:
+        await over.wait()
+        answers.append(await agent.ask("and?"))
+        answered.set()
+
+    def from_a_thread() -> str:
+        return anyio.from_thread.run(agent.ask, "and?")
+
+    async def hook(event: AgentEvent, context: AgentContext) -> None:
+        if way == "hook" and isinstance(event, TurnEnded):
+            try:
+                await agent.ask("and?")
+            except SessionError as error:
+                found.append(error)
+
+    over, answered = anyio.Event(), anyio.Event()
+    tools = [from_a_thread if way == "thread" else ask_me]
+    script = ScriptedModel(*[] if way == "hook" else [call(tools[0].__name__)], lambda _: "done")
+    config = configured(model=script, tools=tools, lifecycle_hooks=[hook])
+    async with anyio.create_task_group() as group, memory_world.agent(config) as agent:
+        assert await agent.ask("go") == "done"
+        results = [one.tool_result for one in agent.session.context() if one.tool_result]
+        over.set()
+        if way == "task":
+            await answered.wait()
+    if way == "task":
+        assert answers == ["done"]
+    else:
+        told = str(found[0]) if way == "hook" else str(results[0].error)
+        assert "agent 'ada' would wait for itself" in told
 
 
 async def test_another_thread_is_told_what_to_do(
@@ -583,6 +604,28 @@ async def test_another_thread_is_told_what_to_do(
                 await anyio.to_thread.run_sync(stray)
         users = [one.text for one in agent.session.context() if one.role == "user"]
     assert users == ["from a thread"]
+
+
+async def test_a_plain_tool_is_told_that_it_runs_in_a_thread(
+    memory_world: World, configured: Configure
+) -> None:
+    """S1-4: an event that is told from there would wake nobody, or break the loop."""
+
+    def shout(context: AgentContext) -> str:
+        told = AgentEvent(agent_id=context.agent_id)
+        anyio.from_thread.run_sync(context.emit, told)
+        for act in (agent.interrupt, lambda: context.emit(told)):
+            with pytest.raises(WrongLoopError, match=r"anyio\.from_thread"):
+                act()
+        return "shouted"
+
+    config = configured(model=ScriptedModel(call("shout"), "done"), tools=[shout])
+    async with memory_world.agent(config) as agent:
+        events = [event async for event in agent.stream("go")]
+        result = agent.session.context()[2].tool_result
+    assert result is not None
+    assert result.result == "shouted"
+    assert names(events).count("AgentEvent") == 1
 
 
 async def test_a_stolen_session_ends_the_worker(memory_world: World, configured: Configure) -> None:
@@ -677,38 +720,33 @@ async def test_reasoning_and_fields_of_the_provider_are_kept(
     async def gauge() -> int:
         return 1
 
-    async with world.connect() as sessions:
-        config = configured(model=ScriptedModel(reply, "done"), tools=[gauge])
-        async with await made(sessions, config) as agent:
-            await agent.ask("go")
-    async with world.connect() as sessions:
-        view = await sessions.load("ada")
-        assert view is not None
-        kept = view.context()[1]
-        assert (kept.reasoning, kept.extra, kept.tool_calls) == (
-            "because",
-            reply.extra,
-            reply.tool_calls,
-        )
+    config = configured(model=ScriptedModel(reply, "done"), tools=[gauge])
+    async with world.agent(config) as agent:
+        await agent.ask("go")
+    context = await world.context()
+    kept = context[1]
+    assert (kept.reasoning, kept.extra, kept.tool_calls) == (
+        "because",
+        reply.extra,
+        reply.tool_calls,
+    )
 
 
 async def test_a_turn_that_is_asked_for_again_is_answered_as_before(
     world: World, configured: Configure
 ) -> None:
     """A request that is retried after a kill, or a lost connection, is one turn."""
-    async with world.connect() as sessions:
-        async with await made(sessions, configured(model=ScriptedModel("once"))) as agent:
-            assert await agent.ask("go", turn_id="request-7") == "once"
-            left = world.killed()
-    async with left.connect() as sessions:
-        model = ScriptedModel("twice")
-        async with await made(sessions, configured(model=model)) as agent:
-            events = [event async for event in agent.stream("go", turn_id="request-7")]
-            assert [type(event).__name__ for event in events] == ["TurnEnded"]
-            assert isinstance(events[0], TurnEnded)
-            assert (events[0].text, events[0].replayed) == ("once", True)
-            assert model.calls == 0
-            assert [one.text for one in agent.session.context()] == ["go", "once"]
+    async with world.agent(configured(model=ScriptedModel("once"))) as agent:
+        assert await agent.ask("go", turn_id="request-7") == "once"
+        left = world.killed()
+    model = ScriptedModel("twice")
+    async with left.agent(configured(model=model)) as agent:
+        events = [event async for event in agent.stream("go", turn_id="request-7")]
+        assert [type(event).__name__ for event in events] == ["TurnEnded"]
+        assert isinstance(events[0], TurnEnded)
+        assert (events[0].text, events[0].replayed) == ("once", True)
+        assert model.calls == 0
+        assert [one.text for one in agent.session.context()] == ["go", "once"]
 
 
 async def test_what_a_failed_turn_had_still_to_do_is_not_done_in_the_next(
@@ -720,11 +758,23 @@ async def test_what_a_failed_turn_had_still_to_do_is_not_done_in_the_next(
             raise KeyError("bad")
         return message
 
+    model = ScriptedModel(lambda messages: "fine")
+    config = configured(model=model, input_processors=[breaks])
+    async with memory_world.agent(config) as agent:
+        with pytest.raises(KeyError):
+            await agent.ask("bad")
+        assert await agent.ask("good") == "fine"
+        assert model.calls == 1
+
+
+async def test_who_listens_no_more_costs_nothing(
+    memory_world: World, configured: Configure
+) -> None:
+    """A stream that was left, and not closed, does not take in events for ever."""
     async with memory_world.connect() as sessions:
-        model = ScriptedModel(lambda messages: "fine")
-        config = configured(model=model, input_processors=[breaks])
-        async with await made(sessions, config) as agent:
-            with pytest.raises(KeyError):
-                await agent.ask("bad")
-            assert await agent.ask("good") == "fine"
-            assert model.calls == 1
+        async with await made(sessions, configured()) as agent:
+            listening, left = agent.events(), weakref.ref(agent.events())
+            gc.collect()
+            assert left() is None
+            await agent.ask("go")
+        assert [event async for event in listening]

@@ -837,3 +837,33 @@ async def test_the_plain_engine_needs_no_timer_while_nothing_is_dirty() -> None:
         r.track()
         await anyio.sleep(0.1)
         assert r.saver._timer._alarm > anyio.current_time() + 100
+
+
+async def test_the_report_tells_what_is_refused_lost_or_only_late_and_for_how_long() -> None:
+    async with rig() as r:
+        refused, lost, late = r.track("refused"), r.track("lost"), r.track("late")
+        r.store.poison.add((refused.key, 1))
+        r.append(refused)
+        with pytest.raises(SessionQuarantinedError):
+            await r.saver.save(refused)
+        r.append(lost)
+        r.saver.lose(lost)
+        r.saver.lose(lost)
+        r.append(late)
+        await anyio.sleep(1.5)
+        r.store.down = True
+        report = await r.saver.aclose(deadline=1, hard_grace=0)
+        assert [one.key for one in report.quarantined] == [refused.key]
+        assert [one.key for one in report.lost] == [lost.key]
+        (one,) = report.unsaved
+        assert (one.key, one.oldest_age) == (late.key, pytest.approx(2.5, abs=0.1))
+
+
+async def test_what_is_lost_presses_on_nobody_and_counts_once() -> None:
+    async with rig() as r:
+        lost, other = r.track("lost"), r.track("other")
+        r.append(lost, size=500)
+        r.append(other, size=300)
+        r.saver.lose(lost)
+        r.saver.untrack(lost)
+        assert r.saver._core.books.pressure.dirty_bytes == other.pending_bytes > 300

@@ -389,6 +389,40 @@ async def test_contributors_take_back_what_they_had(again: Connect) -> None:
         assert other.notes == ["one", "three"]
 
 
+class Stubborn(Plugin):
+    name = "stubborn"
+
+    async def restore(self, state: Any, context: object) -> None:
+        raise ValueError("never back")
+
+
+async def test_a_contributor_that_fails_to_go_back_keeps_nobody_else_from_it(
+    again: Connect,
+) -> None:
+    """S3-11: what goes back stays so, and a guard says of the rest that it did not."""
+    async with again() as sessions, sessions.open("a") as session:
+        stubborn, plugin = Stubborn(), Plugin()
+        for one in (stubborn, plugin):
+            await session.attach(one)
+            one.notes.append("one")
+        first = await session.checkpoints.create("one")
+        for one in (stubborn, plugin):
+            one.notes.append("two")
+        with pytest.raises(ValueError, match="never back"):
+            await session.checkpoints.rollback(first.id)
+        assert plugin.notes == ["one"]
+        with pytest.raises(ZeroDivisionError) as caught:
+            async with session.checkpoints.guard("trial"):
+                plugin.notes.append("three")
+                _ = 1 / 0
+        assert "never back" in caught.value.__notes__[0]
+        assert plugin.notes == ["one"]
+    async with again() as sessions, sessions.open("a") as session:
+        other = Plugin()
+        await session.attach(other)
+        assert other.notes == ["one"]
+
+
 async def test_a_guard_goes_back_when_its_block_fails(again: Connect) -> None:
     """S3-11: rollback on failure; the failure goes on."""
     async with again() as sessions, sessions.open("a") as session:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tarfile
 from pathlib import Path
 
@@ -41,6 +43,18 @@ def test_files_are_saved_listed_and_restored(command: Command, store: Path, home
     listed = command("archive", "list", "ada", *at, "--json").json
     assert [(one["label"], one["files"]) for one in listed["archives"]] == [("draft", 2)]
     assert command("check", *at).status == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
+def test_names_of_any_bytes_are_shown(command: Command, store: Path, home: Path) -> None:
+    at = ("--store", str(store))
+    odd = Path(os.fsdecode(os.fsencode(home) + b"/.\xff"))
+    odd.write_text("x")
+    assert r"passed over: .\udcff: hidden" in command("archive", "save", "ada", *at).out
+    saved = command("archive", "save", "ada", *at, "--json").json
+    assert r".\udcff" in [one["path"] for one in saved["skipped"]]
+    odd.rename(odd.with_name(odd.name[1:]))
+    assert r"\udcff" in command("archive", "restore", "ada", *at, "--json").json["replaced"]
 
 
 def test_an_archive_goes_out_as_a_file_and_comes_in(
@@ -91,6 +105,7 @@ def test_a_hostile_file_is_refused_in_one_line(
         (("restore", "ada", "--from", "x", "--archive", "y"), "not both"),
         (("restore", "ada"), "has no archive"),
         (("save", "ada", "--path", "../x"), "persist_paths"),
+        (("save", "ada", "--home", "nowhere"), "--home nowhere: there is no such folder"),
         (("save", "ada", "--to", "x.zip"), "none of the names"),
         (("explode", "ada"), "see perdure archive --help"),
     ],

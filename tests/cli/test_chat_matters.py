@@ -34,8 +34,32 @@ def say(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_tool_runs_once_somebody_has_said_yes(say) -> None:
     ran = say("count one two", "perhaps", "y")
     assert "may it run?" in ran.out
-    assert "(answer y, n, a)" in ran.out
+    assert "(answer y, n, a; /quit leaves it open)" in ran.out
     assert "Those were 2 words." in ran.out
+
+
+def test_what_was_typed_ahead_is_no_answer(say) -> None:
+    """A message that begins with a y does not let a tool run, nor one with an a for ever."""
+    ran = say("count one two", "yellow fish", "and then some", "yes", "count three", "y")
+    assert ran.out.count("(answer y, n, a; /quit leaves it open)") == 2
+    assert ran.out.count("may it run?") == 4
+    assert "Those were 2 words." in ran.out
+
+
+def test_one_may_leave_with_the_question_open(say) -> None:
+    """What is open is told once, and not in the greeting, too."""
+    assert "Those were" not in say("count one two", "/quit", "y").out
+    ran = say()
+    assert ran.out.count("waits for your approval") == 1
+    assert "unfinished" not in ran.out.partition("not answered")[0]
+
+
+def test_a_command_that_does_not_exist_is_no_message(say) -> None:
+    ran = say("/resum", "/resume", "/dismiss", "/etc/hosts is a file")
+    assert "there is no /resum: /resume goes on with what is open" in ran.out
+    assert "nothing is open" in ran.out
+    assert "You said '/etc/hosts is a file'." in ran.out
+    assert "'/resum'" not in ran.out
 
 
 def test_a_tool_does_not_run_after_a_no(say) -> None:
@@ -58,7 +82,9 @@ def test_an_approval_that_nobody_has_answered_is_asked_for_after_a_restart(say) 
 
 def test_what_was_left_can_be_given_up(say) -> None:
     say("count one two")
-    assert "not answered" in say("/dismiss").out
+    ran = say("/dismiss")
+    assert "not answered" in ran.out
+    assert "given up: 1" in ran.out
     ran = say()
     assert "not answered" not in ran.out
     assert "waits" not in ran.out
@@ -113,6 +139,6 @@ def test_ctrl_c_amid_a_question_interrupts_the_turn_and_the_talk_goes_on(tmp_pat
         chat.send_signal(signal.SIGINT)
         while "interrupted" not in (seen := chat.stdout.readline()):
             assert seen
-        out, _ = chat.communicate("Hello\n", timeout=30)
+        out, _ = chat.communicate("Hello\n")
     assert "You said 'Hello'" in out
     assert chat.returncode == 0

@@ -147,6 +147,20 @@ def test_what_somebody_holds_is_left_alone(agent: Path, command: Command) -> Non
     assert command("config", "apply", file).status == 0
 
 
+def test_what_cannot_be_read_keeps_nobody_else_from_being_brought_up_to_date(
+    agent: Path, command: Command
+) -> None:
+    async def newer() -> None:
+        async with perdure.connect(agent / "store") as sessions, sessions.open("a-1") as session:
+            session.state.set("_persistence", {"version": 99})
+
+    anyio.run(newer)
+    ran = command("config", "apply", str(declare(agent, CHANGED)))
+    assert ran.status == 1
+    assert "a-1: cannot be read: left alone" in ran.out
+    assert "gus-1: initialized: color" in ran.out
+
+
 def test_a_folder_of_state_is_brought_up_to_date_as_well(
     agent: Path, command: Command, tmp_path: Path
 ) -> None:

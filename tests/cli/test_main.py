@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +46,13 @@ def test_another_module_that_is_missing_is_not_taken_for_the_extra() -> None:
     [
         ["nonsense"],
         ["show"],
+        ["--store", "x", "ls"],
+        ["ls", "a", "b", "c"],
+        ["ls", "--limit", "-1"],
+        ["show", "ada", "--target", "openai"],
+        ["show", "ada", "--restore-plan", "--log"],
+        ["prune"],
+        ["check", "--grace", "-1"],
         ["show", "ada", "--nonsense"],
         ["ls", "--limit", "many"],
         ["demo", "--agents", "0"],
@@ -62,6 +71,70 @@ def test_a_call_that_does_not_fit_is_one_line_and_status_2(
     assert ran.err.startswith("perdure: ")
     assert ran.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (["sho", "ada"], 'Unknown command "sho". Did you mean "show"?; see perdure --help'),
+        (["--store", "x", "ls"], "options stand behind the command: perdure COMMAND --store"),
+        (["ls", "a", "b", "c"], "'b c' is more than the command takes; see perdure ls --help"),
+        (["prune"], "say what may go: give --keep-turns, --keep-days or --older-than"),
+        (["ls", "--store", "ftp://x"], "use a path, or one of file:, memory:, sqlite:, redis:"),
+    ],
+    ids=["misspelled", "option first", "too many", "no retention", "unknown store"],
+)
+def test_a_call_that_does_not_fit_says_what_would(
+    tokens: list[str], said: str, command: Command
+) -> None:
+    assert said in command(*tokens).err
+
+
+def test_a_folder_that_is_missing_is_named_without_a_traceback(
+    command: Command, store: Path, tmp_path: Path
+) -> None:
+    missing = tmp_path / "no" / "folder"
+    ran = command("export", "ada", "--out", str(missing / "ada.json"), "--store", str(store))
+    assert ran == (
+        2,
+        "",
+        f"perdure: {missing / 'ada.json'}: there is no folder {missing}: make it first\n",
+    )
+    ran = command("replay", "ada", "--report", str(missing / "ada.json"), "--store", str(store))
+    assert ran.status != 0
+    assert str(missing) in ran.err
+    assert "--debug" not in ran.err
+
+
+def test_a_file_that_is_no_export_is_named(command: Command, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("buy herring")
+    ran = command("import", str(tmp_path / "notes.txt"), "--store", str(store))
+    assert ran.status == 1
+    assert ran.err.startswith(f"perdure: {tmp_path / 'notes.txt'} is no export that can be read")
+
+
+SEVERAL = """
+import sys
+from perdure.cli import main
+for tokens in (["chat"], ["show", "chat"], ["show", "chat", "--json"], ["export", "chat"]):
+    assert main([*tokens, "--store", sys.argv[1]]) == 0
+    print("=" * 9, flush=True)
+"""
+
+
+def test_a_terminal_that_knows_few_letters_shows_the_others_escaped(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", SEVERAL, str(tmp_path / "store")],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        input="h\xe9llo \u2192\n".encode(),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    said, shown, shown_json, exported, _ = run.stdout.split(b"=" * 9)
+    assert b"You said 'h\\xe9llo \\u2192'" in said
+    assert b"h\\xe9llo" in shown
+    assert json.loads(shown_json)["context"][1]["content"] == "h\xe9llo \u2192"
+    assert "h\xe9llo \u2192" in json.dumps(json.loads(exported), ensure_ascii=False)
 
 
 def test_a_failure_is_one_line_and_status_1(command: Command, store: Path) -> None:
@@ -94,6 +167,12 @@ def test_an_unexpected_error_is_one_line_too(
     assert ran.status == 1
     assert ran.err.count("\n") == 1
     assert "run it again with --debug" in ran.err
+
+
+def test_streams_that_are_closed_are_no_failure(store: Path) -> None:
+    at = f"{sys.executable} -m perdure.cli chat --store {store} <&- >&-"
+    run = subprocess.run(at, shell=True, stderr=subprocess.PIPE, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_a_reader_that_has_read_enough_causes_no_noise(store: Path) -> None:

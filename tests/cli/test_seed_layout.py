@@ -26,7 +26,7 @@ QUIET = Shutdown(signals=False)
 
 
 def lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def config() -> AgentConfig:
@@ -72,7 +72,7 @@ def exported(filled: Path, command: Command, tmp_path: Path) -> Path:
 
 
 def segments(folder: Path) -> Iterator[list[Any]]:
-    manifest = json.loads((folder / "raw_traces_archive_manifest.json").read_text())
+    manifest = json.loads((folder / "raw_traces_archive_manifest.json").read_text("utf-8"))
     for segment in manifest["segments"]:
         assert segment["status"] == "complete"
         found = lines(folder / "raw_traces_archive" / segment["file_name"])
@@ -120,7 +120,7 @@ def test_traces_are_archived_by_compaction_and_the_tail_is_active(exported: Path
     kinds = [trace["trace_type"] for trace in active[-5:]]
     assert kinds == ["tool_call", "tool_result", "tool_continuation", "reasoning", "assistant"]
     assert lines(exported / "semantic.jsonl")[0]["fact"] == "I prefer answers in knots."
-    manifest = json.loads((exported / "compacted_memory_manifest.json").read_text())
+    manifest = json.loads((exported / "compacted_memory_manifest.json").read_text("utf-8"))
     assert manifest == {"schema_version": 3, "last_reset_ts": None}
 
 
@@ -173,7 +173,7 @@ def test_what_is_damaged_or_pending_is_left_out_and_said(
 ) -> None:
     """S1-15: a pending segment does not count; a torn line costs itself only."""
     (exported / "session.json").unlink()
-    manifest = json.loads((exported / "raw_traces_archive_manifest.json").read_text())
+    manifest = json.loads((exported / "raw_traces_archive_manifest.json").read_text("utf-8"))
     manifest["segments"][0]["status"] = "pending"
     (exported / "raw_traces_archive_manifest.json").write_text(json.dumps(manifest))
     with (exported / "raw_traces.jsonl").open("a") as file:

@@ -215,9 +215,14 @@ def test_a_record_has_its_version_and_no_import_path() -> None:
     }
 
 
-@pytest.mark.parametrize("value", [Inner(1), {"a": 1}, "x", None])
-def test_only_a_registered_type_is_a_record(value: Any) -> None:
+def test_only_a_registered_type_is_a_record() -> None:
     with pytest.raises(NotStorableError, match=r"connect\(types=\[…\]\)"):
+        Registry().encode_record(Inner(1))
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, "x", None], ids=["dict", "str", "None"])
+def test_a_plain_value_belongs_into_a_message(value: Any) -> None:
+    with pytest.raises(NotStorableError, match=r"Message\.user"):
         Registry().encode_record(value)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from perdure.errors import NotStorableError
 from perdure.store import Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -14,7 +17,15 @@ from perdure.testing.conformance import StoreConformance
 KEY = "ab" * 32
 
 
-class TestEncryptedMemoryStore(StoreConformance):
+class Wrapped(StoreConformance):
+    """Names of a wrapper's own are between it and the inner store."""
+
+    async def test_names_of_a_wrapper_s_own_are_kept(self, store: Store) -> None:
+        with pytest.raises(NotStorableError):
+            await store.put_blobs("", {"x" + "0" * 64: b"sealed"})
+
+
+class TestEncryptedMemoryStore(Wrapped):
     """Encrypted, in memory."""
 
     def make_store(self, place: Path, owner: str) -> Store:
@@ -23,14 +34,14 @@ class TestEncryptedMemoryStore(StoreConformance):
         return EncryptedStore(MemoryStore(owner=owner, backing=backing), KEY)
 
 
-class TestEncryptedFileStore(StoreConformance):
+class TestEncryptedFileStore(Wrapped):
     """Encrypted, in files."""
 
     def make_store(self, place: Path, owner: str) -> Store:
         return EncryptedStore(FileStore(place / "root", owner=owner), KEY)
 
 
-class TestEncryptedSqliteStore(StoreConformance):
+class TestEncryptedSqliteStore(Wrapped):
     """Packed and encrypted, in a database."""
 
     def make_store(self, place: Path, owner: str) -> Store:
@@ -38,7 +49,7 @@ class TestEncryptedSqliteStore(StoreConformance):
         return EncryptedStore(inner, KEY, compression="zstd")
 
 
-class TestCompressedMemoryStore(StoreConformance):
+class TestCompressedMemoryStore(Wrapped):
     """Packed, in memory."""
 
     def make_store(self, place: Path, owner: str) -> Store:

@@ -1,6 +1,7 @@
 """Crash tests from the command line, with a summary in JSON.
 
     python -m tests.crash steps --scenario fold     # kill at every call
+    python -m tests.crash faults --scenario fold    # let every call fail
     python -m tests.crash kill --cycles 300         # kill at random, under load
     python -m tests.crash stop --cycles 50          # stop, take over, go on; without: every call
     python -m tests.crash pause --cycles 20         # the same at random moments, any store
@@ -13,6 +14,7 @@
     python -m tests.crash compaction                # kill a turn that compacts at every step
     python -m tests.crash flip --cycles 1000        # damage to each file of a session
     python -m tests.crash cuts --limit 1000         # states that a cut of power may leave
+    python -m tests.crash power --system ext4      # cut it for real, on an image; as root
 
 ``kill``, ``pause``, ``race`` and ``readers`` take ``--store``: file, sqlite, encrypted, encrypted-file,
 postgres, redis, s3.
@@ -32,10 +34,12 @@ from tests.crash import places
 from tests.crash.compacting import compaction
 from tests.crash.cuts import cuts
 from tests.crash.effects import effects
+from tests.crash.faults import faults
 from tests.crash.flip import flip
 from tests.crash.kill import kill
 from tests.crash.mail import mail
 from tests.crash.pause import pause
+from tests.crash.power import SYSTEMS, power
 from tests.crash.race import race
 from tests.crash.readers import readers
 from tests.crash.restoring import VARIANTS, restore
@@ -48,10 +52,12 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "compaction": compaction,
     "cuts": cuts,
     "effects": effects,
+    "faults": faults,
     "flip": flip,
     "kill": kill,
     "mail": mail,
     "pause": pause,
+    "power": power,
     "race": race,
     "readers": readers,
     "restore": restore,
@@ -64,10 +70,11 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
 def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
     commands = whole.add_subparsers(dest="command", required=True)
-    for name in ("steps", "cuts"):
+    for name in ("steps", "cuts", "faults"):
         command = commands.add_parser(name)
         command.add_argument("--scenario", choices=sorted(SCENARIOS), default="everything")
     commands.choices["cuts"].add_argument("--limit", type=int)
+    commands.choices["faults"].add_argument("--every", type=int, default=1)
     commands.choices["cuts"].add_argument(
         "--lie", choices=["fsync", "fdatasync"], help="break this sync: must be seen"
     )
@@ -79,6 +86,9 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--unfenced", action="store_true", help="break the store: must be seen")
     command = commands.add_parser("pause")
     command.add_argument("--cycles", type=int, default=20)
+    command = commands.add_parser("power")
+    command.add_argument("--cycles", type=int, default=20)
+    command.add_argument("--system", choices=sorted(SYSTEMS), default="ext4")
     commands.add_parser("mail")
     commands.add_parser("compaction")
     command = commands.add_parser("effects")
@@ -101,9 +111,9 @@ def parser() -> argparse.ArgumentParser:
         commands.choices[name].add_argument(
             "--backend", choices=["asyncio", "trio"], default="asyncio"
         )
-    for name in ("kill", "pause", "race", "readers"):
+    for name in ("kill", "pause", "power", "race", "readers"):
         commands.choices[name].add_argument("--store", choices=sorted(places.KINDS), default="file")
-    for name in ("kill", "stop", "pause", "cuts", "flip"):
+    for name in ("kill", "stop", "pause", "cuts", "flip", "power"):
         commands.choices[name].add_argument("--seed", type=int, default=0)
     return whole
 
@@ -111,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     options = vars(parser().parse_args())
     command = options.pop("command")
-    if command in ("steps", "cuts"):
+    if command in ("steps", "cuts", "faults"):
         options["name"] = options.pop("scenario")
     places.choose(options.pop("store", "file"))
     summary = COMMANDS[command](**options)

@@ -51,7 +51,7 @@ class Sink:
 
     def arrived(self, run: str) -> list[dict[str, Any]]:
         """Return what has come of a run, in order."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
             connection.sendall(json.dumps({"list": run}).encode() + b"\n")
             with connection.makefile() as lines:
                 return json.loads(lines.readline())
@@ -262,13 +262,17 @@ def effects(
     problems: list[str] = []
     figures: Counter[str] = Counter()
     try:
-        for number, (policy, at) in enumerate(_places(cycles, kill)):
-            killed, events = kill(at, policy, run=f"run-{number}")
-            figures["kills"] += killed
-            figures["acknowledged"] += sum(event[0] == "ok" for event in events)
-            for name in ("unknown", "asked", "resumed"):
-                figures[name] += sum(event[0] == name for event in events)
-            problems += [f"{policy}, {at}: {e[1]}" for e in events if e[0] == "problem"]
+        runs = itertools.count()
+        for policy, point in _places(cycles, kill):
+            for at in range(point, 0, -1):  # a run may be over before the point of another one
+                killed, events = kill(at, policy, run=f"run-{next(runs)}")
+                figures["kills"] += killed
+                figures["acknowledged"] += sum(event[0] == "ok" for event in events)
+                for name in ("unknown", "asked", "resumed"):
+                    figures[name] += sum(event[0] == name for event in events)
+                problems += [f"{policy}, {at}: {e[1]}" for e in events if e[0] == "problem"]
+                if killed:
+                    break
     finally:
         sink.close()
     return {**figures, "problems": problems}
@@ -290,5 +294,7 @@ _fresh = itertools.count()
 def _points(policy: Policy, kill: Kill) -> range:
     """Return the points of a run, from before the message is posted to its answer."""
     _, events = kill(0, policy, run=f"whole-{next(_fresh)}")
-    first, last = next(rest for what, *rest in events if what == "calls")
+    calls = [rest for what, *rest in events if what == "calls"]
+    assert calls, events
+    ((first, last),) = calls
     return range(first, last + 1)

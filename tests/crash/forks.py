@@ -83,9 +83,10 @@ class Child:
             self._ended, self.status = True, status
         return False
 
-    def ends_within(self, seconds: float) -> bool:
-        """Read for that long at most; say whether the child has ended."""
-        self.listen(seconds)
+    def ends_before(self, word: str) -> bool:
+        """Read until the child has ended, or has said this; say whether it has ended."""
+        while not self._closed() and all(event[0] != word for event in self.events):
+            self._read(None)
         return self._closed()
 
     def go_on(self) -> None:

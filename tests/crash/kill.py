@@ -42,7 +42,7 @@ def cycle(root: Path, ledger: Ledger, dice: random.Random, *, sessions: int) -> 
         run(root, lambda store, tell: load(store, tell, sessions=sessions, seed=seed), report)
 
     child = Child(program)
-    child.listen(20.0, events=dice.randint(sessions * 3, sessions * 25))
+    child.listen(60.0, events=dice.randint(sessions * 3, sessions * 25))
     child.listen(dice.uniform(0, 0.004))
     ledger.add(child.kill())
     verify(root, ledger)

@@ -6,7 +6,6 @@ line in `KINDS`; what its stores of one root keep must be theirs alone.
 
 from __future__ import annotations
 
-import atexit
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from perdure.stores.file import FileStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import EncryptedStore
 from tests.crash.forks import Child
+from tests.servers import at_exit_of_this_process
 
 if TYPE_CHECKING:
     from tests.servers.s3 import S3Server
@@ -76,7 +76,7 @@ def _s3_server() -> S3Server:
 
     server = Server()
     server.start()
-    atexit.register(server.close)
+    at_exit_of_this_process(server.close)
     return server
 
 

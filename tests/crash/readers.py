@@ -12,9 +12,9 @@ from tests.crash.scratch import scratch
 from tests.crash.work import AGENT, Writer, read, run, texts_of
 
 
-async def write(store: Store, report: Report, *, until: float) -> None:
-    """Take the session over from oneself now and then; append and fold in between."""
-    while time.monotonic() < until:
+async def write(store: Store, report: Report) -> None:
+    """Take the session over from oneself now and then; append and fold in between, until killed."""
+    while True:
         writer = await Writer.take(store, AGENT, report)
         for round_ in range(6):
             await writer.append(3)
@@ -23,10 +23,10 @@ async def write(store: Store, report: Report, *, until: float) -> None:
 
 
 async def watch(store: Store, report: Report, *, until: float) -> None:
-    """Read documents and log in a loop; each view must continue the one before."""
+    """Read documents and log in a loop, some views at least; each must continue the one before."""
     before: list[str] = []
     views = 0
-    while time.monotonic() < until:
+    while time.monotonic() < until or views < 3:
         found = await store.read_documents(AGENT)
         records = await read(store, AGENT)
         texts = texts_of(records)
@@ -51,15 +51,19 @@ def readers(*, seconds: float) -> dict[str, object]:
     ledger = Ledger()
     with scratch() as top:
         place = top / "store"
-        programs = [write, watch, watch]
-        children = [
-            Child(lambda report, do=do: run(place, lambda s, r: do(s, r, until=until), report))
-            for do in programs
+        writer = Child(lambda report: run(place, write, report))
+        watchers = [
+            Child(lambda report: run(place, lambda s, r: watch(s, r, until=until), report))
+            for _ in range(2)
         ]
-        for child in children:
-            ledger.add(child.wait())
+        reading = watchers
+        while reading and writer.listen_on():
+            reading = [one for one in reading if one.listen_on()]
+        ledger.add(writer.kill())
+        for child in watchers:
+            ledger.add(child.kill() if child in reading else child.wait())
             if child.status:
                 ledger.problems.append(f"a child ended with status {child.status}")
         verify(place, ledger)
-    views = [event[1] for child in children for event in child.events if event[0] == "views"]
+    views = [event[1] for child in watchers for event in child.events if event[0] == "views"]
     return {"acknowledged": ledger.total, "views": views, "problems": ledger.problems}

@@ -10,7 +10,6 @@ from tests.crash.test_crash import crash
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks"),
-    pytest.mark.timeout(240),
 ]
 
 

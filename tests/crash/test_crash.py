@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks, SIGSTOP and /proc"),
-    pytest.mark.timeout(240),
 ]
 
 
@@ -45,6 +44,16 @@ def test_a_kill_at_any_call_loses_nothing(scenario: str, least: int) -> None:
     assert summary["kills"] >= least
     assert summary["torn"] >= 5
     assert summary["acknowledged"] >= summary["kills"]
+
+
+@pytest.mark.parametrize(("scenario", "every"), [("roll", 17), ("delete", 19)])
+def test_a_call_that_fails_is_told_and_loses_nothing(scenario: str, every: int) -> None:
+    """An error of the disk, once or for good, a full one; and then a cut of power."""
+    summary = crash("faults", "--scenario", scenario, "--every", str(every))
+    assert summary["problems"] == []
+    assert summary["faults"] >= 15
+    assert summary["told"] >= 8
+    assert summary["acknowledged"] >= 30
 
 
 def test_a_rollback_is_wholly_there_or_not_at_all() -> None:
@@ -82,7 +91,7 @@ def test_a_sqlite_holder_that_was_stopped_writes_nothing_behind_the_seal() -> No
 def test_of_those_who_race_for_a_sqlite_session_one_gets_it() -> None:
     summary = crash("race", "--rounds", "20", "--store", "sqlite")
     assert summary["problems"] == []
-    assert summary["epochs"] > 20
+    assert summary["epochs"] >= 20
     assert summary["beaten"] > 0
 
 

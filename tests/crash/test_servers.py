@@ -12,7 +12,6 @@ STORES = ["postgres", "redis", "s3"]
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks, SIGSTOP and /proc"),
-    pytest.mark.timeout(240),
     pytest.mark.parametrize("store", STORES),
 ]
 

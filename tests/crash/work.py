@@ -214,12 +214,13 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-async def opened(store: Store) -> None:
+async def opened(store: Store, report: Report) -> None:
     """Open a store, also one whose lock somebody was stopped with."""
     for _ in range(_TRIES):
         try:
             await store.open()
         except StoreUnavailableError:
+            report("waits")
             await anyio.sleep(0.01)
         else:
             return
@@ -231,7 +232,7 @@ def run(root: Path, work: Scenario, report: Report, *, owner: str | None = None)
 
     async def main() -> None:
         store = places.make(root, owner)
-        await opened(store)
+        await opened(store, report)
         report("open")
         try:
             await work(store, report)

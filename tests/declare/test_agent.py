@@ -247,6 +247,22 @@ async def test_on_files_the_values_lie_where_the_seed_has_them(
     assert home == state.parent / "files"
 
 
+async def test_a_setup_that_only_reads_may_be_a_plain_method(
+    folder: AgentFolder, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4-15: as an agent's author writes it who has nothing to wait for."""
+
+    class Gus(Agent):
+        def setup(self) -> None:  # type: ignore[override]
+            self.user = self.config.get("zep_user_id")
+
+    monkeypatch.setattr(sys.modules[__name__], "__file__", str(folder.path / "gus.py"))
+    async with world.connect() as sessions:
+        async with Gus.create("gus-1", model=EchoModel(), sessions=sessions) as agent:
+            assert isinstance(agent, Gus)
+            assert agent.user.startswith("gus::")
+
+
 async def test_an_agents_class_may_set_itself_up(
     folder: AgentFolder, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

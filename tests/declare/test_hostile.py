@@ -14,7 +14,7 @@ import yaml
 from perdure import ConfigError, TemplateError
 from perdure.declare.config import PersistentConfig
 from perdure.declare.found import declared_at
-from perdure.declare.reading import MAX_BYTES, read
+from perdure.declare.reading import MAX_BYTES, read, read_top
 from perdure.declare.schema import Declaration, declaration_of
 from tests.declare.conftest import AgentFolder
 
@@ -141,6 +141,18 @@ HOSTILE: dict[str, tuple[bytes | str, int, int, str]] = {
     "an empty store": ("version: 1\nstore: ''\n", 2, 8, "store is text"),
     "a store of nothing": ("version: 1\nstore: {}\n", 2, 8, "store says nothing"),
     "a password": ("version: 1\nstore: postgresql://u:hush@h/d\n", 2, 8, "holds a password"),
+    "a password with all signs": (
+        "version: 1\nstore: pg://u:hu@sh@h/d\n",
+        2,
+        8,
+        "holds a password",
+    ),
+    "a password behind colons": (
+        f"version: 1\nstore: pg://{':' * 200_000}hush@h\n",
+        2,
+        8,
+        "holds a password",
+    ),
     "a bad variable": ("version: 1\nstore: {url_env: $X}\n", 2, 18, "no environment variable"),
     "an unknown preset": ("version: 1\nautosave: fast\n", 2, 11, "choose from default"),
     "an autosave as a number": ("version: 1\nautosave: 3\n", 2, 11, "autosave is a whole number"),
@@ -285,3 +297,13 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         declared_at(tmp_path)
     with pytest.raises(ConfigError, match="there is no"):
         declared_at(tmp_path / "other.yaml")
+
+
+@pytest.mark.parametrize(
+    "deep", ["name: a\nx: " + "[" * 200_000, "x: " + "{a: " * 50_000], ids=["lists", "mappings"]
+)
+def test_what_is_skipped_of_an_agent_yaml_is_no_deeper_than_anybody_writes(deep: str) -> None:
+    """A parser's time grows with the square of the depth: minutes, for a file of this size."""
+    with pytest.raises(ConfigError, match="deeper than 100 levels"):
+        read_top(deep.encode(), "agent.yaml")
+    assert read_top(f"name: a\nx: {'[' * 99}{']' * 99}\n".encode(), "agent.yaml").pairs

@@ -98,7 +98,7 @@ def test_an_agent_is_loaded_and_saved_by_hand(shell: Shell) -> None:
 async def test_the_server_of_the_readme_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "README.md").read_text()
+    page = (ROOT / "README.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (code,) = [block for block in blocks if "app = " in block]
     monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "home"))
@@ -123,12 +123,13 @@ async def serving(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def test_every_example_is_run_here() -> None:
-    tested = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    tested = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     missing = [
         path.name
         for path in (ROOT / "examples").glob("*.py")
         if path.name not in tested
         and f"{path.stem}:app" not in tested
-        and f"examples.{path.stem}" not in tested + (ROOT / "examples/own_backend.py").read_text()
+        and f"examples.{path.stem}"
+        not in tested + (ROOT / "examples/own_backend.py").read_text("utf-8")
     ]
     assert missing == []

@@ -33,12 +33,12 @@ class Served:
             command, cwd=EXAMPLES, env=env, stderr=subprocess.PIPE, text=True
         )
         until_up(self.port, self.process)
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
 
     def stop(self) -> str:
         """End it by SIGTERM; return its stderr."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.communicate(timeout=60)[1]
+        return self.process.communicate(timeout=240)[1]
 
     def close(self) -> None:
         self.client.close()

@@ -17,7 +17,6 @@ def run(name: str, *args: str, home: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout

@@ -24,7 +24,7 @@ VERSIONS = sorted(path for path in HERE.iterdir() if re.fullmatch(r"v\d+", path.
 async def test_a_golden_store_says_what_it_said_when_it_was_written(
     golden: Path, tmp_path: Path
 ) -> None:
-    expected = json.loads((golden / "expected.json").read_text())
+    expected = json.loads((golden / "expected.json").read_text("utf-8"))
     found = await seen(copy_of(golden, tmp_path), list(SESSIONS))
     assert json.loads(json.dumps(found)) == expected
 
@@ -40,7 +40,7 @@ async def test_reading_a_golden_store_changes_no_byte_of_it(golden: Path, tmp_pa
 @pytest.mark.parametrize("golden", VERSIONS, ids=lambda path: path.name)
 async def test_every_session_of_a_golden_store_goes_on(golden: Path, tmp_path: Path) -> None:
     root = copy_of(golden, tmp_path)
-    expected = json.loads((golden / "expected.json").read_text())
+    expected = json.loads((golden / "expected.json").read_text("utf-8"))
     keys = [key for key in SESSIONS if expected[str(key)]["there"]]
     async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
         for key in keys:
@@ -68,7 +68,7 @@ def test_every_kind_of_record_stands_in_a_golden_store() -> None:
     }
     stored = set()
     for golden in VERSIONS:
-        for session in json.loads((golden / "expected.json").read_text()).values():
+        for session in json.loads((golden / "expected.json").read_text("utf-8")).values():
             stored |= {record[2] for record in session["records"]}
     assert known - stored == set()
     assert stored - known == {"app:rating"}  # a kind of the application's own
@@ -76,7 +76,7 @@ def test_every_kind_of_record_stands_in_a_golden_store() -> None:
 
 def test_every_kind_of_document_stands_in_a_golden_store() -> None:
     stored = set()
-    for session in json.loads((GOLDEN / "expected.json").read_text()).values():
+    for session in json.loads((GOLDEN / "expected.json").read_text("utf-8")).values():
         stored |= {name.split("/")[0] for name in session.get("documents", ())}
     assert stored >= {
         "session.json", "memory.json", "episodic.jsonl", "semantic.jsonl",

@@ -18,7 +18,7 @@ SEED = HERE / "seed"
 
 def files(folder: Path) -> dict[str, Any]:
     return {
-        str(path.relative_to(folder)): json.loads(path.read_text())
+        str(path.relative_to(folder)): json.loads(path.read_text("utf-8"))
         for path in folder.rglob("*.json")
     }
 
@@ -77,6 +77,6 @@ async def test_a_damaged_file_is_put_aside_and_the_others_are_read(tmp_path: Pat
     assert findings == ["quarantined"]
     (copy,) = (tmp_path / "damaged" / "quarantine").iterdir()
     assert copy.read_bytes() == (SEED / "damaged" / "session.json").read_bytes()
-    assert out["memory.json"] == json.loads((SEED / "damaged" / "memory.json").read_text())
+    assert out["memory.json"] == json.loads((SEED / "damaged" / "memory.json").read_text("utf-8"))
     assert "plugins/in_context_memory.json" in out
     assert out["session.json"]["context"]["core"]["history"] == []

@@ -343,7 +343,7 @@ async def begun(root: Path) -> None:
 async def write(golden: Path) -> list[str]:
     """Write the sessions that are missing, and what is to be expected of them."""
     path = golden / "expected.json"
-    expected = json.loads(path.read_text()) if path.exists() else {}
+    expected = json.loads(path.read_text("utf-8")) if path.exists() else {}
     missing = [key for key in SESSIONS if str(key) not in expected]
     root = golden / "store"
     root.mkdir(parents=True, exist_ok=True)
@@ -354,7 +354,8 @@ async def write(golden: Path) -> list[str]:
     shutil.rmtree(root / "owners", ignore_errors=True)  # of processes, not of sessions
     with tempfile.TemporaryDirectory() as folder:
         expected |= await seen(copy_of(golden, Path(folder)), missing)
-    path.write_text(json.dumps(expected, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    text = json.dumps(expected, indent=1, sort_keys=True, ensure_ascii=False)
+    path.write_text(f"{text}\n", "utf-8")
     return [str(key) for key in missing]
 
 

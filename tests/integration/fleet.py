@@ -7,6 +7,7 @@ session's log exactly once, behind the one that was answered before it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -52,6 +53,7 @@ class Fleet:
 
     def __init__(self, store: Path, workers: int) -> None:
         self.store = store
+        self.workers = workers
         self.port = free_port()
         command = [sys.executable, "-m", "uvicorn", "workers_app:app", "--port", str(self.port)]
         command += ["--workers", str(workers), "--timeout-graceful-shutdown", "10"]
@@ -70,7 +72,7 @@ class Fleet:
     def stop(self) -> str:
         """End it by SIGTERM; return what it had to complain about."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.communicate(timeout=60)[1]
+        return self.process.communicate(timeout=240)[1]
 
     def close(self) -> None:
         """End it whatever it does, its workers too."""
@@ -100,6 +102,7 @@ async def drive(
     chance.shuffle(left)
     tally, busy = Tally(), set[str]()
     done = 0
+    await until_all_answer(fleet)
 
     async def work(send: Any) -> None:
         nonlocal done
@@ -122,6 +125,20 @@ async def drive(
         for _ in range(clients):
             group.start_soon(_client, fleet.port, work)
     return tally
+
+
+async def until_all_answer(fleet: Fleet) -> None:
+    """Ask until each of the workers has answered: the first may be up long before the last."""
+    warm, numbers = Tally(), itertools.count()
+
+    async def work(send: Any) -> None:
+        while len(warm.workers) < fleet.workers:
+            number = next(numbers)
+            await _ask(send, f"warm{number % 8}", f"warm-{number}", warm)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(_client, fleet.port, work)
 
 
 def fleet_pids(fleet: Fleet) -> set[int]:

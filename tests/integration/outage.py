@@ -104,7 +104,7 @@ async def live(folder: Path, disk: Any, *, until_shutdown: bool) -> dict[str, An
     else:
         sessions.on("recovered", lambda _: recovered.set())
         disk.give_back()
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await recovered.wait()
             await sessions.flush()
             async with opened[0].turn():
@@ -125,7 +125,7 @@ async def _load(
     seen: dict[str, Any],
 ) -> None:
     """Append while the disk is gone: to the soft limit, beyond it, up to the hard one."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not failed.is_set():
             await _say(opened, accepted, 1)
             with anyio.move_on_after(0.01):

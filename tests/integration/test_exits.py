@@ -77,7 +77,7 @@ async def left(root: Path, backend: str, main: str, way: str) -> tuple[int, list
     """Leave a program in some way; return its status, and what the store holds then."""
     code = CHILD.format(main=main, way=way)
     done = subprocess.run(
-        [sys.executable, "-c", code, str(root), backend], capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", code, str(root), backend], capture_output=True, text=True
     )
     async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
         view = await sessions.load("ada")

@@ -14,7 +14,6 @@ from tests.integration.workers import run
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="uvicorn's workers are ended by signals"),
-    pytest.mark.timeout(240),
 ]
 
 

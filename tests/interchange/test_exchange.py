@@ -11,7 +11,14 @@ import msgspec
 import pytest
 
 import perdure
-from perdure import ConfigError, Message, SessionError, ToolCall, UnsupportedVersionError
+from perdure import (
+    ConfigError,
+    CorruptRecordError,
+    Message,
+    SessionError,
+    ToolCall,
+    UnsupportedVersionError,
+)
 from perdure.agent import Agent, AgentFactory, EchoModel, Features
 from perdure.interchange import read_folder, read_state, write_folder, write_state
 from perdure.interchange.reading import Finding
@@ -322,6 +329,38 @@ async def test_an_import_never_overwrites(tmp_path: Path) -> None:
         state.agent_id = ""
         with pytest.raises(ConfigError, match="give its id"):
             await perdure.import_state(sessions, state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        ("memory_set", {"key": "k", "value": 1, "scope": 7}),
+        ("state", {"name": "state//x.json", "value": 1}),
+        ("meta", {"at": 1e300}),
+        ("checkpoint", {"link": "checkpoint"}),
+    ],
+)
+async def test_records_that_no_fold_could_take_in_are_refused(
+    kind: str, payload: dict[str, Any]
+) -> None:
+    """Somebody has edited perdure's own part; the session would be there, and never be folded."""
+    async with manager() as sessions:
+        async with sessions.open("ada") as session:
+            session.append(Message.user("Hello"))
+        state = await perdure.export_state(sessions, "ada")
+        assert state is not None
+        whole = json.loads(write_state(state))
+        whole["perdure"]["log"].append({"kind": kind, "payload": payload})
+        changed = read_state(json.dumps(whole).encode()).state
+        assert changed is not None
+        with pytest.raises(CorruptRecordError, match="make no session.*nothing was changed"):
+            await perdure.import_state(sessions, changed, id="new")
+        assert not await sessions.exists("new")
+
+
+def test_an_entry_without_its_key_is_damage() -> None:
+    with pytest.raises(CorruptRecordError, match=r"entries\[0\].*'key'"):
+        read_state(json.dumps({**SESSION, "memory": {"version": 1, "entries": [{}]}}).encode())
 
 
 async def test_credentials_are_left_out_and_it_is_said(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from perdure import ConfigError, CorruptRecordError, StoreUnavailableError, UnsupportedVersionError
+from perdure.codec.json import decode
 from perdure.interchange import (
     FolderStorage,
     FullAgentState,
@@ -22,6 +23,9 @@ from perdure.interchange import (
 )
 from perdure.interchange.migrations import MIGRATIONS
 from perdure.interchange.reading import read_memory
+from perdure.interchange.unfolding import unfold
+from perdure.memory.documents import StateSet
+from perdure.model.records import STATE
 from tests.interchange.samples import MEMORY, PLUGIN, SESSION, copy_of, read, write
 
 
@@ -294,3 +298,16 @@ async def test_a_plugins_name_cannot_leave_the_folder(tmp_path: Path) -> None:
 def test_the_usual_steps_are_complete() -> None:
     assert MIGRATIONS.apply("session", {})["version"] is not None
     assert MIGRATIONS.apply("memory", {})["version"] is not None
+
+
+def test_a_plugin_that_nothing_can_be_stored_for_is_left_out() -> None:
+    """Its record would be in the log, and no fold could ever end."""
+    names = {"good": 1, "a/b": 2, "../up": 3, "": 4, "/abs": 5, "a//b": 6}
+    unfolded = unfold(state_in({**SESSION, "memory": None, "plugins": names}), now=0.0)
+    kept = [decode(one.payload, StateSet).name for one in unfolded.entries if one.kind == STATE]
+    assert {name for name in kept if name.startswith("plugins/")} >= {
+        *("plugins/good.json", "plugins/a/b.json", "plugins/../up.json"),
+    }
+    assert [one.where for one in unfolded.findings if one.what == "left out"] == [
+        *("plugins.", "plugins./abs", "plugins.a//b"),
+    ]

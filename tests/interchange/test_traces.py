@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure.codec.json import decode
+from perdure.interchange.memory_reading import read_memories
 from perdure.interchange.trace_archive import (
     ArchiveManifest,
     is_segment_name,
@@ -118,3 +121,14 @@ def test_a_compaction_is_a_segment() -> None:
 @pytest.mark.parametrize("name", ["../x.jsonl", "a/b", ".x", "", "..", "a\n"])
 def test_a_segment_never_leads_out_of_the_archive(name: str) -> None:
     assert not is_segment_name(name)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name")
+def test_a_pipe_in_a_files_place_keeps_nobody_waiting(tmp_path: Path) -> None:
+    (tmp_path / "raw_traces.jsonl").write_bytes(b"")
+    os.mkfifo(tmp_path / "episodic.jsonl")
+    read = read_memories(tmp_path)
+    assert read.episodic == ()
+    assert [(Path(one.where).name, one.detail) for one in read.findings] == [
+        ("episodic.jsonl", "it is no regular file")
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 import pytest
 
@@ -16,6 +18,7 @@ from perdure.stores.memory import MemoryBacking, MemoryStore
 pytestmark = pytest.mark.anyio
 
 KEY = SessionKey("agent")
+LONG = 60.0
 
 
 @pytest.fixture
@@ -30,16 +33,22 @@ async def store_of(backing: MemoryBacking, owner: str) -> MemoryStore:
 
 
 async def get(
-    store: MemoryStore, on_held: OnHeld = "handover", *, wait: float = 20.0, given: int = 0
+    store: MemoryStore,
+    on_held: OnHeld = "handover",
+    *,
+    ttl: float = LONG,
+    wait: float = LONG,
+    given: int = 0,
+    clock: Callable[[], float] = anyio.current_time,
 ) -> Grant:
     return await obtain(
         store,
         KEY,
         me=store.owner,
-        lease=Lease(heartbeat=0.05, ttl=0.2),
+        lease=Lease(heartbeat=ttl / 4, ttl=ttl),
         on_held=on_held,
         wait=wait,
-        clock=anyio.current_time,
+        clock=clock,
         given=given,
     )
 
@@ -52,7 +61,7 @@ async def test_a_holder_that_is_asked_hands_over(backing: MemoryBacking) -> None
     async def ask() -> None:
         taken.append(await get(two))
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
             while not (asked := await one.heartbeat()).handovers:
@@ -70,7 +79,7 @@ async def test_a_letter_that_was_lost_is_written_again(
     one, two = await store_of(backing, "one"), await store_of(backing, "two")
     grant = await get(one)
     heard: list[SessionKey] = []
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(get, two)
             while len(heard) < 2:  # the first is heard, and forgotten
@@ -94,7 +103,7 @@ async def test_raise_gives_up_at_once_and_asks_nobody(backing: MemoryBacking) ->
 async def test_steal_waits_for_the_expiry_and_asks_nobody(backing: MemoryBacking) -> None:
     one, two = await store_of(backing, "one"), await store_of(backing, "two")
     grant = await get(one)
-    taken = await get(two, "steal")
+    taken = await get(two, "steal", ttl=0.2)
     assert taken.epoch == grant.epoch + 1
     assert (await one.heartbeat()).handovers == ()
 
@@ -105,23 +114,26 @@ async def test_a_holder_that_beats_and_keeps_it_is_not_robbed(
 ) -> None:
     one, two = await store_of(backing, "one"), await store_of(backing, "two")
     await get(one)
+    beats = 0
     async with anyio.create_task_group() as tasks:
 
         async def beat() -> None:
+            nonlocal beats
             while True:
                 await one.heartbeat()
-                await anyio.sleep(0.02)
+                beats += 1
+                await anyio.sleep(0.002)
 
         tasks.start_soon(beat)
-        with pytest.raises(LeaseHeldError, match=r"load\(\)"):
-            await get(two, on_held, wait=0.5)
+        with pytest.raises(LeaseHeldError, match=r"load\(\)"):  # its time is the holder's beats
+            await get(two, on_held, ttl=20, wait=50, clock=lambda: float(beats))
         tasks.cancel_scope.cancel()
 
 
 async def test_who_was_asked_lets_the_one_who_asked_go_first(
     backing: MemoryBacking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "COURTESY", 20.0)
+    monkeypatch.setattr(module, "COURTESY", LONG)
     one, two = await store_of(backing, "one"), await store_of(backing, "two")
     grant = await get(one)
     await one.release(KEY, grant.epoch)
@@ -130,7 +142,7 @@ async def test_who_was_asked_lets_the_one_who_asked_go_first(
     async def want_back() -> None:
         back.append(await get(one, given=grant.epoch))
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(want_back)
             await anyio.sleep(0.1)  # time enough to snatch it
@@ -168,10 +180,28 @@ async def test_of_many_who_wait_each_has_its_turn(backing: MemoryBacking) -> Non
             given = grant.epoch
         at_work.discard(name)
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             for name in names:
                 tasks.start_soon(work, name)
     assert sorted(done) == sorted(names * 10)
     switches = sum(a != b for a, b in zip(done, done[1:], strict=False))
     assert switches >= 30  # it goes round; nobody keeps it while others wait
+
+
+async def test_who_is_always_too_late_gives_up_in_time(
+    backing: MemoryBacking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that says both "nobody has it" and "somebody was faster" is not asked for ever."""
+    monkeypatch.setattr(module, "AGAIN", 0.0)
+    store = await store_of(backing, "one")
+    tries: list[int] = []
+
+    async def too_late(_: SessionKey, *, after: int) -> Grant:
+        tries.append(after)
+        raise LeaseHeldError(f"at epoch {after}, not at {after}")
+
+    monkeypatch.setattr(store, "acquire", too_late)
+    with anyio.fail_after(60), pytest.raises(LeaseHeldError, match="at epoch 0"):
+        await get(store, wait=0.02)
+    assert 1 < len(tries) < 30  # with a pause between two tries

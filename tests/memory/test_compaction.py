@@ -46,7 +46,9 @@ def test_tokens_do_not_count_without_a_limit_for_them() -> None:
     assert not CompactionPolicy(max_bytes=100).is_due(1, 10**9)
 
 
-@pytest.mark.parametrize("bad", [{"max_bytes": 0}, {"keep_turns": -1}, {"episode_turns": 0}])
+@pytest.mark.parametrize(
+    "bad", [{"max_bytes": 0}, {"keep_turns": -1}, {"episode_turns": 0}, {"max_summaries": 0}]
+)
 def test_an_option_that_does_not_fit_is_named(bad: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         CompactionPolicy(**bad)

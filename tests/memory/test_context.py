@@ -135,3 +135,18 @@ def test_a_snapshot_that_was_rebuilt_in_the_future_was_rebuilt_by_its_last_recor
     assert again.rebuilt_at == 3
     assert again.since(3) == []
     assert again.since(2) is None
+
+
+def test_a_snapshot_brings_the_system_message_and_the_last_compaction_back() -> None:
+    """S0-2: a restart loses neither what the agent is told first, nor when it compacted."""
+    system = message(MESSAGE, 10, "system")
+    compacted = {"messages": [], "epoch_id": 1, "last_compaction_ts": 7.5}
+    context = fed([(CONTEXT, msgspec.json.encode(compacted)), (MESSAGE, system)], limit=200)
+    for seq in range(3, 13):
+        context.feed(seq, MESSAGE, message(MESSAGE, 50))
+    stored = msgspec.json.decode(context.snapshot("a", "s"), type=Snapshot)
+    assert stored.pinned  # its place in the conversation is cut off
+    restored = WorkingContext.of_snapshot(stored, 200)
+    assert restored.last_compaction_ts == 7.5
+    restored.feed(13, MESSAGE, message(MESSAGE, 60))
+    assert next(restored.messages()) == system

@@ -220,6 +220,12 @@ def found(query: str, *entries: MemoryEntry) -> list[str]:
     return [one.key for one in ranked(pair for pair in points if pair[0])]
 
 
+def test_scripts_without_spaces_are_searched() -> None:
+    entries = [entry("船", description="我的船叫苏拉"), entry("notes", description="天气很好")]
+    assert found("我的船在哪里", *entries) == ["船"]
+    assert found("天气", *entries) == ["notes"]
+
+
 def test_a_word_counts_by_where_it_is_found() -> None:
     entries = [
         entry("misc", description="capitals of the world"),

@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.codec.encoded import RESERVED_KINDS
+from perdure.codec.json import encode
 from perdure.memory.documents import LEDGER, names_of
 from perdure.memory.ledger import LEDGER_KINDS, MOST, OVER, Ledger, change_entry, fold_ledger
-from perdure.model.records import ADMITTED, APPROVAL, EFFECT, MESSAGE, Record
+from perdure.model.base import Base
+from perdure.model.keys import SessionKey
+from perdure.model.records import ADMITTED, APPROVAL, BASE, EFFECT, MESSAGE, Record
 
 OPENING: dict[str, dict[str, Any]] = {
     ADMITTED: {"message": {"role": "user", "content": "x"}, "at": 1.0},
@@ -32,7 +35,7 @@ def record(seq: int, kind: str, id: str, fields: dict[str, Any]) -> Record:
 
 def histories() -> st.SearchStrategy[list[Record]]:
     step = st.tuples(
-        st.sampled_from(sorted(LEDGER_KINDS)),
+        st.sampled_from(sorted(OPENING)),
         st.sampled_from("abc"),
         st.sampled_from(["open", "change", "over"]),
     )
@@ -65,7 +68,7 @@ def test_it_holds_what_was_opened_and_not_ended(records: list[Record]) -> None:
         EFFECT: [one.id for one in ledger.effects()],
         APPROVAL: [one.id for one in ledger.approvals()],
     }
-    for kind in LEDGER_KINDS:
+    for kind in OPENING:
         wanted: list[str] = []
         for one in records:
             change = json.loads(one.payload)
@@ -105,8 +108,28 @@ def test_nothing_under_way_is_no_document() -> None:
     assert fold_ledger(fold_ledger(None, records[:1]), records[1:]) is None
 
 
+@pytest.mark.parametrize(
+    ("base", "forgets"),
+    [
+        (Base(at=7, parent=SessionKey("a"), epoch=1), True),  # a fork
+        (Base(at=7, epoch=1, kept="x"), False),  # a copy, or a fork whose parent goes
+        (Base(at=7, epoch=1, kept="x", moved=SessionKey("a")), False),
+        (Base(at=7, cut=9, folded="x"), False),  # pruned
+    ],
+    ids=["fork", "copy", "moved", "pruned"],
+)
+def test_what_is_under_way_stays_with_the_origin_of_a_fork(base: Base, forgets: bool) -> None:
+    records = [
+        record(1, EFFECT, "theirs", OPENING[EFFECT]),
+        Record(2, 1, BASE, encode(base), True),
+        record(3, EFFECT, "ours", OPENING[EFFECT]),
+    ]
+    kept = [one.id for one in Ledger(fold_ledger(None, records)).effects()]
+    assert kept == (["ours"] if forgets else ["theirs", "ours"])
+
+
 @pytest.mark.parametrize("kind", sorted(LEDGER_KINDS))
 def test_its_kinds_are_perdures_own_and_change_this_document(kind: str) -> None:
     assert kind in RESERVED_KINDS
-    assert names_of(record(1, kind, "a", OPENING[kind])) == (LEDGER,)
+    assert names_of(Record(1, 1, kind, b"{}", True)) == (LEDGER,)
     assert names_of(Record(1, 1, MESSAGE, b"{}", True)) == ()

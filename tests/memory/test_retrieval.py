@@ -116,11 +116,41 @@ async def test_without_a_query_what_is_salient_and_new_comes_first() -> None:
         ("súla", True),  # without accents
         ('"sula" OR x NEAR(y)', True),  # no syntax, only words
         ("* -", False),
+        ("\x00\ud800", False),
         ("oat", False),
+        ("call", True),
+        ("sul", True),  # a word's beginning, since nothing has the word itself
+        ("x" * 100_000, False),
+        ("a b c d e f " * 10_000, False),
     ],
+    ids=range(11),
 )
 async def test_a_query_is_words_and_no_syntax(query: str, fits: bool) -> None:
     assert [one.item for one in await memory_of(BOAT).search(query)] == [BOAT] * fits
+
+
+async def test_a_words_beginning_counts_only_where_nothing_has_the_word() -> None:
+    retriever = memory_of(says(1, "The car is red."), says(2, "She is careful."))
+    assert [one.item.id for one in await retriever.search("car")] == ["sem_1"]
+    assert [one.item.id for one in await retriever.search("caref")] == ["sem_2"]
+
+
+@pytest.mark.parametrize(
+    ("query", "fits"),
+    [
+        ("船叫什么", "我的船叫苏拉。"),
+        ("苏", "我的船叫苏拉。"),
+        ("ボートの名前", "ボートはスーラです。"),
+        ("배", "제 배는 술라입니다."),
+        ("เรือ", "เรือของฉันชื่อซูลา"),
+        ("Sula是什么", "船名是Sula"),
+    ],
+    ids=["sentence", "character", "kana", "hangul", "thai", "mixed"],
+)
+async def test_scripts_without_spaces_are_searched(query: str, fits: str) -> None:
+    others = [says(2, "Her berth is number 12."), says(3, "天气很好")]
+    found = await memory_of(says(1, fits), *others).search(query)
+    assert found[0].text == fits
 
 
 async def test_vectors_find_what_words_do_not() -> None:
@@ -196,6 +226,24 @@ def test_a_bundle_becomes_smaller_until_nothing_is_left() -> None:
     assert [len(one.episodic) for one in sizes[:4]] == [2, 1, 1, 1]
     assert [len(one.semantic) for one in sizes[:4]] == [2, 2, 1, 0]
     assert sizes[4].episodic[0].summary.endswith("…")
+
+
+async def test_many_texts_are_put_into_vectors_some_at_a_time() -> None:
+    """Providers take so many in a request; and what was there when one failed is kept."""
+    sizes: list[int] = []
+    fails = {2}
+
+    async def embed(texts: list[str]) -> list[tuple[float, float]]:
+        sizes.append(len(texts))
+        if len(sizes) in fails:
+            raise TimeoutError
+        return [(1.0, float(len(text))) for text in texts]
+
+    retriever = memory_of(*(says(at, f"fact {at}") for at in range(300)), embed=embed)
+    with pytest.raises(TimeoutError):
+        await retriever.search("x")
+    assert len(await retriever.search("x", limit=500)) == 300
+    assert sizes == [256, 45, 46]
 
 
 async def test_two_searches_at_a_time_do_not_take_vectors_from_one_another() -> None:

@@ -78,3 +78,16 @@ async def test_a_type_that_cannot_be_read_is_refused_at_once(again: Connect) -> 
     async with again() as sessions, sessions.open("a") as session:
         with pytest.raises(ConfigError, match="dataclass"):
             session.state.typed("app", Opaque)
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a//b", "a/"])
+async def test_a_key_that_no_document_can_have_is_refused(
+    again: Connect,  # noqa: F811
+    key: str,
+) -> None:
+    """Else its record would be in the log, and no fold of the session could ever end."""
+    async with again() as sessions, sessions.open("a") as session:
+        version = session.version
+        with pytest.raises(ConfigError, match="key"):
+            session.state.set(key, 1)
+        assert session.version == version

@@ -52,7 +52,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
 
     @asynccontextmanager
     async def session() -> AsyncIterator[MemoryStorage]:
-        sessions = connect(tmp_path / "data", shutdown=QUIET)
+        sessions = connect(tmp_path / "data", autosave=None, shutdown=QUIET)
         async with sessions, sessions.open("a") as opened:
             storage = SessionMemoryStorage(opened)
             yield storage
@@ -234,10 +234,17 @@ async def test_a_flush_happens_at_intervals(
         writes.append(len(json.loads(data)["entries"]))
         loop_thread_done(done.set)
 
+    interval, is_over, sleep = 1234.5, anyio.Event(), anyio.sleep
+
+    async def elapse(seconds: float) -> None:
+        await (is_over.wait() if seconds == interval else sleep(seconds))
+
     monkeypatch.setattr(memory_file, "_write", noted)
-    async with FileMemoryStorage(tmp_path / "own", flush_interval=0.05) as storage:
+    monkeypatch.setattr(anyio, "sleep", elapse)
+    async with FileMemoryStorage(tmp_path / "own", flush_interval=interval) as storage:
         await storage.set(MemoryItem(key="a", value=1))
         await storage.set(MemoryItem(key="b", value=1))
+        is_over.set()
         await done.wait()
         assert writes == [2]
         assert len(json.loads((tmp_path / "own" / "memory.json").read_text())["entries"]) == 2

@@ -130,7 +130,7 @@ async def tell(told: list[Any]) -> None:
     story.places = [await story.begin() for _ in range(MANAGERS)]
     for step in told:
         await story.step(*step)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         found = await story.found()
     assert len(found) == len(set(found)), "something was doubled"
     assert set(story.done) <= set(found), "something was lost"
@@ -139,7 +139,6 @@ async def tell(told: list[Any]) -> None:
     assert [number for number in found if number in sure] == sure, "the order was lost"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @settings(max_examples=60, deadline=None)
 @given(st.lists(steps, max_size=25))

@@ -40,7 +40,7 @@ def plain_answers(draw: st.DrawFn) -> list[Message]:
 def stamped_answers(draw: st.DrawFn) -> list[Message]:
     """A reply of some provider's, with parts of it gone as after a cut-off stream."""
     format = draw(st.sampled_from(FORMATS))
-    reply = copy.deepcopy(REPLIES[format])
+    reply = copy.deepcopy(draw(st.sampled_from(REPLIES[format])))
     parts = PARTS_IN[format](reply)
     for _ in range(draw(st.integers(0, len(parts)))):
         del parts[draw(st.integers(0, len(parts) - 1))]
@@ -50,11 +50,11 @@ def stamped_answers(draw: st.DrawFn) -> list[Message]:
     return [parse(reply, format)]
 
 
-REPLIES: dict[str, dict[str, Any]] = {
-    "openai": replies.CHAT,
-    "openai-responses": replies.RESPONSES,
-    "anthropic": replies.ANTHROPIC,
-    "gemini": replies.GEMINI,
+REPLIES: dict[str, list[dict[str, Any]]] = {
+    "openai": [replies.CHAT],
+    "openai-responses": [replies.RESPONSES, replies.LOOKED_UP],
+    "anthropic": [replies.ANTHROPIC, replies.SEARCHING, replies.PAUSED, replies.FOUND],
+    "gemini": [replies.GEMINI],
 }
 PARTS_IN: dict[str, Any] = {
     "openai": lambda reply: reply["choices"][0]["message"]["tool_calls"],

@@ -142,6 +142,30 @@ RESPONSES: dict[str, Any] = {
     "usage": {"input_tokens": 12, "output_tokens": 7},
 }
 
+LOOKED_UP: dict[str, Any] = {
+    **RESPONSES,
+    "output": [
+        RESPONSES["output"][0],
+        {
+            "type": "web_search_call",
+            "id": "ws_1",
+            "status": "completed",
+            "action": {"type": "search", "query": "harbor"},
+        },
+        {
+            "type": "computer_call",
+            "id": "cu_1",
+            "call_id": "call_c",
+            "status": "completed",
+            "action": {"type": "screenshot"},
+            "pending_safety_checks": [],
+        },
+        {**RESPONSES["output"][0], "id": "rs_2", "status": None},
+        {**RESPONSES["output"][2], "id": "fc_1"},
+    ],
+}
+"""What the API did by itself, and a call that no function answers."""
+
 ANTHROPIC: dict[str, Any] = {
     "id": "msg_01",
     "type": "message",
@@ -189,6 +213,40 @@ ANTHROPIC: dict[str, Any] = {
     "stop_sequence": None,
     "usage": {"input_tokens": 12, "output_tokens": 7},
 }
+
+SEARCHING: dict[str, Any] = {
+    **ANTHROPIC,
+    "content": [
+        {
+            "type": "server_tool_use",
+            "id": "srvtoolu_2",
+            "name": "web_search",
+            "input": {"query": "tide"},
+        },
+        {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "harbor"}},
+    ],
+}
+"""A search that the API runs when the tool has answered."""
+
+PAUSED: dict[str, Any] = {
+    **ANTHROPIC,
+    "content": [{"type": "text", "text": "Let me look."}, SEARCHING["content"][0]],
+    "stop_reason": "pause_turn",
+}
+
+FOUND: dict[str, Any] = {
+    **ANTHROPIC,
+    "content": [
+        {
+            "type": "web_search_tool_result",
+            "tool_use_id": "srvtoolu_2",
+            "content": {"type": "web_search_tool_result_error", "error_code": "unavailable"},
+        },
+        {"type": "text", "text": "Nobody knows."},
+    ],
+    "stop_reason": "end_turn",
+}
+"""What comes after either of them."""
 
 GEMINI: dict[str, Any] = {
     "responseId": "r1",

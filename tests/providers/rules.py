@@ -79,7 +79,12 @@ def responses(items: list[Dict]) -> Iterator[str]:
             if item["call_id"] not in asked or item["call_id"] in answered:
                 yield f"{at}: no tool call found for function call output {item['call_id']}"
             answered.add(item["call_id"])
+        elif kind.endswith("_call") and item.get("call_id"):
+            if not any(one.get("call_id") == item["call_id"] for one in items[at + 1 :]):
+                yield f"{at}: no tool output found for {kind} {item['call_id']}"
         elif kind == "reasoning":
+            if "status" in item:
+                yield f"{at}: unknown parameter: 'input[{at}].status'"
             if not item.get("encrypted_content"):
                 yield f"{at}: item {item['id']} not found: it is not persisted"
             led_to = items[at + 1] if at + 1 < len(items) else {"role": "user"}
@@ -91,7 +96,7 @@ def responses(items: list[Dict]) -> Iterator[str]:
         yield f"no tool output found for function call {set(asked) - answered}"
     for at, item in enumerate(items):
         before = items[:at]
-        names_it = item.get("type") in {"function_call", "message"} and "id" in item
+        names_it = item.get("type") != "reasoning" and "id" in item
         if names_it and item["id"].endswith("_after_rs") and not any(map(is_reasoning, before)):
             yield f"{at}: {item['id']} was provided without its required reasoning item"
 
@@ -124,10 +129,34 @@ def anthropic(messages: list[Dict]) -> Iterator[str]:
             yield f"{at}: the final block cannot be thinking"
     if waiting:
         yield f"the end: tool_use ids {waiting} have no tool_result"
+    yield from anthropic_server_tools(messages)
     last = messages[-1]["content"] if messages and messages[-1]["role"] == "assistant" else ""
     text = last if isinstance(last, str) else last[-1].get("text", "")
     if text != text.rstrip():
         yield "the end: final assistant content cannot end with trailing whitespace"
+
+
+def anthropic_server_tools(messages: list[Dict]) -> Iterator[str]:
+    """What the API runs by itself: it must still be able to answer, or have answered."""
+    seen: set[str] = set()
+    running: set[str] = set()
+    for at, message in enumerate(messages):
+        blocks = message["content"]
+        said = isinstance(blocks, str) or any(one["type"] != "tool_result" for one in blocks)
+        if message["role"] == "user" and said and running:
+            yield f"{at}: {running} was found without a corresponding result block"
+        for block in blocks if message["role"] == "assistant" else ():
+            if not isinstance(block, dict):
+                continue
+            if block["type"] in {"server_tool_use", "mcp_tool_use"}:
+                seen.add(block["id"])
+                running.add(block["id"])
+            elif block["type"].endswith("_tool_result"):
+                if block["tool_use_id"] not in running:
+                    yield f"{at}: unexpected tool_use_id in {block['type']}"
+                running.discard(block["tool_use_id"])
+            elif block.get("caller", {}).get("tool_id", "") not in {"", *seen}:
+                yield f"{at}: nothing of the id {block['caller']['tool_id']} has called it"
 
 
 def anthropic_block(at: int, block: Dict, role: str, used: set[str]) -> Iterator[str]:

@@ -140,15 +140,63 @@ def test_an_answer_that_is_thinking_alone_is_no_answer() -> None:
     assert [one["role"] for one in shown] == ["user"]
 
 
-def test_a_search_that_was_interrupted_is_left_out() -> None:
-    """A call of the provider's own tool without its result; but a paused turn is sent as it is."""
-    reply = copy.deepcopy(ANTHROPIC)
-    del reply["content"][4]
-    log = [Message.user("go"), parse(reply, "anthropic"), result("toolu_1"), result("toolu_2")]
-    assert "srvtoolu_1" not in str(sent(log, "anthropic"))
-    paused = {**ANTHROPIC, "content": ANTHROPIC["content"][:4], "stop_reason": "pause_turn"}
-    shown = sent([Message.user("go"), parse(paused, "anthropic")], "anthropic")
-    assert shown[1]["content"][-1]["id"] == "srvtoolu_1"
+def searches(*blocks: dict[str, Any], stop: str | None = "tool_use") -> Message:
+    """Return an answer that begins with a search which has no result yet."""
+    search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"q": "sea"}}
+    reply = {**ANTHROPIC, "content": [search, *blocks], "stop_reason": stop}
+    return parse(reply, "anthropic")
+
+
+def found(text: str) -> Message:
+    """Return the answer that begins with that search's result."""
+    error = {"type": "web_search_tool_result_error", "error_code": "unavailable"}
+    result = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": error}
+    text_block = {"type": "text", "text": text}
+    return parse({**ANTHROPIC, "content": [result, text_block]}, "anthropic")
+
+
+LOOKS = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+
+
+def test_a_search_beside_a_tool_is_run_when_the_tool_has_answered() -> None:
+    """Anthropic: "Mixing server tools and client tools in one turn"; the result comes later."""
+    log = [Message.user("go"), searches(LOOKS), result("toolu_1")]
+    shown = sent(log, "anthropic")
+    assert [one["type"] for one in shown[1]["content"]] == ["server_tool_use", "tool_use"]
+    shown = sent([*log, found("Waves."), Message.user("Thanks")], "anthropic")
+    assert "srv_1" in str(shown[1]["content"])
+    assert [one["type"] for one in shown[3]["content"]] == ["web_search_tool_result", "text"]
+
+
+def test_a_search_that_nobody_waited_for_is_left_out() -> None:
+    """Anthropic: "web_search tool use was found without a corresponding result block"."""
+    log = [Message.user("go"), searches(LOOKS), result("toolu_1"), Message.user("Stop")]
+    assert "srv_1" not in str(sent(log, "anthropic"))
+    # Its result, which came all the same, has no call then.
+    assert "srv_1" not in str(sent([*log, found("Waves.")], "anthropic"))
+
+
+def test_a_paused_turn_is_sent_as_it_is_while_it_is_the_last() -> None:
+    log = [Message.user("go"), searches(stop="pause_turn")]
+    assert "srv_1" in str(sent(log, "anthropic")[-1])
+    assert "srv_1" in str(sent([*log, found("Waves."), Message.user("Thanks")], "anthropic"))
+    assert [one["role"] for one in sent([*log, Message.user("?")], "anthropic")] == ["user"]
+    assert "srv_1" not in str(sent([Message.user("go"), searches(stop=None)], "anthropic"))
+
+
+def test_a_result_whose_search_was_cut_off_is_left_out() -> None:
+    """Anthropic: "unexpected tool_use_id found in web_search_tool_result blocks"."""
+    shown = sent([found("Waves."), Message.user("And?")], "anthropic")
+    assert [one["role"] for one in shown] == ["user", "assistant", "user"]
+    assert shown[1]["content"] == "Waves."
+
+
+def test_a_call_that_a_program_made_stands_alone_when_the_program_is_gone() -> None:
+    caller = {"type": "code_execution_20260120", "tool_id": "srv_1"}
+    log = [Message.user("go"), searches({**LOOKS, "caller": caller}), result("toolu_1")]
+    assert sent(log, "anthropic")[1]["content"][1]["caller"] == caller
+    shown = sent([*log, Message.user("Stop")], "anthropic")
+    assert shown[1]["content"] == [LOOKS]
 
 
 def test_reasoning_that_nobody_stored_is_not_named() -> None:
@@ -176,6 +224,83 @@ def test_reasoning_goes_when_its_calls_were_dropped() -> None:
     assert sent(list(repair(log, "drop").messages), "openai-responses") == [
         {"role": "user", "content": "go"}
     ]
+
+
+def after_reasoning(*items: dict[str, Any], **fields: Any) -> Message:
+    """Return an answer that these items and reasoning are, with ids that need the reasoning."""
+    reasoning = {**RESPONSES["output"][0], **fields}
+    return parse({**RESPONSES, "output": [reasoning, *items]}, "openai-responses")
+
+
+LOOKED = {
+    "type": "web_search_call",
+    "id": "ws_1_after_rs",
+    "status": "completed",
+    "action": {"type": "search", "query": "harbor"},
+}
+SAID = {
+    "type": "message",
+    "id": "msg_1_after_rs",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "Waves.", "annotations": []}],
+}
+CALLED = {
+    "type": "function_call",
+    "id": "fc_1_after_rs",
+    "call_id": "call_a",
+    "name": "look",
+    "arguments": "{}",
+    "status": "completed",
+}
+
+
+def test_what_the_api_says_of_reasoning_is_not_said_back() -> None:
+    """Responses: "Unknown parameter: 'input[1].status'": the SDK's objects have it, as null."""
+    answer = after_reasoning(SAID, status=None, content=None)
+    shown = sent([Message.user("go"), answer], "openai-responses")
+    assert shown[1] == RESPONSES["output"][0]
+    assert shown[2] == SAID
+
+
+def test_what_the_provider_did_goes_with_the_reasoning_that_led_to_it() -> None:
+    """Responses: "'web_search_call' was provided without its required 'reasoning' item"."""
+    kept = sent([Message.user("go"), after_reasoning(LOOKED, SAID)], "openai-responses")
+    assert [one.get("type") for one in kept[1:]] == ["reasoning", "web_search_call", "message"]
+    unread = after_reasoning(LOOKED, SAID, encrypted_content=None)
+    shown = sent([Message.user("go"), unread], "openai-responses")
+    assert shown[1:] == [{"role": "assistant", "content": "Waves."}]
+
+
+def test_reasoning_goes_when_one_of_its_calls_was_dropped() -> None:
+    """Responses: what follows reasoning has to be what it led to."""
+    log = [Message.user("go"), after_reasoning(CALLED, SAID)]
+    shown = sent(list(repair(log, "drop").messages), "openai-responses")
+    assert shown[1:] == [{"role": "assistant", "content": "Waves."}]
+
+
+def test_a_call_that_is_no_function_and_has_no_output_is_not_sent() -> None:
+    """Responses: "No tool output found for computer call"; a hosted shell has its output there."""
+    click = {"type": "computer_call", "id": "cu_1", "call_id": "call_c", "status": "completed"}
+    action = {"action": {"type": "screenshot"}, "pending_safety_checks": []}
+    log = [Message.user("go"), after_reasoning(click | action), Message.user("?")]
+    assert [one["content"] for one in sent(log, "openai-responses")] == ["go", "?"]
+    shell = {
+        "type": "shell_call",
+        "id": "sh_1",
+        "call_id": "call_s",
+        "status": "completed",
+        "action": {"commands": ["ls"], "timeout_ms": None, "max_output_length": None},
+    }
+    done = {"type": "exit", "exit_code": 0}
+    output = {
+        "type": "shell_call_output",
+        "id": "so_1",
+        "call_id": "call_s",
+        "output": [{"stdout": "a", "stderr": "", "outcome": done}],
+    }
+    shown = sent([Message.user("go"), after_reasoning(shell, output, SAID)], "openai-responses")
+    assert len(shown) == 5
 
 
 def test_the_signature_of_gemini_survives_and_others_calls_say_that_they_have_none() -> None:

@@ -70,6 +70,73 @@ def test_media_urls_are_shown_or_named(format: Format) -> None:
     assert ("[video: https://example.org/v.mp4]" in shown) == (format != "gemini")
 
 
+REFUSED: dict[str, tuple[Format, ...]] = {
+    "data:image/svg+xml;base64,PHN2Zy8+": FORMATS,
+    "data:image/svg+xml,%3Csvg%2F%3E": FORMATS,
+    "data:image/bmp;base64,AAAA": FORMATS,
+    "data:image/png;base64,": FORMATS,  # "image cannot be empty"
+    "data:image/gif;base64,AAAA": ("gemini",),
+    "data:image/heic;base64,AAAA": ("openai", "openai-responses", "anthropic"),
+    "http://example.org/a.png": ("anthropic",),
+    "data:image/jpg;base64,AAAA": (),  # no type of its own: it is shown as a JPEG
+}
+"""Images that an API refuses, and with them each request of the session."""
+
+
+@formats
+@pytest.mark.parametrize("url", REFUSED)
+def test_an_image_that_a_provider_refuses_is_named(format: Format, url: str) -> None:
+    """codex issue 4946, open-webui 30100, vscode 286628: one such image ended the session."""
+    own: dict[str, Any] = {"type": "image_url", "image_url": {"url": url}}
+    if url.startswith("data:"):
+        head, _, data = url[len("data:") :].partition(",")
+        media_type = head.partition(";")[0]
+        shapes: dict[Format, dict[str, Any]] = {
+            "anthropic": {
+                "type": "image",
+                "source": {"type": "base64", "media_type": media_type, "data": data},
+            },
+            "gemini": {"inlineData": {"mimeType": media_type, "data": data}},
+            "openai-responses": {"type": "input_image", "image_url": url, "detail": "auto"},
+        }
+        own = shapes.get(format, own)
+    blocks = sent(Message.user([{"type": "text", "text": "See"}, own], image_urls=[url]), format)
+    named = ["[image" in str(block) for block in blocks]
+    assert named == [False, *[format in REFUSED[url]] * 2]
+
+
+@pytest.mark.parametrize(
+    ("format", "part"),
+    [
+        ("gemini", {"fileData": {"fileUri": "files/abc-123"}}),
+        ("gemini", {"inlineData": {"mimeType": "text/csv", "data": "AA==", "displayName": "a"}}),
+        ("openai", {"type": "file", "file": {"file_id": "file-1"}}),
+        ("openai", {"type": "file", "file": {"filename": "a.pdf", "file_data": "JVBERi0x"}}),
+        ("openai-responses", {"type": "input_image", "file_id": "file-1", "detail": "low"}),
+        ("anthropic", {"type": "image", "source": {"type": "file", "file_id": "file_1"}}),
+    ],
+)
+def test_what_the_user_has_shaped_for_a_provider_stays(
+    format: Format, part: dict[str, Any]
+) -> None:
+    """Files that lie with the provider, and fields of its own."""
+    context = render([Message.user([{"type": "text", "text": "See"}, part])], format)
+    blocks = context.messages[0]["parts" if format == "gemini" else "content"]
+    assert blocks[1] == part
+
+
+def test_others_who_speak_a_format_may_take_more() -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:image/bmp;base64,AAAA"}}
+    assert render([Message.user([part])], "openai", to="ollama").messages[0]["content"] == [part]
+
+
+def test_sound_of_another_kind_is_named_for_openai() -> None:
+    ogg = Message.user("Hear", audio_urls=["data:audio/ogg;base64,AAAA"])
+    assert "[audio (audio/ogg)" in str(sent(ogg, "openai"))
+    wav = Message.user("Hear", audio_urls=["data:audio/x-wav;base64,AAAA"])
+    assert sent(wav, "openai")[1]["input_audio"] == {"data": "AAAA", "format": "wav"}
+
+
 @formats
 def test_a_document_is_shown(format: Format) -> None:
     source = {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}

@@ -35,9 +35,10 @@ from perdure.session.inside import lines_of
 from perdure.session.rendering import render
 from perdure.session.session import Session
 from perdure.store import Store
+from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
-from perdure.stores.wrapped import EncryptedStore
+from perdure.stores.wrapped import CompressedStore, EncryptedStore
 
 KEY = SessionKey("ada")
 QUIET = Shutdown(signals=False)
@@ -243,6 +244,7 @@ def test_without_its_manifest_everything_is_made_anew(
     state, report, _, left = anyio.run(come_back, root)
     assert state == healthy[1]
     assert report.source == "rebuild"
+    assert {SNAPSHOT, "session.json"} <= set(report.damaged) or damage is deleted
     assert left == []
     kept = root / "agents" / "ada" / "quarantine"
     assert evidence is None or evidence in [one.read_bytes() for one in kept.iterdir()]
@@ -460,6 +462,47 @@ async def test_strict_raises_and_changes_nothing(root: Path, name: str) -> None:
         await sessions.rebuild_working_context("ada")
         async with sessions.open("ada", strict=True) as ada:
             assert ada.restore_report.damaged == ()
+
+
+@pytest.mark.parametrize("kind", ["file", "fork", "pruned", "compressed", "sqlite"])
+async def test_strict_raises_for_a_damaged_manifest(kind: str, tmp_path: Path) -> None:
+    """C8: without its manifest, no document can be used; that is told, and not only mended."""
+    path = tmp_path / "store"
+
+    def store() -> Store | Path:
+        if kind == "sqlite":
+            return SqliteStore(path)
+        return CompressedStore(FileStore(path)) if kind == "compressed" else path
+
+    async with connect(store(), autosave=None, shutdown=QUIET) as sessions:
+        async with sessions.open("eve" if kind == "fork" else "ada") as first, first.turn():
+            first.append(Message.user("hello"))
+            first.accept((item_entry(EpisodicItem(id="e1", ts=1.0, summary="They met.")),))
+        if kind == "fork":
+            await sessions.fork("eve", "ada")
+            async with sessions.open("ada", owner="ada") as ada:
+                await ada.aclose()
+        if kind == "pruned":
+            await sessions.prune(Retention(keep_turns=0), id="ada")
+    if kind == "sqlite":
+        with contextlib.closing(sqlite3.connect(path)) as con, con:
+            con.execute("UPDATE manifest SET data = ?", (b'{"epoch": 7}',))
+    else:
+        (manifest,) = (path / "agents" / "ada").glob("manifest-*.json")
+        manifest.write_text('{"epoch": 7}')  # JSON, and no manifest
+    async with connect(store(), autosave=None, shutdown=QUIET) as sessions:
+        with pytest.raises(CorruptRecordError, match="perdure rebuild ada"):
+            await sessions.open("ada", strict=True)
+        plan = await sessions.plan_restore("ada")
+        assert {SNAPSHOT, "session.json"} <= {one.name for one in plan.documents}
+        assert not plan.is_sound
+        assert (await sessions.rebuild_working_context("ada", dry_run=True)).wrong
+        async with sessions.open("ada") as ada:
+            assert {SNAPSHOT, "session.json"} <= set(ada.restore_report.damaged)
+            assert [message.text for message in ada.context()] == ["hello"]
+            assert len(await lines_of(ada, "episodic.jsonl")) == 1
+            await ada.aclose()
+        assert (await sessions.plan_restore("ada")).is_sound
 
 
 async def test_a_damaged_log_raises_whether_strict_or_not(root: Path) -> None:

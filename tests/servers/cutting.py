@@ -34,7 +34,12 @@ class CuttingProxy:
             threading.Thread(target=self._serve, args=(near,), daemon=True).start()
 
     def _serve(self, near: socket.socket) -> None:
-        with near, socket.create_connection(self._to) as far:
+        try:
+            far = socket.create_connection(self._to)
+        except OSError:  # the server is gone, and so is who asked
+            near.close()
+            return
+        with near, far:
             doomed = threading.Event()
             back = threading.Thread(target=self._answers, args=(far, near, doomed), daemon=True)
             back.start()

@@ -29,7 +29,7 @@ class Server:
 
     def seen(self) -> dict[str, Any]:
         """Return ``requests`` (their bodies) and ``broken`` (which rules were broken)."""
-        with urllib.request.urlopen(f"{self.url}/seen", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/seen", timeout=60) as answer:
             return json.loads(answer.read())
 
 

@@ -6,8 +6,6 @@ started it. ``kill`` is a cut of power for the server: every process of it gets 
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import functools
 import hashlib
 import importlib.util
@@ -18,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,10 +24,9 @@ from typing import Any, Self
 import psutil
 import psycopg
 
-from tests.servers import LONG, free_port
+from tests.servers import LONG, at_exit_of_this_process, die_with_parent, free_port, stop
 
 PASSWORD = "pg-test-Secret"
-_DEATHSIG = 1
 
 
 class Postgres:
@@ -97,7 +94,7 @@ class Postgres:
         with log:
             self._server = subprocess.Popen(
                 command, cwd=self.base, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=self._env, preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509  # two C calls
+                env=self._env, preexec_fn=die_with_parent(signal.SIGINT),  # noqa: PLW1509  # two C calls
                 **self._as,
             )  # fmt: skip
         self._until_up()
@@ -137,26 +134,30 @@ class Postgres:
         server, self._server = self._server, None
         if server is None:
             return
-        postmaster = psutil.Process(server.pid)
-        postmaster.suspend()  # it must not see its children die, and begin a recovery
-        family = [postmaster, *postmaster.children(recursive=True)]
+        family = self._stand_still(server.pid)
         for process in family:
             process.kill()
         server.wait()
-        psutil.wait_procs(family, timeout=LONG)
+        end = time.monotonic() + LONG
+        while any(map(_alive, family)):
+            assert time.monotonic() < end, self.log
+            time.sleep(0.002)
 
     def freeze(self) -> None:
         """SIGSTOP every process of the server: it takes connections and never answers."""
-        for process in self._family():
-            process.suspend()
+        self._stand_still(self.pid)
 
     def thaw(self) -> None:
-        for process in self._family():
+        for process in reversed(_family(self.pid)):
             process.resume()
 
-    def _family(self) -> list[psutil.Process]:
-        postmaster = psutil.Process(self.pid)
-        return [postmaster, *postmaster.children(recursive=True)]
+    def _stand_still(self, postmaster: int) -> list[psutil.Process]:
+        """Stop the postmaster first, so that it neither makes children nor sees them die."""
+        stop(postmaster)
+        family = _family(postmaster)
+        for process in family[1:]:
+            stop(process.pid)
+        return family
 
     def stop(self) -> None:
         """End it in order, and remove what it kept."""
@@ -171,15 +172,17 @@ class Postgres:
         shutil.rmtree(self.base, ignore_errors=True)
 
 
-def _die_with_parent(parent: int) -> Callable[[], None]:
-    libc = ctypes.CDLL(None)
+def _family(postmaster: int) -> list[psutil.Process]:
+    found = psutil.Process(postmaster)
+    return [found, *found.children(recursive=True)]
 
-    def ask() -> None:
-        libc.prctl(_DEATHSIG, signal.SIGINT)
-        if os.getppid() != parent:
-            os._exit(1)
 
-    return ask
+def _alive(process: psutil.Process) -> bool:
+    """Say whether a process does anything yet; whoever inherits it may never collect it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _unprivileged(base: Path) -> dict[str, Any]:
@@ -221,13 +224,7 @@ def _candidates() -> Iterator[Path]:
 def shared(*, fsync: bool = False) -> Postgres:
     """Return this process's server for tests that do it no harm; it ends with the process."""
     server = Postgres(fsync=fsync).__enter__()
-    mine = os.getpid()
-
-    def end() -> None:
-        if os.getpid() == mine:  # a forked child has no server
-            server.stop()
-
-    atexit.register(end)
+    at_exit_of_this_process(server.stop)
     return server
 
 

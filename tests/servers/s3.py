@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import ctypes
 import functools
 import hashlib
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sysconfig
 import tempfile
@@ -20,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from perdure.stores.s3 import S3Store
-from tests.servers import LONG, until_up
+from tests.servers import LONG, at_exit_of_this_process, die_with_parent, free_port, stop, until_up
 
 ACCESS_KEY = "perdure-tests"
 SECRET_KEY = "no-secret-at-all"
@@ -35,24 +31,12 @@ def binary() -> Path:
     return Path(sysconfig.get_path("scripts")) / "weed"
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody uses, all different."""
-    with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(count):
-            probe = stack.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            ports.append(int(probe.getsockname()[1]))
-        return ports
-
-
 class S3Server:
     """``weed mini`` with one account and one bucket; killed and started again at will."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pd-s3-", dir="/tmp"))
-        ports = iter(free_ports(2 * len(_NAMES)))
-        self.ports = {name: (next(ports), next(ports)) for name in _NAMES}
+        self.ports = {name: (free_port(), free_port()) for name in _NAMES}
         self.port = self.ports["s3"][0]
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[str] | None = None
@@ -80,7 +64,7 @@ class S3Server:
                 text=True,
                 cwd=self.folder,
                 env=environment,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509  # it calls the kernel, nothing else
+                preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  # two C calls
             )
         try:
             until_up(self.port, self.process)
@@ -122,7 +106,9 @@ class S3Server:
             else:
                 return
 
-    def client(self, prefix: str | None = None, **options: Any) -> Any:
+    def client(
+        self, prefix: str | None = None, *, timeout: str = f"{LONG:.0f}s", **options: Any
+    ) -> Any:
         """Return the driver's own store, for tests that look behind perdure's back."""
         from obstore.store import S3Store
 
@@ -134,23 +120,26 @@ class S3Server:
             access_key_id=ACCESS_KEY,
             secret_access_key=SECRET_KEY,
             virtual_hosted_style_request=False,
-            client_options={"allow_http": True, "timeout": "20s"},
+            client_options={"allow_http": True, "timeout": timeout},
             retry_config={"max_retries": 0},
             **options,
         )
 
-    def signal(self, number: int) -> None:
-        """Send the server a signal (SIGSTOP, SIGCONT); a stop is one when this returns."""
+    @property
+    def pid(self) -> int:
         assert self.process is not None
-        os.kill(self.process.pid, number)
-        while number == signal.SIGSTOP and not _stands_still(self.process.pid):
-            time.sleep(0.001)
+        return self.process.pid
+
+    def freeze(self) -> None:
+        """Let it do nothing, with its connections open."""
+        stop(self.pid)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """Kill the server as a crash would."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(signal.SIGCONT)
             self.process.kill()
             self.process.wait()
             self.process = None
@@ -172,16 +161,12 @@ class S3Server:
         self.close()
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 @functools.cache
 def shared() -> S3Server:
     """Return this test process's one server, started when first asked for."""
     server = S3Server()
     server.start()
-    atexit.register(server.close)
+    at_exit_of_this_process(server.close)
     return server
 
 
@@ -195,11 +180,3 @@ def store_on(server: S3Server, place: Path, **options: Any) -> S3Store:
     options.setdefault("credentials", CREDENTIALS)
     options.setdefault("endpoint", server.endpoint)
     return S3Store(BUCKET, prefix_of(place), region="us-east-1", **options)
-
-
-def _stands_still(pid: int) -> bool:
-    """Say whether each thread of a process is stopped; a signal takes its time to reach them."""
-    tasks = Path(f"/proc/{pid}/task")
-    return not tasks.is_dir() or all(
-        (task / "stat").read_text().rpartition(") ")[2][0] in "Tt" for task in tasks.iterdir()
-    )

@@ -6,9 +6,7 @@ and ends with the process that started it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
 import functools
 import os
 import shutil
@@ -20,9 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.servers import LONG, free_port
+from tests.servers import LONG, at_exit_of_this_process, die_with_parent, free_port, stop
 
-_PR_SET_PDEATHSIG = 1
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 
@@ -50,7 +47,6 @@ class Valkey:
 
     def start(self, *options: str) -> None:
         """Start it, on the same data and port as before, and wait until it answers."""
-        libc = ctypes.CDLL(None)
         # fmt: off
         command = [
             str(self._binary), "--port", str(self.port), "--bind", "127.0.0.1",
@@ -61,7 +57,7 @@ class Valkey:
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509  # one C call
+            preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  # two C calls
         )
         end = time.monotonic() + LONG
         while self.say("PING") != b"+PONG":
@@ -95,7 +91,7 @@ class Valkey:
 
     def freeze(self) -> None:
         """Let it do nothing, with its connections open."""
-        os.kill(self.pid, signal.SIGSTOP)
+        stop(self.pid)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -125,11 +121,5 @@ def shared() -> Valkey:
     """Return this process's server, which syncs each write; it ends with the process."""
     stack = contextlib.ExitStack()
     server = stack.enter_context(valkey())
-    mine = os.getpid()
-
-    def end() -> None:
-        if os.getpid() == mine:  # a forked child has no server
-            stack.close()
-
-    atexit.register(end)
+    at_exit_of_this_process(stack.close)
     return server

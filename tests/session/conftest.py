@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Shutdown, connect, store_for
+from perdure.session.clock import Clock
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
@@ -19,13 +20,15 @@ def again(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
     """Return a connect() that always leads to the same place, each time as a new process."""
     backing = MemoryBacking()
 
-    def make(**options: object) -> SessionManager:
+    def make(*, clock: Clock | None = None, **options: object) -> SessionManager:
         store = (
             MemoryStore(backing=backing)
             if request.param == "memory"
             else store_for(tmp_path / "data")
         )
         options.setdefault("shutdown", Shutdown(signals=False))
-        return connect(store, **options)  # type: ignore[arg-type]
+        manager = connect(store, **options)  # type: ignore[arg-type]
+        manager._clock = clock
+        return manager
 
     return make

@@ -277,11 +277,37 @@ async def test_a_change_between_turns_can_be_told(again: Connect) -> None:
         before = session.version
         counter.state = {"count": 1}
         attachment.changed()
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while session.version == before:
                 await anyio.sleep(0)
             receipt = await session.wait_durable()
         assert receipt.version == session.version == before + 1
+
+
+async def test_many_changes_are_asked_for_together(again: Connect) -> None:
+    async with again(autosave=None) as sessions, sessions.open("a") as session:
+        counter = Counter()
+        attachment = await session.attach(counter)
+        for count in range(1, 1001):
+            counter.state = {"count": count}
+            attachment.changed()
+        with anyio.fail_after(10):
+            while not counter.captures:
+                await anyio.sleep(0)
+        counter.state = {"count": 0}
+        attachment.changed()  # while the others are being asked for, or behind it
+        await anyio.wait_all_tasks_blocked()
+        assert counter.captures <= 3
+        assert [record.payload for record in session.unsaved()][-1].endswith(b'"count":0}}')
+
+
+async def test_a_flush_asks_for_what_changed_where_nothing_was_appended(again: Connect) -> None:
+    async with again(autosave=None) as sessions, sessions.open("a") as session:
+        counter = Counter()
+        await session.attach(counter)
+        counter.state, before = {"count": 7}, session.version
+        await sessions.flush()
+        assert session.durable_version == session.version == before + 1
 
 
 async def test_a_detached_contributor_is_not_asked_and_its_state_stays(again: Connect) -> None:

@@ -22,7 +22,7 @@ KEY = SessionKey("a")
 async def until_asked(sessions: SessionManager) -> None:
     """Wait until a manager has begun to hand the session over."""
     runtime = sessions._connected.runtime  # type: ignore[union-attr]
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while KEY not in runtime.flights:
             await anyio.sleep(0.005)
 
@@ -38,7 +38,7 @@ async def test_a_turn_that_a_handover_waits_for_may_open_its_session(again: Conn
         async with anyio.create_task_group() as group, session.turn():
             group.start_soon(opened, two)
             await until_asked(one)
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 async with one.open("a") as same:
                     assert same is session
             session.append(Message.user("still mine"))
@@ -63,7 +63,7 @@ async def test_whoever_has_just_opened_it_has_a_turn_first(again: Connect) -> No
 async def until_heard(sessions: SessionManager) -> None:
     """Wait until a manager has asked, and the other has had the time to hear of it."""
     runtime = sessions._connected.runtime  # type: ignore[union-attr]
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while KEY not in runtime.flights:
             await anyio.sleep(0.001)
     await anyio.sleep(0.02)
@@ -126,7 +126,7 @@ async def test_turns_go_on_while_a_handover_waits_for_the_store() -> None:
         assert holder is not None
         await other.request_handover(KEY, holder)
         runtime = one._connected.runtime  # type: ignore[union-attr]
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while KEY not in one._connected.keeper._asked:  # type: ignore[union-attr]
                 await anyio.sleep(0.001)
             session.append(Message.user("goes on"))
@@ -154,7 +154,7 @@ async def test_an_ask_that_comes_while_it_is_opened_is_not_forgotten() -> None:
             await until_asked(one)  # here: that it is being opened
             group.start_soon(keeper.hand_over, KEY)
         runtime = one._connected.runtime  # type: ignore[union-attr]
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while KEY in runtime.sessions:
                 await anyio.sleep(0.005)
         assert keeper.given(KEY) == 1

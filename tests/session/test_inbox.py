@@ -55,7 +55,7 @@ class Heard:
 
     async def keys(self, count: int) -> list[str]:
         """Wait for that many posts, and return their keys."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while len(found := [key for event in self.events for key in event.keys]) < count:
                 await self._more.wait()
         return found
@@ -95,7 +95,7 @@ async def test_a_holder_takes_at_once_what_others_post(again: Connect) -> None:
             assert await heard.keys(2) == ["k", "l"]
             assert texts(session) == ["from two", "from one"]
         view = None
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while view is None or len(view.context()) < 2:  # it is saved without being asked to
                 view = await two.load("a")
 
@@ -159,7 +159,7 @@ async def test_what_was_taken_is_settled(again: Connect) -> None:
     async with perdure.connect(store, shutdown=Shutdown(signals=False)) as one:
         await one.post("a", Message.user("hello"))
         session = await one.open("a")
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while backing.inboxes[session.key]:
                 await anyio.sleep(0.01)
         assert session.durable_version == session.version

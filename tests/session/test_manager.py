@@ -30,6 +30,7 @@ from perdure.session.manager import SessionManager
 from perdure.session.options import Autosave, Engine, Lease
 from perdure.session.through import Through
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing import ManualClock
 from perdure.testing.faulty import FaultyStore
 from tests.session.conftest import Connect
 
@@ -229,14 +230,13 @@ async def test_cancelled_open_does_not_stop_the_load(again: Connect) -> None:
 
 
 async def test_idle_session_hibernates_and_comes_back(again: Connect) -> None:
-    engine = Engine(hibernate_after=0.05)
-    async with again(engine=engine) as sessions:
+    clock = ManualClock()
+    async with again(clock=clock, engine=Engine(hibernate_after=60)) as sessions:
         async with sessions.open("a") as session:
             session.append(Message.user("x"))
-        gone = anyio.Event()
-        sessions.on("closed", lambda event: gone.set())
-        with anyio.fail_after(30):
-            await gone.wait()
+            await session.save()
+        await clock.advance(100)
+        assert not session.is_writable
         async with sessions.open("a") as back:
             assert back is not session
             assert [message.content for message in back.context()] == ["x"]
@@ -245,19 +245,15 @@ async def test_idle_session_hibernates_and_comes_back(again: Connect) -> None:
 async def test_a_session_that_was_only_looked_at_hibernates(again: Connect) -> None:
     async with again() as sessions, sessions.open("a") as session:
         session.append(Message.user("x"))
-    async with again(engine=Engine(hibernate_after=0.05)) as sessions:
-        gone, why = anyio.Event(), []
-
-        def closed(event: SessionClosed) -> None:
-            why.append(event.why)
-            gone.set()
-
-        sessions.on("closed", closed)
+    clock = ManualClock()
+    async with again(clock=clock, engine=Engine(hibernate_after=60)) as sessions:
+        closed: list[SessionClosed] = []
+        sessions.on("closed", closed.append)
         async with sessions.open("a"):
-            pass
-        with anyio.fail_after(30):
-            await gone.wait()
-        assert why == ["hibernated"]
+            await clock.advance(100)
+            assert closed == []
+        await clock.advance(100)
+        assert [event.why for event in closed] == ["hibernated"]
 
 
 async def test_hooks_are_told_and_before_save_is_awaited(again: Connect) -> None:
@@ -279,6 +275,36 @@ async def test_hooks_are_told_and_before_save_is_awaited(again: Connect) -> None
             assert told == ["before", "saved", "before"]
         with pytest.raises(ConfigError, match="unknown"):
             sessions.on("no such event", print)  # type: ignore[arg-type]
+
+
+async def test_a_hook_before_saves_counts_for_sessions_that_are_open_already(
+    again: Connect,
+) -> None:
+    told: list[str] = []
+    async with again(autosave=None) as sessions, sessions.open("a") as session:
+        take_off = sessions.on("before_save", lambda session: told.append(session.id))
+        session.append(Message.user("x"))
+        await session.save()
+        assert told == ["a"]
+        for _ in range(2):
+            take_off()
+        session.append(Message.user("y"))
+        await session.save()
+        assert told == ["a"]
+
+
+async def test_what_a_second_opener_says_of_a_session_counts(again: Connect) -> None:
+    async with again() as sessions, sessions.open("a", tags=["one"]) as session:
+        async with sessions.open("a", owner="ada", tags=["two"], autosave=None):
+            metadata = session.info.metadata
+            assert (metadata.owner, metadata.tags) == ("ada", ["two"])
+            assert session.tracked.options is None
+        version = session.version
+        async with sessions.open("a", owner="ada"):
+            assert session.version == version
+            assert session.tracked.options is None
+        async with sessions.open("a", autosave=Autosave.server()):
+            assert session.tracked.options == Autosave.server()
 
 
 async def test_store_that_stays_down_is_reported_at_the_end() -> None:
@@ -327,6 +353,7 @@ async def test_use_from_another_thread_is_refused(again: Connect) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 async def test_use_in_a_forked_child_is_refused(again: Connect) -> None:
     async with again() as sessions:
         session = await sessions.open("a")

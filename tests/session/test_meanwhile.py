@@ -125,7 +125,7 @@ async def test_what_is_being_saved_while_the_rest_is_discarded_is_there_once() -
             store.after["append_many"] = on_its_way
             session.append(Message.user("two"))
             tasks.start_soon(session.save)
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 await written.wait()
 
         store.after["read_documents"] = begin
@@ -151,7 +151,7 @@ async def test_a_turn_that_was_spilled_is_known_by_its_id(tmp_path: Path) -> Non
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(pay)
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 await store.asked.wait()
             tasks.cancel_scope.cancel()
     store.refuses = None
@@ -361,7 +361,7 @@ async def test_a_large_post_is_taken_as_one_group() -> None:
 
         sessions.on("posted", heard)
         session = await sessions.open("p")
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await all_taken.wait()
         assert said(session) == ["before", *map(str, range(250)), "behind"]
         await session.aclose()

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from perdure import Message, Shutdown, connect, export_state, import_state
-from perdure.errors import ConfigError
+from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from perdure.session.retention import Retention
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing.switched import SwitchedStore
 from tests.session.conftest import Connect
 from tests.session.lives import converse, looks, said, told
 
@@ -152,6 +153,23 @@ async def test_documents_are_made_anew_from_what_a_pruning_kept(tmp_path: Path, 
         assert session.restore_report.damaged == ()
 
 
+async def test_one_session_that_is_damaged_keeps_no_other_from_being_pruned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "data"
+    async with connect(place, shutdown=QUIET) as sessions:
+        for id in ("a", "b", "c"):
+            for text in ("one", "two"):
+                await converse(sessions, id, text)
+    for log in (Path(FileStore(place).folder_of(SessionKey("b"))) / "log").glob("*.jsonl"):
+        log.write_bytes(log.read_bytes().replace(b"one", b"eno"))
+    async with connect(place, shutdown=QUIET) as sessions:
+        report = await sessions.prune(Retention(keep_turns=1))
+    assert [one.key.agent for one in report.pruned] == ["a", "c"]
+    assert [key.agent for key in report.damaged] == ["b"]
+    assert "not pruned" in caplog.text
+
+
 async def test_an_export_of_a_pruned_session_brings_it_back(again: Connect) -> None:
     async with again() as sessions:
         session = await sessions.open("a", owner="ada", tags=["x"])
@@ -263,3 +281,21 @@ async def test_what_another_process_holds_is_left_alone_and_named() -> None:
     await theirs.save()
     await two.aclose()
     await one.aclose()
+
+
+@pytest.mark.parametrize("open_here", [True, False])
+async def test_what_could_not_be_folded_is_not_pruned(open_here: bool) -> None:
+    store = SwitchedStore(MemoryStore())
+    async with connect(store, shutdown=QUIET) as sessions:
+        await converse(sessions, "a", "one")
+        session = await sessions.open("a")
+        await session.aclose()  # as of here there are documents
+        store.fail_next("write_documents", times=1000)
+        await converse(sessions, "a", "two", "three")
+        if open_here:
+            await sessions.open("a")
+        before = await looks(await sessions.load("a"))
+        with pytest.raises(StoreUnavailableError):
+            await sessions.prune(Retention(keep_turns=0), id="a")
+        store.up()
+        assert await looks(await sessions.load("a")) == before

@@ -91,7 +91,6 @@ async def test_a_kill_in_the_middle_of_a_call_refuses_no_request(
         [sys.executable, "-c", KILLED, str(tmp_path)],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
-        timeout=50,
     )
     assert ended.returncode == -signal.SIGKILL
     async with perdure.connect(tmp_path) as sessions, sessions.open("ada") as session:

@@ -279,6 +279,25 @@ async def test_describe_shows_in_info_and_listing(again: Connect) -> None:
         assert (info.title, info.owner, info.tags) == ("A talk", "o1", ("t1",))
 
 
+async def test_what_was_said_long_ago_is_not_kept_one_by_one(again: Connect) -> None:
+    async with again(limits=Limits(fold_records=20), autosave=None) as sessions:
+        folds: list[object] = []
+        sessions.on("folded", folds.append)
+        session = await sessions.open("a", owner="ada")
+        for number in range(200):
+            session.describe(title=f"title {number}", number=number)
+            if number % 30 == 0:
+                await session.save()
+                await anyio.wait_all_tasks_blocked()
+        await session.aclose()
+        assert len(folds) > 1
+        assert len(session._behind._session_tail) < 100
+        assert session.info.metadata.title == "title 199"
+    async with again() as sessions, sessions.open("a") as session:
+        assert session.info.metadata.title == "title 199"
+        assert session.info.metadata.owner == "ada"
+
+
 async def test_write_through_needs_no_save(again: Connect) -> None:
     async with again(autosave=Autosave.write_through()) as sessions:
         async with sessions.open("a") as session:

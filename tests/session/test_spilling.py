@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
 from perdure import Message, Shutdown, connect
 from perdure.autosave.shutdown import ShutdownReport
+from perdure.model.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
@@ -71,6 +75,71 @@ async def test_conflicting_spill_is_kept_and_named(tmp_path: Path) -> None:
         assert "spill kept" in [step.what for step in session.restore_report.steps]
     [file] = tmp_path.iterdir()
     assert file.name in str(session.restore_report)
+
+
+async def test_a_spill_of_a_life_that_was_deleted_stays_out_of_the_next(tmp_path: Path) -> None:
+    backing = MemoryBacking()
+    await lose_the_store(backing, tmp_path, "transient")
+    async with connect(MemoryStore(backing=backing), shutdown=Shutdown(signals=False)) as other:
+        await other.delete("a")
+        for _ in range(3):  # its log ends where the other one's did
+            await (await other.open("a")).aclose()
+    async with manager(backing, tmp_path) as sessions, sessions.open("a") as session:
+        assert said(session) == []
+        assert "spill kept" in [step.what for step in session.restore_report.steps]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+async def test_one_spill_that_fails_costs_the_others_nothing(tmp_path: Path) -> None:
+    class Sealing(MemoryStore):
+        def seal_spill(self, key: SessionKey, *where: object) -> object:
+            if key.agent == "a":
+                raise RuntimeError("the key service's own error")
+            return where[-1]
+
+    store = FaultyStore(Sealing(), fail_on="append_many", times=None)
+    store.seal_spill = Sealing().seal_spill  # type: ignore[attr-defined]
+    shutdown = Shutdown(deadline=0.1, turn_grace=0, signals=False, spill=str(tmp_path))
+    sessions = await connect(store, shutdown=shutdown)
+    for id in ("a", "b"):
+        (await sessions.open(id)).append(Message.user("unsaved"))
+    report = await sessions.aclose()
+    assert [one.key.agent for one in report.spilled] == ["b"]
+    assert [one.key.agent for one in report.unsaved] == ["a"]
+
+
+LEFT = """
+import asyncio, sys
+import perdure
+from perdure import Message, Shutdown
+
+async def main():
+    shutdown = Shutdown(spill=sys.argv[2])
+    sessions = await perdure.connect(sys.argv[1], autosave=None, shutdown=shutdown)
+    for id, texts in (("a", ["saved", "spilled"]), ("b", ["saved"])):
+        session = await sessions.open(id)
+        session.append(Message.user(texts[0]))
+        await session.save()
+        for text in texts[1:]:
+            session.append(Message.user(text))
+
+asyncio.new_event_loop().run_until_complete(main())
+"""
+
+
+def test_what_a_loop_that_was_just_left_had_is_spilled_at_the_exit(tmp_path: Path) -> None:
+    """The loop is never closed, so nothing tells the manager; only the end of the process does."""
+    root, spill = tmp_path / "store", tmp_path / "spill"
+    subprocess.run([sys.executable, "-c", LEFT, str(root), str(spill)], check=True)
+    assert len(list(spill.iterdir())) == 1
+
+    async def look() -> None:
+        shutdown = Shutdown(signals=False, spill=str(spill))
+        async with connect(root, shutdown=shutdown) as sessions, sessions.open("a") as session:
+            assert said(session) == ["saved", "spilled"]
+
+    anyio.run(look)
+    assert list(spill.iterdir()) == []
 
 
 async def test_damaged_spill_is_left_as_it_is(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ async def test_retrying_is_a_way_out_once_the_cause_is_mended() -> None:
         session = await sessions.open("a")
         await quarantined(store, session)
         session.retry()
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await session.save()
         view = await sessions.load("a")
         assert view is not None

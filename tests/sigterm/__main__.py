@@ -22,7 +22,7 @@ def main() -> int:
             Path(folder), given.backend, cycles=given.cycles, sessions=given.sessions
         )
     print(json.dumps(summary, indent=2))
-    return 0 if summary["ok"] else 1
+    return 0 if summary["ok"] and summary["in_time"] else 1
 
 
 if __name__ == "__main__":

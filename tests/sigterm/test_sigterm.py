@@ -61,6 +61,17 @@ def test_a_body_that_does_not_end_is_ended_and_what_it_had_is_saved(
     assert lost(root, cycle.accepted) == []
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sigterm_while_the_manager_closes_waits_for_that_and_ends_by_the_signal(
+    backend: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    cycle = run_child(root, backend, sessions=1, after=2, terms=2, program="leaving")
+    assert cycle.status == -signal.SIGTERM, cycle.said
+    assert cycle.said == ""
+    assert lost(root, ["s0:1"]) == []
+
+
 def test_sigterm_under_uvicorn_with_endless_streams_loses_nothing_accepted(
     tmp_path: Path,
 ) -> None:
@@ -75,9 +86,9 @@ def test_sigterm_under_uvicorn_with_endless_streams_loses_nothing_accepted(
         for reader in readers:
             reader.start()
         for reader in readers:
-            assert reader.many.wait(30)
+            assert reader.many.wait(60)
         server.send_signal(signal.SIGTERM)
-        _, said = server.communicate(timeout=40)
+        _, said = server.communicate()
     finally:
         server.kill()
         server.wait()

@@ -6,8 +6,9 @@ import hashlib
 
 import anyio
 import anyio.lowlevel
+import pytest
 
-from perdure.errors import LeaseLostError
+from perdure.errors import LeaseLostError, NotStorableError
 from perdure.model.keys import SessionKey
 from perdure.model.records import MESSAGE, Entry
 from perdure.store import Batch, Capabilities, Status
@@ -84,6 +85,28 @@ async def test_a_reader_is_not_shaken_by_a_deletion() -> None:
         seen += [record.seq for record in chunk.records]
     assert seen == list(range(1, 1002))
     assert await store.head(KEY) == 0
+
+
+async def test_a_reader_is_not_shaken_by_a_trim() -> None:
+    store = MemoryStore()
+    grant = await store.acquire(KEY, after=0)
+    records = tuple(Entry(MESSAGE, str(n).encode()) for n in range(1000))
+    await store.append_many([Batch(KEY, grant.epoch, 2, records)])
+    seen = []
+    async for chunk in store.read_log(KEY, after=1):
+        if not seen:
+            assert await store.trim(KEY, grant.epoch, 900) > 0
+        seen += [record.payload for record in chunk.records]
+    assert seen == [entry.payload for entry in records]
+    first = [chunk.records[0].seq async for chunk in store.read_log(KEY)][0]
+    assert first == 900
+
+
+async def test_a_blob_under_a_wrong_name_is_refused_as_elsewhere() -> None:
+    store = MemoryStore()
+    with pytest.raises(NotStorableError, match="not named by its SHA-256"):
+        await store.put_blobs("", {"0" * 64: b"other bytes", hashlib.sha256(b"").hexdigest(): b""})
+    assert await store.blob_names("") == []
 
 
 async def test_ages_are_measured_on_the_backings_clock() -> None:

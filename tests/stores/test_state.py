@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 import perdure
@@ -281,9 +282,10 @@ async def test_a_storage_that_fails_is_said_and_tried_again() -> None:
         session = await sessions.open("ada")
         session.append(Message.user("one"))
         storage.failing = RuntimeError("disk on fire")
-        events: list[Any] = []
-        sessions.on("save_failed", events.append)
+        events, failed = list[Any](), anyio.Event()
+        sessions.on("save_failed", lambda event: (events.append(event), failed.set()))
         await sessions.flush(deadline=0.01)
+        await failed.wait()
         assert session.durable_version < session.version
         error = events[0].error
         assert isinstance(error, StoreUnavailableError)
@@ -367,3 +369,15 @@ async def test_large_states_are_made_in_a_thread() -> None:
     async with perdure.connect(storage, shutdown=QUIET) as sessions:
         async with sessions.open("ada") as session:
             assert len(session.context()) == 600
+
+
+async def test_asking_for_what_is_not_there_fills_no_memory() -> None:
+    kept = KeptStates()
+    store = StateStore(lambda key: OwnStorage(kept, key))
+    for place in range(20):
+        assert await store.head(SessionKey(f"guess {place}")) == 0
+        assert await store.holder(SessionKey(f"guess {place}")) is None
+    assert not store._places
+    grant = await store.acquire(SessionKey("ada"), after=0)
+    assert await store.head(SessionKey("ada")) == grant.head
+    assert [info.key.agent for info in await store.sessions()] == ["ada"]

@@ -35,7 +35,6 @@ def run(body: str, store: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
     )
 
 

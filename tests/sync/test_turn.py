@@ -28,6 +28,13 @@ def test_a_turn_inside_a_turn_is_refused(again: Connect) -> None:
             assert turn.number == 2
 
 
+def test_a_close_within_a_turn_is_refused_instead_of_waiting_for_it(again: Connect) -> None:
+    with again() as sessions, sessions.open("mia") as session:
+        with session.turn(), pytest.raises(SessionError, match="end it before closing"):
+            session.close()
+        session.close()
+
+
 def test_another_thread_waits_for_its_turn(again: Connect) -> None:
     order: list[str] = []
     with again() as sessions, sessions.open("mia") as session:
@@ -192,3 +199,11 @@ def test_a_turn_open_while_the_manager_closes_is_interrupted(again: Connect) -> 
     assert sessions.close().clean
     with again() as sessions:
         assert sessions.load("mia").context()[0].text == "Hello"  # type: ignore[union-attr]
+
+
+def test_what_is_emitted_goes_out_behind_its_save(again: Connect) -> None:
+    sent: list[tuple[str, int]] = []
+    with again(autosave=None) as sessions, sessions.open("mia") as session, session.turn() as turn:
+        version = session.append(Message.user("Hello"))
+        turn.emit("Hi", lambda item: sent.append((item, session.durable_version)))
+        assert sent == [("Hi", version)]

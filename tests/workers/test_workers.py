@@ -16,8 +16,6 @@ from tests.workers.worker import AGENT
 ROOT = Path(__file__).parents[2]
 WORKERS, TURNS = 4, 25
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def start(url: str, name: str, turns: int) -> subprocess.Popen[str]:
     """Start a worker, and wait until it is ready."""
@@ -60,7 +58,7 @@ def test_four_processes_take_turns_on_one_session(tmp_path: Path, kind: str) -> 
     try:
         for worker in workers:
             go(worker)
-        told = [json.loads(worker.communicate(timeout=200)[0]) for worker in workers]
+        told = [json.loads(worker.communicate(timeout=240)[0]) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
@@ -88,7 +86,7 @@ def test_a_worker_that_is_killed_amid_the_fight_loses_no_turn_of_others(
             go(worker)
         told = []
         for number, worker in enumerate(workers):
-            told.append(json.loads(worker.communicate(timeout=200)[0]))
+            told.append(json.loads(worker.communicate(timeout=240)[0]))
             if number == 0:
                 victim.kill()
     finally:
@@ -116,7 +114,7 @@ def test_a_post_reaches_whoever_holds_the_session_elsewhere(tmp_path: Path) -> N
     try:
         go(worker)
         anyio.run(post)
-        told = json.loads(worker.communicate(timeout=200)[0])
+        told = json.loads(worker.communicate(timeout=240)[0])
     finally:
         worker.kill()
         worker.communicate()

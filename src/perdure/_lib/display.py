@@ -1,17 +1,30 @@
-"""Small HTML for notebooks: a title and a table of facts, with everything escaped.
+"""Text that may come from anywhere, shown to people: as text, whatever stands in it.
 
-What is shown may come from anywhere, an agent's id included, so nothing here is ever
-markup, and long text is cut.
+Small HTML for notebooks: a title and a table of facts, with everything escaped, since an agent's
+id may be anything, and with long text cut.
 """
 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping
 
-__all__ = ["card"]
+__all__ = ["card", "visible"]
 
 LONGEST = 200
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    r"""Return text with its control characters shown, and what turns or is no text at all.
+
+    >>> visible("a\x1b[2Jb"), visible("\udcff")
+    ('a\\x1b[2Jb', '\\udcff')
+    """
+    return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def card(title: str, facts: Mapping[str, object]) -> str:

@@ -134,6 +134,7 @@ class Folder:
             os.mkdir(self._at(name), 0o700, dir_fd=self._fd)
         except FileExistsError:
             return
+        os.chmod(self._at(name), 0o700, dir_fd=self._fd)  # a umask may have taken our own rights
         self.sync()
 
     def _step(self, name: str) -> Folder:
@@ -182,8 +183,8 @@ class Folder:
             return None
 
     def has(self, name: str) -> bool:
-        """Say whether *name* is there; cheaper than `stat` where it mostly is not."""
-        return os.access(self._at(name), os.F_OK, dir_fd=self._fd)
+        """Say whether *name* is there. What keeps it from being seen raises: that is no absence."""
+        return self.stat(name) is not None
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
         """Open a file; a new one is private to its user."""

@@ -22,6 +22,8 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import cancel_shielded_checkpoint
 
+from perdure.errors import SessionClosedError
+
 __all__ = ["Host", "HostClosedError"]
 
 T = TypeVar("T")
@@ -30,8 +32,8 @@ Ts = TypeVarTuple("Ts")
 log = logging.getLogger("perdure.host")
 
 
-class HostClosedError(RuntimeError):
-    """The background tasks have ended: nothing more can be started here."""
+class HostClosedError(SessionClosedError):
+    """The background tasks have ended with their manager: call connect(…) for a new one."""
 
 
 class _Call(Generic[T]):
@@ -101,7 +103,7 @@ class Host:
         """Start ``fn(*args)`` in the background; from any task of this loop."""
         group, context = self._group, self._context
         if group is None or context is None:
-            raise HostClosedError(str(HostClosedError.__doc__))
+            raise HostClosedError
         self._spawned += 1
         self._unstarted[self._spawned] = (fn, args)
         # In the host's context, so that no caller's context variables stay alive in here.

@@ -42,6 +42,7 @@ def _make(path: str, *, parents: bool) -> None:
         if parents:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)  # a umask may have taken our own rights
     except FileExistsError:
         return
     except FileNotFoundError as error:
@@ -54,8 +55,8 @@ def _make(path: str, *, parents: bool) -> None:
     except NotADirectoryError as error:
         message = f"{path} lies below a file: choose another folder"
         raise ConfigError(message, path=path) from error
-    with Folder.root(os.path.dirname(path)) as parent_folder:
-        parent_folder.sync()
+    with Folder.root(os.path.dirname(path)) as above:
+        above.sync()
 
 
 def _require_private(folder: Folder, path: str) -> None:

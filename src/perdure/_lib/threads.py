@@ -69,6 +69,11 @@ class Call(Generic[T]):
         with contextlib.suppress(RuntimeError):  # the event loop has ended: nobody waits
             self._threads.post(self._finish)
 
+    def refuse(self) -> None:
+        """Make no call: the threads were closed."""
+        self.error = RuntimeError("these threads were closed")
+        self._threads.post(self._finish)
+
     def _finish(self) -> None:
         # On the event loop; also for a call that was abandoned, whose thread is free only now.
         self._threads.busy -= 1
@@ -126,6 +131,10 @@ class Threads:
         ``then`` is called on the event loop, without a task, and must not raise.
         """
         call = Call(self, function, args, then)
+        if not self._end.alive:
+            self.busy += 1
+            call.refuse()
+            return call
         if self._prompt and self.busy < self._begun:
             self.busy += 1
             call.hand_over(self._jobs)
@@ -139,7 +148,10 @@ class Threads:
         return call
 
     def close(self) -> None:
-        """Let the threads end when they have done what was asked of them."""
+        """Let the threads end when they have done what was asked of them.
+
+        What is asked of them from here on ends with a RuntimeError.
+        """
         self._end()
 
 

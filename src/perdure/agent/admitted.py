@@ -1,7 +1,8 @@
 """Messages that an agent has admitted, read back.
 
 One whose turn began at once stands in the log once, in its turn: the ledger just has its record's
-number. All others stand in the ledger itself.
+number. All others stand in the ledger itself. A number counts as long as its record is in the turn:
+a log that was made of somebody else's state has others.
 """
 
 from __future__ import annotations
@@ -9,13 +10,11 @@ from __future__ import annotations
 import contextlib
 
 from perdure.memory.ledger import Admitted, Ledger
-from perdure.memory.traces import find_turn
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE
+from perdure.memory.traces import begun_by
+from perdure.model.records import MESSAGE, TURN
 from perdure.session.inside import ledger_of, store_of
 from perdure.session.session import Session
 from perdure.session.view import SessionView
-from perdure.store import Store
 
 __all__ = ["whole_ledger"]
 
@@ -30,21 +29,17 @@ async def whole_ledger(session: Session | SessionView) -> Ledger:
 
 
 async def _said(session: Session | SessionView, one: Admitted) -> bytes | None:
-    """Return a message by its record's number; by its turn, where records were numbered anew."""
-    store = store_of(session)
-    found = None if one.seq is None else await _message_at(store, session.key, one.seq)
-    if found is None and one.turn is not None:
-        turn = await find_turn(store, session.key, one.turn)
-        found = turn.messages[0] if turn is not None and turn.messages else None
-    return found
-
-
-async def _message_at(store: Store, key: SessionKey, seq: int) -> bytes | None:
-    log = store.read_log(key, after=seq - 1)
+    """Return a message from where its turn has it; None if that turn is not there."""
+    if one.seq is None:
+        return None
+    payload = None
+    log = store_of(session).read_log(session.key, before=one.seq + 1, reverse=True)
     async with contextlib.aclosing(log) as chunks:
         async for chunk in chunks:
             for record in chunk.records:
-                if record.seq >= seq:
-                    is_it = record.seq == seq and record.kind == MESSAGE
-                    return record.payload if is_it else None
+                if payload is not None and record.kind == TURN:
+                    return payload if begun_by(record) == one.turn else None
+                if payload is None and (record.seq, record.kind) != (one.seq, MESSAGE):
+                    return None
+                payload = payload or record.payload
     return None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
-from perdure.agent.archiving import keep_home
+from perdure.agent.assembling import IfExists
 from perdure.agent.attending import Attending
 from perdure.agent.config import AgentConfig
 from perdure.agent.context import AgentContext
+from perdure.agent.creating import Creating, create, merged
 from perdure.agent.declared import Keeping
 from perdure.agent.events import (
     AgentStopped,
@@ -21,14 +21,14 @@ from perdure.agent.events import (
     TurnInterrupted,
     UserMessageReceivedEvent,
 )
+from perdure.agent.leaving import Leaving
 from perdure.agent.runtime import AgentRuntime
 from perdure.agent.streams import EventStream
-from perdure.errors import SessionClosedError, SessionError
+from perdure.errors import ConfigError, SessionClosedError, SessionError
+from perdure.model.keys import require_name
 from perdure.model.messages import Message
-from perdure.session.inside import disclaim
 
 if TYPE_CHECKING:
-    from perdure.agent.factory import IfExists
     from perdure.agent.llm.model import Model
     from perdure.agent.mcp.server import McpServer
     from perdure.agent.memory import MemoryManager
@@ -43,11 +43,10 @@ if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
     from perdure.session.session import Session
 
-__all__ = ["Agent", "Creating"]
+__all__ = ["Agent"]
 
-A = TypeVar("A", bound="Agent")
-
-log: logging.Logger = logging.getLogger("perdure.agent")
+HURRY: Final = 10.0
+"""Seconds to end the turn, and again to keep what there is, where a stop was cancelled."""
 
 
 class Agent(Attending, Keeping):
@@ -73,9 +72,7 @@ class Agent(Attending, Keeping):
         self.context = context
         context.declared.belongs_to(self, Agent)
         self.runtime = runtime
-        self._save_on_close = save_on_close
-        self._release = release
-        self._stopped = False
+        self._leaving = Leaving(context, save=save_on_close, release=release)
 
     @classmethod
     def create(
@@ -112,8 +109,6 @@ class Agent(Attending, Keeping):
             ConfigError: Something does not fit.
 
         """
-        from perdure.agent.factory import create, merged
-
         given: dict[str, Any] = {
             "model": model,
             "tools": tools,
@@ -124,7 +119,9 @@ class Agent(Attending, Keeping):
         return Creating(lambda: create(cls, whole, id, sessions, persistent_session, if_exists))
 
     def __repr__(self) -> str:
-        state = "running" if self.runtime.is_running else "stopped" if self._stopped else "new"
+        state = (
+            "running" if self.runtime.is_running else "stopped" if self._leaving.begun else "new"
+        )
         return f"<Agent {self.id} {state}>"
 
     async def __aenter__(self) -> Self:
@@ -222,43 +219,23 @@ class Agent(Attending, Keeping):
         except anyio.get_cancelled_exc_class():
             # The caller has no time: end the worker, keep what it has, and be cancelled.
             with anyio.CancelScope(shield=True):
-                await self.runtime.stop(finish=False)
-                await self._let_go(hurried=True)
+                with anyio.move_on_after(HURRY):
+                    await self.runtime.stop(finish=False)
+                await self.runtime.stop(finish=False)  # also what waits for a store that is down
+                await self._leaving.let_go(within=HURRY)
             raise
-        await self._let_go(hurried=False)
-
-    async def _let_go(self, *, hurried: bool) -> None:
-        if self._stopped:
-            return
-        self._stopped = True
-        session = self.session
-        try:
-            if self._save_on_close and session.is_writable:
-                await session.save()
-                await self.context.plugins.memory.flush()
-                await keep_home(self.context, hurried=hurried)
-        finally:
-            self.context.plugins.detach()
-            disclaim(session, self.context)
-            await session.__aexit__(None, None, None)
-            await self._close_parts()
-            if self._release is not None:
-                await self._release()
-
-    async def _close_parts(self) -> None:
-        """Close what was opened for this agent: a part that fails does not keep the others open."""
-        for close in reversed(self.context.at_stop):
-            try:
-                await close()
-            except Exception as error:  # logged: the session is saved already
-                log.warning("a part did not close", extra={"agent": self.id}, exc_info=error)
+        await self._leaving.let_go(within=None)
 
     def interrupt(self) -> bool:
         """Stop the running turn, keep what it has, and go on with the next message.
 
         Returns at once, False if no turn is running. A `TurnInterrupted` follows.
+
+        Raises:
+            WrongLoopError: The agent belongs to another loop, thread or process.
+
         """
-        return self.runtime.worker is not None and self.runtime.worker.interrupt()
+        return self.runtime.interrupt()
 
     async def post_user_message(
         self, message: str | Message, *, turn_id: str | None = None
@@ -274,6 +251,7 @@ class Agent(Attending, Keeping):
                 run again, but answered as before. For requests that may be retried.
 
         Raises:
+            ConfigError: The message is neither text nor a `Message`, or the turn's id no text.
             SessionClosedError: The agent does not run.
             WrongLoopError: The agent belongs to another loop, thread or process.
 
@@ -300,7 +278,8 @@ class Agent(Attending, Keeping):
         Cancelling the caller ends the wait only: `interrupt` ends the turn.
 
         Raises:
-            SessionError: The turn was interrupted.
+            SessionError: The turn was interrupted; or it is a tool, hook or processor of this
+                agent's that asks, and would wait for itself.
             SessionClosedError: The agent stopped before. What made a turn fail is raised, too.
 
         """
@@ -322,6 +301,11 @@ class Agent(Attending, Keeping):
         self, message: str | Message, stream: EventStream | None, turn_id: str | None
     ) -> None:
         given = Message.user(message) if isinstance(message, str) else message
+        if not isinstance(given, Message):
+            text = f"a message is text or a Message, not {type(given).__name__}"
+            raise ConfigError(text, agent=self.id)
+        if turn_id is not None:
+            require_name("turn id", turn_id)
         event = UserMessageReceivedEvent(given, turn_id=turn_id)
         await self.runtime.submit_event(event, stream)
 
@@ -345,28 +329,3 @@ class Agent(Attending, Keeping):
         """Make everything durable now."""
         await self.memory.persist_working_context_snapshot()
         await self.context.plugins.memory.flush()
-
-
-@final
-class Creating(Generic[A]):
-    """What ``Agent.create(…)`` returns: await it for an agent, or enter it for one that runs."""
-
-    def __init__(self, make: Callable[[], Awaitable[A]]) -> None:
-        self._make = make
-        self._agent: A | None = None
-
-    def __await__(self) -> Generator[Any, None, A]:
-        return self._make().__await__()
-
-    async def __aenter__(self) -> A:
-        self._agent = await self._make()
-        return await self._agent.__aenter__()
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._agent is not None:
-            await self._agent.__aexit__(exc_type, exc, traceback)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-import anyio
-
 from perdure.declare.archive.archives import Archives
 
 if TYPE_CHECKING:
@@ -15,9 +13,6 @@ if TYPE_CHECKING:
 __all__ = ["archives_of", "bring_home", "keep_home"]
 
 log: logging.Logger = logging.getLogger("perdure.agent")
-
-HURRY = 10.0
-"""Seconds for the archive of an agent whose stop was cancelled."""
 
 
 def archives_of(context: AgentContext) -> Archives:
@@ -48,12 +43,8 @@ async def bring_home(context: AgentContext) -> None:
         log.warning("persist_paths not kept: give AgentConfig(home=...)", extra=facts)
 
 
-async def keep_home(context: AgentContext, *, hurried: bool) -> None:
+async def keep_home(context: AgentContext) -> None:
     """Archive the home of an agent that has stopped; errors as `Archives.save`."""
     archives = _wanted(context)
-    if archives is None:
-        return
-    with anyio.move_on_after(HURRY if hurried else None) as scope:
+    if archives is not None:
         await archives.save()
-    if scope.cancelled_caught:
-        log.warning("home not archived in time", extra={"agent": context.agent_id})

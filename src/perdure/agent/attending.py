@@ -9,6 +9,7 @@ from perdure.agent.events import TurnEnded, TurnFailed, TurnInterrupted, Unfinis
 from perdure.agent.resuming import unfinished, unknown
 from perdure.codec.values import encode_value
 from perdure.errors import ConfigError, SessionError
+from perdure.model.keys import require_text
 
 if TYPE_CHECKING:
     from perdure.agent.context import AgentContext
@@ -94,9 +95,12 @@ class Attending:
         """Refuse a tool call that waits; the model is told, with the reason.
 
         Raises:
+            ConfigError: The reason is no text.
             SessionError: No such call waits.
 
         """
+        if why is not None:
+            require_text("why", why)
         self.context.ledger.answer(call_id, "denied", why)
         await self.context.session.save()
 

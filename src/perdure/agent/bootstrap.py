@@ -9,7 +9,7 @@ answers False, ends the bootstrap: the agent does not start half-ready.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol, final
+from typing import Any, Final, Protocol, final
 
 import msgspec
 
@@ -18,7 +18,7 @@ from perdure.agent.context import AgentContext
 from perdure.agent.declared import declare
 from perdure.agent.events import AgentReady, BootstrapStarted, BootstrapStepDone, ContextRestored
 from perdure.agent.mcp.server import start_servers
-from perdure.agent.processing import lived, maybe_await
+from perdure.agent.processing import lived, maybe_await, require
 from perdure.agent.resuming import report
 from perdure.codec.values import encode_value
 from perdure.errors import SessionError
@@ -37,7 +37,6 @@ __all__ = [
     "bootstrap_steps",
     "keep_custom_data",
     "load_now",
-    "maybe_await",
     "restore_parts",
 ]
 
@@ -61,7 +60,7 @@ class WorkspaceContextInitializationStep:
         """Call ``workspace.initialize(context)``."""
         initialize = getattr(context.state.workspace, "initialize", None)
         if initialize is not None:
-            await maybe_await(initialize(context))
+            await maybe_await(initialize(context), context)
         return True
 
 
@@ -76,7 +75,7 @@ class McpServerPrewarmingStep:
         for one in (context.model, context.config.summarizer, *tools):
             prewarm = getattr(one, "prewarm", None)
             if prewarm is not None:
-                await maybe_await(prewarm(context))
+                await maybe_await(prewarm(context), context)
         return True
 
 
@@ -91,7 +90,8 @@ class SystemPromptProcessingStep:
         if custom is not None:
             prompt = "\n\n".join(filter(None, (prompt, await custom.read())))
         for process in context.config.system_prompt_processors:
-            prompt = await maybe_await(process(prompt, context))
+            made = await maybe_await(process(prompt, context), context)
+            prompt = require(made, str, process, "system_prompt_processors")
         context.state.system_prompt = prompt
         return True
 
@@ -148,7 +148,9 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
     """
     agent_id = context.agent_id
     context.emit(BootstrapStarted(agent_id=agent_id))
-    if not context.sets_aside:
+    if context.sets_aside:
+        await context.ledger.load()
+    else:
         await restore_parts(context)
     await declare(context)
     await bring_home(context)
@@ -158,9 +160,8 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
             message = f"agent {agent_id!r} did not start: its bootstrap step {name} failed"
             raise SessionError(message, agent=agent_id, step=name)
         context.emit(BootstrapStepDone(agent_id=agent_id, step=name))
-    context.saved_custom_data = _encoded(context)
     if context.config.setup is not None:
-        await maybe_await(context.config.setup(context))
+        await maybe_await(context.config.setup(context), context)
     report(context)
     await context.declared.set_up()
     ready = AgentReady(agent_id=agent_id)
@@ -174,8 +175,8 @@ async def restore_parts(context: AgentContext) -> None:
     await context.ledger.load()
     stored = await context.session.state.get(CUSTOM_DATA)
     if isinstance(stored, dict):
+        context.saved_custom_data = _encoded(stored, context)
         context.state.custom_data = {**stored, **context.state.custom_data}
-        context.saved_custom_data = _encoded(context)
 
 
 async def load_now(context: AgentContext) -> bool:
@@ -210,11 +211,13 @@ def keep_custom_data(context: AgentContext) -> None:
         NotStorableError: A value cannot be stored.
 
     """
-    encoded = _encoded(context)
+    if context.sets_aside and not context.begun:
+        return  # what is stored is still that of the conversation that it may set aside
+    encoded = _encoded(context.state.custom_data, context)
     if encoded != context.saved_custom_data:
         context.session.state.set(CUSTOM_DATA, context.state.custom_data)
         context.saved_custom_data = encoded
 
 
-def _encoded(context: AgentContext) -> tuple[bytes, dict[str, str] | None]:
-    return encode_value(context.state.custom_data, registry_of(context.session))
+def _encoded(data: dict[str, Any], context: AgentContext) -> tuple[bytes, dict[str, str] | None]:
+    return encode_value(data, registry_of(context.session))

@@ -20,6 +20,7 @@ from perdure.agent.events import EffectUnknown, ToolFinished, ToolStarted
 from perdure.agent.processing import processed
 from perdure.agent.results import claimed
 from perdure.agent.tools import Tool, is_certain
+from perdure.agent.waiting import waited_for
 from perdure.codec.json import decode
 from perdure.errors import PerdureError
 from perdure.memory.ledger import Effect
@@ -120,7 +121,8 @@ async def _run(planned: Planned, context: AgentContext) -> tuple[str, ToolResult
     if asked or (effect is not None and effect.state != "begun"):
         await context.session.save()  # that it begins, before it does
     key = None if effect is None else effect.id
-    result = await context.toolbox.run(call, context, limit=limit, idempotency_key=key)
+    with waited_for(context):
+        result = await context.toolbox.run(call, context, limit=limit, idempotency_key=key)
     if not is_certain(result):
         return "unknown", result
     return "done" if result.error is None else "failed", result

@@ -76,6 +76,7 @@ class Compacting:
         compactor: Makes items of turns.
         builder: Puts the context together, to see how large memories are in it.
         clock: Seconds since 1970.
+        turns: How many turns there are, at most.
         beside: How many tokens of a request are not counted here: the tools, for one.
 
     """
@@ -87,9 +88,11 @@ class Compacting:
         builder: CompactionSnapshotBuilder,
         clock: Callable[[], float],
         *,
+        turns: int = 0,
         beside: int = 0,
     ) -> None:
         self._policy = policy
+        self._turns = turns
         self._beside = min(beside / policy.max_tokens, _MOST_BESIDE) if policy.max_tokens else 0.0
         self._trim = trimmer(policy, builder)
         self._compactor = compactor
@@ -121,7 +124,7 @@ class Compacting:
 
         """
         fixed = self._fixed(head)
-        episodes = _Episodes(self._policy, self._compactor, self._clock, known)
+        episodes = _Episodes(self._policy, self._turns, self._compactor, self._clock, known)
         room = max(TARGET_SHARE - MEMORY_SHARE - fixed, 0.0)
         frontier = Frontier(self._policy.keep_turns, room)
         running: list[Block] = []
@@ -233,11 +236,13 @@ class _Episodes:
     def __init__(
         self,
         policy: CompactionPolicy,
+        turns: int,
         compactor: Compactor,
         clock: Callable[[], float],
         known: Known,
     ) -> None:
-        self._most = policy.episode_turns
+        self._turns_each = max(policy.episode_turns, -(-turns // policy.max_summaries))
+        self._most = policy.max_summaries
         self._compactor = compactor
         self._clock = clock
         self._known: dict[str, float] = {}
@@ -252,7 +257,7 @@ class _Episodes:
             messages = (*newest.messages, *block.messages)
             self._turns[-1] = TurnTrace(newest.id, messages, block.last)
             return
-        if len(self._turns) >= self._most:
+        if len(self._turns) >= self._turns_each and len(self._done) < self._most - 1:
             await self._sum_up()
         self._turns.append(TurnTrace(block.turn_id, block.messages, block.last))
 

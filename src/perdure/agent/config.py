@@ -145,6 +145,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.on_unfinished not in {"report", "resume"}:
             message = f"agent: on_unfinished={self.on_unfinished!r}: choose report or resume"
             raise ConfigError(message, option="on_unfinished", value=self.on_unfinished)
+        if not (self.approve is None or self.approve == "ask" or callable(self.approve)):
+            message = (
+                f"agent: approve={self.approve!r} does not fit: give a function, 'ask' or None"
+            )
+            raise ConfigError(message, option="approve", value=self.approve)
         if self.tool_timeout is not None and not self.tool_timeout > 0:
             message = (
                 f"agent: tool_timeout={self.tool_timeout!r} does not fit: give seconds above 0"

@@ -78,7 +78,7 @@ class AgentContext:
         self.emit = emit
         """Tell the agent's listeners."""
         self.inputs: InputQueues | None = None
-        """Made by the worker when it runs."""
+        """The worker's; None before there is one."""
         self.model_calls = 0
         """How often the model was called in this turn."""
         self.last_message: Message | None = None
@@ -89,8 +89,8 @@ class AgentContext:
         """Whether the working context has its beginning: restored, or new."""
         self.restore_report: RestoreReport | None = None
         """How the working context came back; None for an agent that began anew."""
-        self.saved_custom_data: tuple[bytes, dict[str, str] | None] = (b"{}", None)
-        """What the session has of the custom data."""
+        self.saved_custom_data: tuple[bytes, dict[str, str] | None] | None = (b"{}", None)
+        """What the session has of the custom data; None for something that does not count."""
         self.declared: AgentDeclared = AgentDeclared()
         """What is declared beside its code."""
         self.at_stop: list[Callable[[], Awaitable[object]]] = []

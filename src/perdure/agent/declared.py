@@ -7,6 +7,7 @@ files when they are archived.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from functools import partial
 from pathlib import Path
@@ -77,7 +78,9 @@ class AgentDeclared:
     async def set_up(self) -> None:
         """Call the agent's own ``setup``."""
         if self._agent is not None:
-            await self._agent.setup()
+            done: object = self._agent.setup()
+            if inspect.isawaitable(done):  # one that only reads may be a plain method
+                await done
 
 
 class Keeping:

@@ -7,7 +7,7 @@ The first kind tells of what has happened, to whoever listens (`Agent.events`, `
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -220,7 +220,3 @@ class ToolResultEvent(msgspec.Struct, frozen=True):
     """All tools of one message have answered, in this order."""
 
     results: tuple[ToolResult, ...]
-
-
-WorkerEvent = Any
-"""One of the six above."""

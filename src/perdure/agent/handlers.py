@@ -123,6 +123,8 @@ def begin_context(context: AgentContext) -> None:
     if context.begun:
         return
     context.begun = True
+    if context.sets_aside:
+        context.saved_custom_data = None
     if state.restore_options is not None or not (context.sets_aside or state.system_prompt):
         return
     head = (Message.system(state.system_prompt),) if state.system_prompt else ()

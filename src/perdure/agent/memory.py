@@ -310,8 +310,10 @@ class MemoryManager:
         upto = working_context(self.session).seq
         await self.session.save()  # the turns are read from the store
         known = Known(await self.retriever.episodic(), await self.retriever.semantic())
-        compacting = self._compacting()
-        blocks = self._raw.blocks(known.as_of(upto), upto, current, compacting)
+        after, policy = known.as_of(upto), self.compaction_policy
+        are_many = upto - after > policy.max_summaries * policy.episode_turns
+        compacting = self._compacting(await self._raw.count(after, upto) if are_many else 0)
+        blocks = self._raw.blocks(after, upto, current, compacting)
         async with aclosing(blocks) as turns:
             found = await compacting.run(
                 turns,
@@ -323,10 +325,9 @@ class MemoryManager:
         late, types = working_context(self.session).since(upto), registry_of(self.session)
         return found, late if late is None else [decode_message(one, types) for one in late]
 
-    def _compacting(self) -> Compacting:
-        return Compacting(
-            self._policy, self.compactor, self.builder, self._clock, beside=self._beside
-        )
+    def _compacting(self, turns: int = 0) -> Compacting:
+        parts = (self._policy, self.compactor, self.builder, self._clock)
+        return Compacting(*parts, turns=turns, beside=self._beside)
 
     def _cut(self, prompt: str, notes: str) -> Compaction:
         """Let the oldest messages go where nothing that is said is kept: there is no log."""

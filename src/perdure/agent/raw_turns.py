@@ -58,6 +58,14 @@ class RawTurns:
                 for trace in traces_of(turn.id, said):
                     yield trace
 
+    async def count(self, after: int, upto: int) -> int:
+        """Return how many turns there are between two records."""
+        count = 0
+        async with aclosing(self._read(after, upto)) as turns:
+            async for _ in turns:
+                count += 1
+        return count
+
     async def blocks(
         self, after: int, upto: int, running_id: str | None, compacting: Compacting
     ) -> AsyncGenerator[Blocks, None]:

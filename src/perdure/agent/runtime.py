@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import final
+from weakref import WeakSet
 
 from perdure._lib.host import Host
 from perdure.agent.context import AgentContext
@@ -20,12 +21,15 @@ from perdure.agent.handlers import WorkerEventDispatcher, usual_handlers
 from perdure.agent.inputs import InputQueues, LoadRequest, Posted
 from perdure.agent.resuming import unfinished
 from perdure.agent.streams import EventStream
-from perdure.agent.worker import AgentWorker, running_worker
+from perdure.agent.waiting import refuse_to_wait
+from perdure.agent.worker import AgentWorker
 from perdure.errors import SessionClosedError, SessionError
 from perdure.session.inside import home_of
 from perdure.session.runtime import wrong_loop
 
 __all__ = ["AgentRuntime"]
+
+_LATER = ("its tools, hooks and processors", "may post_user_message(), which is answered later")
 
 
 @final
@@ -40,7 +44,7 @@ class AgentRuntime:
     def __init__(self, *, dispatcher: WorkerEventDispatcher | None = None) -> None:
         self._is_usual = dispatcher is None
         self._dispatcher = dispatcher or WorkerEventDispatcher(usual_handlers())
-        self._listeners: list[EventStream] = []
+        self._listeners: WeakSet[EventStream] = WeakSet()  # who listens holds it
         self._host: Host | None = None
         self._context: AgentContext | None = None
         self.worker: AgentWorker | None = None
@@ -58,18 +62,19 @@ class AgentRuntime:
             SessionError: It was started before. Whatever ends the bootstrap is raised, too.
 
         """
-        if self.worker is not None:
+        if self._host is not None:
             message = f"agent {context.agent_id!r} was started before: make a new one"
             raise SessionError(message, agent=context.agent_id)
         self._context = context
-        self.worker = AgentWorker(context, self._dispatcher, self.publish)
         self._host = Host(on_teardown=self._torn_down)
         await self._host.start()
-        self._host.spawn(self.worker.run)
-        await self.worker.ready.wait()
-        if self.worker.error is not None:
-            raise self.worker.error
-        if self.worker.done.is_set():
+        worker = AgentWorker(context, self._dispatcher, self.publish)
+        self._host.spawn(worker.run)
+        self.worker = worker  # from here on somebody may wait for its end
+        await worker.ready.wait()
+        if worker.error is not None:
+            raise worker.error
+        if worker.done.is_set():
             message = f"agent {context.agent_id!r} was stopped before it was ready"
             raise SessionClosedError(message, agent=context.agent_id)
 
@@ -83,11 +88,14 @@ class AgentRuntime:
 
         Raises:
             NotStorableError: The message cannot be stored.
+            SessionError: The caller is code that the agent waits for, and wants to wait for it.
             SessionClosedError: The agent does not run.
             WrongLoopError: The agent belongs to another loop, thread or process.
 
         """
         inputs, context = self._inputs(), self._of
+        if stream is not None:
+            refuse_to_wait(context, *_LATER)
         known = None if event.turn_id is None else self._unfinished(event.turn_id)
         if known is not None:
             self._go_on(known, stream)
@@ -120,6 +128,7 @@ class AgentRuntime:
 
         """
         self._inputs()
+        refuse_to_wait(self._of, *_LATER)
         streams = tuple(EventStream(TurnEnded, TurnInterrupted, TurnFailed) for _ in found)
         for one, stream in zip(found, streams, strict=True):
             self._go_on(one, stream)
@@ -143,6 +152,7 @@ class AgentRuntime:
         """
         request = LoadRequest()
         inputs = self._inputs()
+        refuse_to_wait(self._of, *_LATER)
         await inputs.room()
         inputs.put(Posted(request))
         await request.done.wait()
@@ -160,15 +170,19 @@ class AgentRuntime:
         if context is None or context.inputs is None or not self.is_running:
             message = "this agent does not run: start it, or use `async with agent`"
             raise SessionClosedError(message)
-        stray = home_of(context.session).stray()
-        if stray is not None:
-            raise wrong_loop(f"agent {context.agent_id!r}", stray)
+        self._check_home()
         return context.inputs
+
+    def _check_home(self) -> None:
+        context = self._context
+        stray = None if context is None else home_of(context.session).stray()
+        if context is not None and stray is not None:
+            raise wrong_loop(f"agent {context.agent_id!r}", stray)
 
     def listen(self) -> EventStream:
         """Return a stream of all events from now on."""
-        stream = EventStream(on_close=self._gone)
-        self._listeners.append(stream)
+        stream = EventStream(on_close=self._listeners.discard)
+        self._listeners.add(stream)
         return stream
 
     def publish(self, event: AgentEvent) -> None:
@@ -177,7 +191,13 @@ class AgentRuntime:
             stream.feed(event)
 
     def emit(self, event: AgentEvent) -> None:
-        """Tell every listener, and whoever waits for the running turn."""
+        """Tell every listener, and whoever waits for the running turn.
+
+        Raises:
+            WrongLoopError: The agent belongs to another loop, thread or process.
+
+        """
+        self._check_home()
         if self.worker is None:
             self.publish(event)
         else:
@@ -191,18 +211,25 @@ class AgentRuntime:
 
         """
         worker = self.worker
-        if worker is None:
-            return
-        if running_worker() is worker:
-            message = "an agent cannot wait for its own end: call stop() from outside of its tools"
-            raise SessionError(message)
-        if not finish:
-            worker.cancel()
-        elif self._context is not None and self._context.inputs is not None:
-            self._context.inputs.close()
-        await worker.done.wait()
+        if worker is not None:
+            refuse_to_wait(self._of, "stop it", "from outside of its tools and hooks")
+            if not finish:
+                worker.cancel()
+            else:
+                worker.close()
+            await worker.done.wait()
         if self._host is not None:
             await self._host.aclose()
+
+    def interrupt(self) -> bool:
+        """Stop the running turn for good; False if there is none.
+
+        Raises:
+            WrongLoopError: The agent belongs to another loop, thread or process.
+
+        """
+        self._check_home()
+        return self.worker is not None and self.worker.interrupt()
 
     def drain(self) -> None:
         """Begin no further turn; the running one goes on."""
@@ -211,7 +238,3 @@ class AgentRuntime:
 
     async def _torn_down(self) -> None:
         self.drain()  # the loop is being closed: what the turn has is the manager's to save
-
-    def _gone(self, stream: EventStream) -> None:
-        if stream in self._listeners:
-            self._listeners.remove(stream)

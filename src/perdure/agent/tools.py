@@ -36,6 +36,7 @@ LONGEST_ERROR: Final = 10_000
 """Characters of an exception's text that the model is told."""
 UNCERTAIN: Final = (TIMEOUT, ToolOutcomeUnknownError.__name__)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_SECTION: Final = re.compile(r"^(?:Args|Returns|Yields|Raises|Examples?):\s*$", re.MULTILINE)
 _ARGUMENT: Final = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s+(.+)$")
 
 
@@ -50,7 +51,8 @@ class Tool:
         function: What is called. A parameter named ``idempotency_key`` gets a key that stays the
             same when this very call is made again; the model never sees it.
         name: Its name; None for the function's own.
-        description: What the model is told of it; None for the docstring.
+        description: What the model is told of it; None for what the docstring says before its
+            sections, such as ``Args``.
         parameters: The JSON schema of its arguments, where it is known from elsewhere: the
             function then gets all arguments as one dict, and checks them itself.
         effect: What to do if a crash leaves unknown whether it has done its work: "replay" calls
@@ -83,7 +85,7 @@ class Tool:
             message = f"a tool cannot be named {self.name!r}: give it name= of letters, digits, _"
             raise ConfigError(message, tool=self.name)
         docstring = inspect.getdoc(function) or ""
-        self.description: str = description or docstring.partition("\n\n")[0].replace("\n", " ")
+        self.description: str = description or _told(docstring)
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  # an object with an async __call__
         )
@@ -330,6 +332,12 @@ def _schema(name: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
     schema.pop("title", None)
     schema.setdefault("required", [])
     return {**schema, **({"$defs": components} if components else {})}
+
+
+def _told(docstring: str) -> str:
+    """Return what a docstring says before its sections, a line a paragraph."""
+    said = _SECTION.split(docstring, maxsplit=1)[0].strip()
+    return "\n".join(" ".join(part.split()) for part in said.split("\n\n") if part.strip())
 
 
 def _described(docstring: str) -> dict[str, str]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextvars import ContextVar
-from typing import Any, Final, final
+from typing import Any, Final, TypeVarTuple, final
 
 import anyio
 
@@ -38,19 +37,14 @@ from perdure.model.records import Entry
 from perdure.session.inside import end_with
 from perdure.session.turn import Turn
 
-__all__ = ["AgentWorker", "running_worker"]
+__all__ = ["AgentWorker"]
 
 log: logging.Logger = logging.getLogger("perdure.agent")
 
+Ts = TypeVarTuple("Ts")
+
 LAST_WORDS: Final = 5.0
 """Seconds that hooks have when the agent stops."""
-
-_running: ContextVar[AgentWorker | None] = ContextVar("perdure_worker", default=None)
-
-
-def running_worker() -> AgentWorker | None:
-    """Return the worker that this code runs in (a tool, a hook), None outside of any."""
-    return _running.get()
 
 
 @final
@@ -73,6 +67,7 @@ class AgentWorker:
         self._context = context
         self._dispatcher = dispatcher
         self._publish = publish
+        self._inputs = context.inputs = InputQueues(context.config.inbox_size)
         self._posted: Posted | None = None
         self._turn_scope: anyio.CancelScope | None = None
         self._by_hand = False  # whether the turn is stopped for good, and not with the agent
@@ -87,15 +82,13 @@ class AgentWorker:
 
     async def run(self) -> None:
         """Run the loop: bootstrap, then message after message."""
-        token = _running.set(self)
-        inputs = self._context.inputs = InputQueues(self._context.config.inbox_size)
         try:
             with self._life:
-                inputs.put_internal(BootstrapStartedEvent())
-                await self._drain_internal(inputs)
-                self._resume_what_is_left(inputs)
+                self._inputs.put_internal(BootstrapStartedEvent())
+                await self._drain_internal()
+                self._resume_what_is_left()
                 self.ready.set()
-                await self._answer_all(inputs)
+                await self._answer_all()
         except Exception as error:  # noqa: BLE001  # told to whoever waits
             self.error = error
         finally:
@@ -103,8 +96,7 @@ class AgentWorker:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_WORDS):
                     await told_of(self._stopped(), self._context)
             finally:
-                _running.reset(token)
-                self._end(inputs)
+                self._end()
 
     def emit(self, event: AgentEvent) -> None:
         """Tell the listeners, and whoever waits for this very turn."""
@@ -128,11 +120,14 @@ class AgentWorker:
         self._turn_scope.cancel()
         return True
 
+    def close(self) -> None:
+        """Take no more messages; those that wait are answered."""
+        self._inputs.close()
+
     def drain(self) -> None:
         """Begin no further turn."""
         self._draining = True
-        if self._context.inputs is not None:
-            self._context.inputs.close()
+        self.close()
 
     def cancel(self) -> None:
         """Stop now, in the turn or the bootstrap, and begin nothing else.
@@ -143,21 +138,21 @@ class AgentWorker:
         if not self._stop_turn():
             self._life.cancel()
 
-    def _resume_what_is_left(self, inputs: InputQueues) -> None:
+    def _resume_what_is_left(self) -> None:
         context = self._context
         if context.config.on_unfinished == "resume" and not context.sets_aside:
             for one in to_resume(unfinished(context)):
                 context.ledger.underway.add(one.id)
-                inputs.put_first(Posted(ResumeEvent(one), admitted=one.id))
+                self._inputs.put_first(Posted(ResumeEvent(one), admitted=one.id))
 
-    async def _drain_internal(self, inputs: InputQueues) -> None:
-        while (event := inputs.next_internal()) is not None:
+    async def _drain_internal(self) -> None:
+        while (event := self._inputs.next_internal()) is not None:
             await self._dispatcher.dispatch(event, self._context)
 
-    async def _answer_all(self, inputs: InputQueues) -> None:
+    async def _answer_all(self) -> None:
         session = self._context.session
         while not self._draining:
-            posted = await inputs.next_posted()
+            posted = await self._inputs.next_posted()
             if posted is None:
                 break
             if self._draining:
@@ -167,14 +162,14 @@ class AgentWorker:
                 await self._load(posted.event)
                 continue
             self._posted = posted
-            await self._answer(posted, inputs)
+            await self._answer(posted)
             self._posted = None
-            inputs.forget_internal()
+            self._inputs.forget_internal()
             if not session.is_writable:
                 self.error = session.closed_by
                 break
 
-    async def _answer(self, posted: Posted, inputs: InputQueues) -> None:
+    async def _answer(self, posted: Posted) -> None:
         """Run one turn, and tell how it ended."""
         context = self._context
         over = _Over(context)
@@ -182,7 +177,7 @@ class AgentWorker:
         scope = self._turn_scope = anyio.CancelScope()
         try:
             with scope:
-                await self._turn(posted, inputs, over)
+                await self._turn(posted, over)
             self._turn_scope = None
             if scope.cancelled_caught:  # an interruption does not wait for the turn's save
                 await context.session.save()
@@ -196,55 +191,65 @@ class AgentWorker:
         finally:
             self._turn_scope = None
             self._keep(posted)
-        if posted.admitted is not None:
-            context.ledger.underway.discard(posted.admitted)
+        context.ledger.underway.discard(posted.admitted or "")
         self.emit(ended)
         await told_of(ended, context)
+        self._try(keep_custom_data, context)  # a hook may have changed it: with the next save
 
-    async def _turn(self, posted: Posted, inputs: InputQueues, over: _Over) -> None:
+    async def _turn(self, posted: Posted, over: _Over) -> None:
         context, ledger = self._context, self._context.ledger
         context.model_calls, context.last_message = 0, None
         asked = _turn_id(posted)
         begin_context(context)
         await context.plugins.attach(restore=False)  # done before, unless all is set aside
+        goes_on = asked is not None and isinstance(posted.event, ResumeEvent)
+        if goes_on:  # first: how often it was begun says how far back it is looked for
+            ledger.begin(posted.admitted, asked or "")
         async with context.session.turn(asked) as turn:
             over.begun(turn)
             if turn.replayed:
                 over.ended(await context.memory.answer_of(turn.id))
                 context.session.accept(ledger.closing(posted.admitted, turn.id, how="replayed"))
                 return
-            ledger.begin(posted.admitted, turn.id)
+            if not goes_on:
+                ledger.begin(posted.admitted, turn.id)
             context.memory.turn_tracker.begin(turn.id, turn.number)
             try:
-                started = TurnStarted(agent_id=context.agent_id, turn_id=turn.id)
-                self.emit(started)
-                await lived(started, context)
-                await self._begin(posted, inputs)
-                await self._drain_internal(inputs)
-                keep_custom_data(context)
+                await self._work(posted, turn.id)
                 over.ended(context.last_message)
                 end_with(turn, *ledger.closing(posted.admitted, turn.id, how="answered"))
             except BaseException as error:
-                self._close_calls()
+                self._try(context.memory.close_open_calls)
+                self._try(keep_custom_data, context)
                 end_with(turn, *self._left_by(error, posted, turn.id))
                 raise
             finally:
                 context.memory.turn_tracker.end()
 
-    async def _begin(self, posted: Posted, inputs: InputQueues) -> None:
+    async def _work(self, posted: Posted, turn_id: str) -> None:
+        """Do all that a turn consists of."""
+        context = self._context
+        started = TurnStarted(agent_id=context.agent_id, turn_id=turn_id)
+        self.emit(started)
+        await lived(started, context)
+        await self._begin(posted)
+        await self._drain_internal()
+        keep_custom_data(context)
+
+    async def _begin(self, posted: Posted) -> None:
         """Put what a turn begins with, or goes on with, before everything else."""
         context, event = self._context, posted.event
         if not isinstance(event, ResumeEvent):
             if context.config.input_processors:
                 await context.session.save()  # they may do something: it is work on the message
-            inputs.put_internal(event)
+            self._inputs.put_internal(event)
             return
         done = await go_on(event, context)
         if done.answer is not None:
             context.last_message = done.answer
             return
         context.memory.turn_tracker.asked(context.turn_id, done.open_calls)
-        inputs.put_internal(first_event(done, event.unfinished))
+        self._inputs.put_internal(first_event(done, event.unfinished))
 
     def _left_by(self, error: BaseException, posted: Posted, turn_id: str) -> tuple[Entry, ...]:
         """Return what the ledger has to say of a turn that has not come to its end."""
@@ -259,15 +264,15 @@ class AgentWorker:
     def _keep(self, posted: Posted) -> None:
         """Note a message that its turn does not have, so that it is found again."""
         if self._context.session.is_writable:
-            self._context.ledger.keep(posted.admitted)
+            self._try(self._context.ledger.keep, posted.admitted)
 
-    def _close_calls(self) -> None:
-        """Close the calls that a turn leaves without a result, if that can be kept."""
+    def _try(self, keep: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Keep what is not the turn's own, if it can be kept: the turn's own error counts."""
         try:
-            self._context.memory.close_open_calls()
-        except PerdureError as error:  # the turn's own error counts; a restore closes them
-            facts = {"agent": self._context.agent_id}
-            log.info("open tool calls could not be closed", extra=facts, exc_info=error)
+            keep(*args)
+        except PerdureError as error:
+            facts = {"agent": self._context.agent_id, "error": type(error).__name__}
+            log.warning("not all that a turn leaves could be kept", extra=facts)
 
     async def _load(self, request: LoadRequest) -> None:
         try:
@@ -279,6 +284,7 @@ class AgentWorker:
 
     def _refuse(self, posted: Posted) -> None:
         self._keep(posted)
+        self._context.ledger.underway.discard(posted.admitted or "")
         error = self.error or SessionClosedError(
             f"agent {self._context.agent_id!r} stopped before it came to this message: it is "
             "kept, and found when the agent comes back"
@@ -292,8 +298,8 @@ class AgentWorker:
     def _stopped(self) -> AgentStopped:
         return AgentStopped(agent_id=self._context.agent_id, error=self.error)
 
-    def _end(self, inputs: InputQueues) -> None:
-        for posted in inputs.abandon():
+    def _end(self) -> None:
+        for posted in self._inputs.abandon():
             self._refuse(posted)
         if self._posted is not None:
             self._refuse(self._posted)

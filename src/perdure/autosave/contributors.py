@@ -62,6 +62,18 @@ class Contributors:
             self._running += 1
             self._host.spawn(self._run)
 
+    async def ask_quiet(self) -> None:
+        """Ask those of clean sessions, too, and wait for all; what they append is due then."""
+        quiet = [
+            t
+            for t in self._core.books.sessions
+            if t.before_capture is not None and t.clean and t.end is None and not t.preparing
+        ]
+        for t in quiet:
+            t.preparing = True
+        self.ask(quiet)
+        await self.idle()
+
     @property
     def is_busy(self) -> bool:
         """Whether somebody is being asked."""

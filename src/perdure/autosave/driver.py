@@ -246,12 +246,16 @@ class Autosaver:
 
     async def flush(self, deadline: float | None = None) -> None:
         """Save everything now; return when it is durable, or after ``deadline`` seconds."""
-        targets = [(t, t.version) for t in self._books.unsaved]
+        with anyio.move_on_after(deadline):
+            self._flush()
+            await self._contributors.ask_quiet()
+            self._flush()
+            for t, version in [(t, t.version) for t in self._books.unsaved]:
+                await self._waiting.settled(t, version)
+
+    def _flush(self) -> None:
         self._schedule.flush(self._books.unsaved, self._clock())
         self._attend()
-        with anyio.move_on_after(deadline):
-            for t, version in targets:
-                await self._waiting.settled(t, version)
 
     # jobs and ways out
 
@@ -338,6 +342,10 @@ class Autosaver:
     def seal(self, t: Tracked | None = None) -> None:
         """Accept no record any more, for one session or for all; contributors still may add."""
         self._core.intake.seal(t)
+
+    def unseal(self, t: Tracked) -> None:
+        """Accept records of one session again; the seal of all stays."""
+        self._core.intake.unseal(t)
 
     def cut(self) -> None:
         """Stop waiting for the store: ``aclose`` goes on to its last step."""

@@ -143,3 +143,7 @@ class Intake:
             self._pressure.seal()
         else:
             t.sealed = t.refuses = True
+
+    def unseal(self, t: Tracked) -> None:
+        """Accept records of one session again."""
+        t.sealed, t.refuses = False, t.end is not None

@@ -52,7 +52,9 @@ class Autosave(msgspec.Struct, frozen=True, kw_only=True):
     max_records: int = 256
 
     def __post_init__(self) -> None:
-        if not 0 <= self.debounce <= self.max_delay < float("inf"):
+        if not _are_numbers(
+            self.debounce, self.max_delay
+        ) or not 0 <= self.debounce <= self.max_delay < float("inf"):
             message = (
                 f"autosave: debounce={self.debounce!r} and max_delay={self.max_delay!r} "
                 "do not fit: choose 0 <= debounce <= max_delay"
@@ -80,7 +82,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
         turn_grace: How long open turns may go on, within the deadline.
         hard_grace: Time beyond the deadline to collect what became of running saves.
         signals: Whether SIGTERM drains (only from the main thread, never in a notebook).
-        spill: A local file for what the store would not take; None for none.
+        spill: A local folder for what the store would not take; None for none.
 
     Raises:
         ConfigError: A value does not fit.
@@ -147,6 +149,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """The longest that the scheduler works without letting others run."""
 
     def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None:
+                _at_least(f"engine: {name}", value, least)
         policies = ("backpressure", "reject", "continue")
         if self.outage_policy not in policies:
             message = (
@@ -163,10 +169,6 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.jitter < 1:
             message = f"engine: jitter={self.jitter!r} does not fit: choose 0 <= jitter < 1"
             raise ConfigError(message, jitter=self.jitter)
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None:
-                _at_least(f"engine: {name}", value, least)
         if not self.hibernate_after > 0:
             message = (
                 f"engine: hibernate_after={self.hibernate_after!r} does not fit: it must be above 0"
@@ -195,7 +197,11 @@ _LEAST: Final = {
 }
 
 
+def _are_numbers(*values: object) -> bool:
+    return all(isinstance(value, int | float) for value in values)
+
+
 def _at_least(what: str, value: float, least: float) -> None:
-    if not least <= value < float("inf"):
+    if not _are_numbers(value) or not least <= value < float("inf"):
         message = f"{what}={value!r} does not fit: it must be at least {least} and finite"
         raise ConfigError(message, option=what, value=value)

@@ -83,6 +83,7 @@ class Stopping:
                 return self.report
             began = self._clock()
             self.drain()
+            self._timer.attend()  # in a loop that ends it was cut, as all other tasks were
             self._core.intake.seal(None)
             before = list(self._core.books.unsaved)
             with anyio.move_on_after(deadline) as self._flushing:
@@ -97,15 +98,7 @@ class Stopping:
             return self.finish(began, saved=len([t for t in before if t.clean]))
 
     async def _flush(self) -> None:
-        quiet = [
-            t
-            for t in self._core.books.sessions
-            if t.before_capture is not None and t.clean and t.end is None and not t.preparing
-        ]
-        for t in quiet:
-            t.preparing = True
-        self._contributors.ask(quiet)
-        await self._contributors.idle()
+        await self._contributors.ask_quiet()
         while self._core.books.unsaved:
             t = next(iter(self._core.books.unsaved))
             await self._waiting.settled(t, t.version)

@@ -145,6 +145,10 @@ class Chain:
                 hash=gone.hash,
             )
 
+    def had(self, id: int) -> bool:
+        """Say whether an id was given once, to a checkpoint that was pruned too."""
+        return id in self._places
+
     @property
     def head(self) -> str:
         """The hash of the newest link, which the next one names."""

@@ -18,14 +18,13 @@ import anyio
 import msgspec
 
 from perdure.checkpoints.chain import Chain, sealed
-from perdure.checkpoints.digest import LogDigest
 from perdure.checkpoints.events import read_events
 from perdure.checkpoints.journal import Journal, WayBack
 from perdure.checkpoints.reader import CheckpointReader
 from perdure.checkpoints.retention import let_go
 from perdure.checkpoints.states import Keeping, encoded, read_state
 from perdure.codec.json import encode
-from perdure.errors import ConfigError, PerdureError, SessionError
+from perdure.errors import ConfigError, SessionError
 from perdure.model.checkpoints import GROUP, Captured, Checkpoint, Given, Pruning
 from perdure.model.events import SNAPSHOT_CREATED, KernelEvent
 from perdure.model.records import CHECKPOINT, CHECKPOINTS_PRUNED, EVENT, Entry
@@ -106,6 +105,7 @@ class CheckpointEngine(CheckpointReader):
             ConfigError: There is no such checkpoint, or the session's history was pruned.
             CorruptRecordError: The checkpoint, or what it is of, was changed or lost.
             SessionError: Others have appended all the time.
+            Exception: What a contributor has raised; all else has gone back then.
 
         """
         return await self._journal.call(lambda: self._rollback(id, replay=replay))
@@ -156,9 +156,9 @@ class CheckpointEngine(CheckpointReader):
     async def _undo(self, id: int, error: BaseException) -> None:
         try:
             await self.rollback(id)
-        except PerdureError as failure:
+        except Exception as failure:
             log.exception("rollback failed", extra={"checkpoint": id})
-            error.add_note(f"the session did not go back to checkpoint {id}: {failure}")
+            error.add_note(f"the session did not go back to checkpoint {id}: {failure!r}")
 
     async def prune(self, *, keep: int | Collection[int]) -> tuple[int, ...]:
         """Let go of checkpoints, and return their ids; nothing else ever does.
@@ -196,10 +196,11 @@ class CheckpointEngine(CheckpointReader):
     ) -> Checkpoint:
         """Append a checkpoint and its event, behind what leads back where that is asked for."""
         journal = self._journal
-        way, chain, digest = await self._ready(back_to)
+        if given is None:
+            way, chain, state = await self._captured(back_to)
+        else:
+            way, chain, state = (), await journal.chain(), given
         # From here on nothing is awaited: what was read is as of the newest record.
-        for seq, entry in enumerate(way, journal.version + 1):
-            digest.feed(seq, entry.kind, entry.payload)
         seq = journal.version + len(way)
         checkpoint: Checkpoint = sealed(
             Checkpoint(
@@ -207,7 +208,7 @@ class CheckpointEngine(CheckpointReader):
                 label=label,
                 timestamp=journal.clock + 1,
                 event_seq=seq,
-                state=given or Captured(digest.since, digest.value),
+                state=state,
                 previous=chain.head,
                 hash="",
             )
@@ -220,15 +221,19 @@ class CheckpointEngine(CheckpointReader):
         await journal.save()
         return checkpoint
 
-    async def _ready(self, back_to: int | None) -> tuple[tuple[Entry, ...], Chain, LogDigest]:
-        """Read what a checkpoint needs, all of it as of the newest record."""
+    async def _captured(
+        self, back_to: int | None
+    ) -> tuple[tuple[Entry, ...], Chain, Captured | Given]:
+        """Return what leads back, the chain, and the state behind it, as of the newest record."""
         journal = self._journal
         for _ in range(_TRIES):
             way = WayBack(0, ()) if back_to is None else await journal.way_back(back_to)
             digest = (await journal.digest()).copy()
             chain = await journal.chain()
             if digest.seq == journal.version and way.version in (0, digest.seq):
-                return way.entries, chain, digest
+                for seq, entry in enumerate(way.entries, journal.version + 1):
+                    digest.feed(seq, entry.kind, entry.payload)
+                return way.entries, chain, Captured(digest.since, digest.value)
         message = (
             f"session {journal.key} is being appended to all the time: go back in a turn, or when "
             "nothing else runs"

@@ -16,7 +16,7 @@ from perdure.store import Store
 
 T = TypeVar("T")
 
-__all__ = ["Journal", "Reading", "WayBack"]
+__all__ = ["Journal", "Reading", "Walk", "WayBack"]
 
 
 class WayBack(msgspec.Struct, frozen=True):
@@ -25,6 +25,19 @@ class WayBack(msgspec.Struct, frozen=True):
     version: int
     """The session's version that it leads back from."""
     entries: tuple[Entry, ...]
+
+
+class Walk(Protocol):
+    """A way through what a session was; forwards, it reads the log once."""
+
+    async def at(self, seq: int) -> dict[str, Any]:
+        """Return what it was at a record, as plain JSON; messages by the record that brought them.
+
+        Raises:
+            ConfigError: The history before that record was pruned.
+
+        """
+        ...
 
 
 class Reading(Protocol):
@@ -58,13 +71,8 @@ class Reading(Protocol):
         """Return the chain of its checkpoints; it changes as they do."""
         ...
 
-    async def session_at(self, seq: int) -> dict[str, Any]:
-        """Return what it was at a record, as plain JSON; messages by the record that brought them.
-
-        Raises:
-            ConfigError: The history before that record was pruned.
-
-        """
+    def walk(self) -> Walk:
+        """Begin to go through what it was."""
         ...
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 import msgspec
 
+from perdure._lib.display import visible
 from perdure.checkpoints.replay import ReplayReport, Row, shortened
 
 __all__ = ["page", "shown"]
@@ -39,9 +39,22 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; width: 1%;
   min-width: 0; }
 .wide td.detail { min-width: 18rem; width: 55%; }
 code { font-size: .85rem; overflow-wrap: anywhere; }
+.denied td:nth-child(3), .failed td:nth-child(3) { color: var(--bad); font-weight: 600; }
+@media (max-width: 44rem) {
+  th, td { font-size: .8rem; padding-right: .4rem; }
+  th { font-size: .7rem; }
+  td { min-width: 5rem; }
+  code { font-size: .75rem; }
+  .rows tr { display: flex; flex-wrap: wrap; gap: 0 .6rem; padding: .4rem 0;
+    border-bottom: 1px solid var(--line); }
+  .rows tr:first-child { display: none; }
+  .rows td { border: 0; padding: 0; min-width: 0; width: auto; }
+  .rows td.n { order: 1; color: var(--quiet); }
+  .rows td.n:nth-child(1)::before { content: "time "; }
+  .rows td.n:nth-child(2)::before { content: "turn "; }
+  .rows td.detail { order: 2; min-width: 0; width: 100%; }
+}
 """
-
-_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def page(report: ReplayReport, rows: Sequence[Row], left_out: int = 0) -> str:
@@ -106,7 +119,8 @@ def _happened(rows: Sequence[Row], left_out: int) -> str:
     cells = [
         (one.timestamp, one.token_id, one.what, one.name, one.detail) for one in map(shown, rows)
     ]
-    table = _table(("time", "turn", "what", "name", "detail"), cells)
+    kinds = [one.what for one in rows]
+    table = _table(("time", "turn", "what", "name", "detail"), cells, kinds)
     more = f"<p>and {left_out:,} more: the report in JSON has them all</p>" if left_out else ""
     return f"<h2>Decisions, and what was used</h2>{table}{more}"
 
@@ -126,15 +140,20 @@ def _kinds(report: ReplayReport) -> str:
     return f"<h2>Events by kind</h2>{_table(('kind', 'events'), report.by_kind.items())}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], kinds: Sequence[str] = ()) -> str:
+    """Return a table; one whose rows are of several kinds has them below one another on a phone."""
     rows = list(rows)
     numbers = [isinstance(value, int) for value in rows[0]]
     top = "".join(
         f'<th class="n">{name}</th>' if is_number else f"<th>{name}</th>"
         for name, is_number in zip(head, numbers, strict=True)
     )
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>'
+    begins = [f'<tr class="{_text(kind)}">' for kind in kinds] or ["<tr>"] * len(rows)
+    body = "".join(
+        f"{begin}{''.join(map(_cell, row))}</tr>" for begin, row in zip(begins, rows, strict=True)
+    )
+    shape = "wide rows" if kinds else "wide"
+    return f'<div class="{shape}"><table><tr>{top}</tr>{body}</table></div>'
 
 
 def _cell(value: Any) -> str:
@@ -148,4 +167,4 @@ def _cell(value: Any) -> str:
 
 def _text(text: str) -> str:
     """Return text as markup that shows it, with what would hide or turn some of it made visible."""
-    return escape(_HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text))
+    return escape(visible(text))

@@ -28,7 +28,7 @@ from perdure.checkpoints.replay import Item, Replay, ReplayReport, Row
 from perdure.codec.decoders import decoder_of
 from perdure.codec.limits import check_depth
 from perdure.errors import FormatError, ReplayError
-from perdure.model.events import SNAPSHOT_CREATED, KernelEvent
+from perdure.model.events import PRUNED, SNAPSHOT_CREATED, KernelEvent
 
 __all__ = [
     "CHECKPOINTS_FILE",
@@ -237,7 +237,7 @@ def _summary(folder: Path) -> Summary | None:
     try:
         with path.open("rb") as file:
             return decoder_of(Summary).decode(file.read(SUMMARY_BYTES))
-    except (msgspec.MsgspecError, OSError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
         message = f"{path} cannot be read: {error}: remove it to replay without it"
         raise ReplayError(message, path=str(path)) from error
 
@@ -360,7 +360,7 @@ class _Snapshots:
         if kept is not None:
             self._untold.discard(which)
         said: Any = event.detail.get("state_sha256")
-        if event.detail.get("pruned"):
+        if event.detail.get(PRUNED):
             run.unverified += 1
         elif kept is None:
             run.problem(f"checkpoint {which} is not in {CHECKPOINTS_FILE}", number)

@@ -8,7 +8,7 @@ import msgspec
 
 from perdure.checkpoints.chain import problems_of
 from perdure.checkpoints.difference import Difference, difference
-from perdure.checkpoints.journal import Reading
+from perdure.checkpoints.journal import Reading, Walk
 from perdure.checkpoints.states import read_bytes, read_state
 from perdure.checkpoints.verifying import Verification, state_problems, verified
 from perdure.codec.json import decode
@@ -62,7 +62,7 @@ class CheckpointReader:
             return None
         reading = self._reading
         if isinstance(checkpoint.state, Captured):
-            state: Any = await reading.session_at(checkpoint.event_seq)
+            state: Any = await reading.walk().at(checkpoint.event_seq)
             state["context"] = list(state["context"].values())
         else:
             tenant = reading.key.tenant
@@ -86,7 +86,8 @@ class CheckpointReader:
 
         """
         before, after = await self._known(a), await self._known(b)
-        return difference(await self._plain(before), await self._plain(after))
+        walk = self._reading.walk()
+        return difference(await self._plain(before, walk), await self._plain(after, walk))
 
     async def verify(self) -> Verification:
         """Look through the chain, the log and the states for anything that was changed or lost.
@@ -95,18 +96,18 @@ class CheckpointReader:
         """
         return await verified(self._reading)
 
-    async def _plain(self, checkpoint: Checkpoint) -> Any:
+    async def _plain(self, checkpoint: Checkpoint, walk: Walk) -> Any:
         """Return a checkpoint's state as JSON has it."""
         reading = self._reading
         if isinstance(checkpoint.state, Captured):
-            return await reading.session_at(checkpoint.event_seq)
+            return await walk.at(checkpoint.event_seq)
         return decode(await read_bytes(reading.store, reading.key.tenant, checkpoint.state))
 
     async def _known(self, id: int) -> Checkpoint:
         chain = await self._reading.chain()
         found = chain.by_id.get(id)
         if found is None:
-            gone = "was pruned" if 1 <= id <= chain.newest_id else "was never made"
+            gone = "was pruned" if chain.had(id) else "was never made"
             message = (
                 f"session {self._reading.key} has no checkpoint {id}: it {gone}; "
                 "checkpoints.states() lists those that there are"

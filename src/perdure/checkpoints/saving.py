@@ -15,7 +15,7 @@ import msgspec
 
 from perdure._lib.new_file import NewFile
 from perdure.checkpoints.chain import Chain, canonical, sealed
-from perdure.checkpoints.journal import Journal, Reading
+from perdure.checkpoints.journal import Journal, Reading, Walk
 from perdure.checkpoints.pair import (
     CHECKPOINTS_FILE,
     EVENTS_FILE,
@@ -33,7 +33,7 @@ from perdure.codec.json import encode
 from perdure.codec.limits import MAX_VALUE_DEPTH, is_deeper
 from perdure.errors import ConfigError
 from perdure.model.checkpoints import Captured, Checkpoint, Given
-from perdure.model.events import SNAPSHOT_CREATED, KernelEvent
+from perdure.model.events import PRUNED, SNAPSHOT_CREATED, KernelEvent
 from perdure.model.records import CHECKPOINT, EVENT, Entry
 
 __all__ = ["TakenPair", "check_pair", "save_pair", "take_pair"]
@@ -42,7 +42,8 @@ PART: Final = 1024 * 1024
 """Bytes that go to the disk at a time."""
 SOME: Final = 2000
 """Events that are saved at a time."""
-_OURS: Final = ("state_sha256", "pruned")
+_DIGEST: Final = "state_sha256"
+_OURS: Final = (_DIGEST, PRUNED)
 
 
 async def save_pair(reading: Reading, folder: Path) -> list[str]:
@@ -84,20 +85,20 @@ async def _one(line: bytes) -> AsyncGenerator[bytes, None]:
 async def _checkpoint_lines(
     reading: Reading, digests: dict[int, str]
 ) -> AsyncGenerator[bytes, None]:
-    cut = await reading.cut()
+    cut, walk = await reading.cut(), reading.walk()
     for one in list((await reading.chain()).by_id.values()):
         if isinstance(one.state, Captured) and one.event_seq < cut:
             continue
-        state = await _state_of(reading, one)
+        state = await _state_of(reading, one, walk)
         digests[one.id] = state_digest(state)
         line = SavedSnapshot(one.id, one.label, one.timestamp, msgspec.Raw(state))
         yield msgspec.json.encode(line) + b"\n"
 
 
-async def _state_of(reading: Reading, checkpoint: Checkpoint) -> bytes:
+async def _state_of(reading: Reading, checkpoint: Checkpoint, walk: Walk) -> bytes:
     if isinstance(checkpoint.state, Given):
         return await read_bytes(reading.store, reading.key.tenant, checkpoint.state)
-    state: Any = await reading.session_at(checkpoint.event_seq)
+    state: Any = await walk.at(checkpoint.event_seq)
     state["context"] = list(state["context"].values())
     return canonical(state)
 
@@ -117,7 +118,7 @@ def _with_digest(event: KernelEvent, digests: dict[int, str]) -> KernelEvent:
     if event.kind != SNAPSHOT_CREATED:
         return event
     digest = digests.get(event.detail.get("snapshot", 0))
-    more = {"pruned": True} if digest is None else {"state_sha256": digest}
+    more = {PRUNED: True} if digest is None else {_DIGEST: digest}
     return msgspec.structs.replace(event, detail={**event.detail, **more})
 
 
@@ -209,7 +210,10 @@ class _Taking:
             await self._make(chain, event if ahead.snapshot_id == which else _told_of(ahead))
             if ahead.snapshot_id == which:
                 return
-        self._journal.accept((self._entry(event, 1),))
+        if event.kind == SNAPSHOT_CREATED and not event.detail.get(PRUNED):
+            missing = f"checkpoint {which} is not in {CHECKPOINTS_FILE}: its event came alone"
+            self._findings.append(missing)
+        self._journal.accept((self._entry(event, 1, (_DIGEST,)),))
 
     async def _peek(self) -> SavedSnapshot | None:
         if self._ahead is None:
@@ -234,11 +238,12 @@ class _Taking:
             )
         )
         made = Entry(CHECKPOINT, encode(checkpoint), end=False)
-        journal.accept((made, self._entry(event, 2)))
+        journal.accept((made, self._entry(event, 2, _OURS)))
         self._made += 1
 
-    def _entry(self, event: KernelEvent, later: int) -> Entry:
-        ours = _OURS if event.kind == SNAPSHOT_CREATED else ()
+    def _entry(self, event: KernelEvent, later: int, without: tuple[str, ...]) -> Entry:
+        """Return the record of an event, with none of what is only for files."""
+        ours = without if event.kind == SNAPSHOT_CREATED else ()
         told = {name: event.detail[name] for name in event.detail if name not in ours}
         placed = KernelEvent(
             token_id=event.token_id,

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import anyio
 import anyio.to_thread
 import msgspec
 from msgspec import UNSET
 
+from perdure._lib.several import each
 from perdure.checkpoints.chunks import Chunk
 from perdure.checkpoints.tree import Node, Tree, node_of, tree_of
 from perdure.codec.json import encode
 from perdure.codec.tags import Types
 from perdure.codec.values import decode_value, lower
-from perdure.errors import CorruptRecordError, PerdureError
+from perdure.errors import CorruptRecordError
 from perdure.model.checkpoints import Given
 from perdure.store import Store
-
-T = TypeVar("T")
 
 __all__ = ["Keeping", "encoded", "read_bytes", "read_state"]
 
@@ -30,8 +28,6 @@ OFFLOAD: Final = 64 * 1024
 """A larger one is cut in a thread."""
 AT_A_TIME: Final = 256
 """Blobs in one call of the store: a megabyte."""
-PARALLEL: Final = 8
-"""Calls at a time."""
 
 _sorted = msgspec.json.Encoder(order="sorted").encode
 
@@ -83,7 +79,7 @@ class Keeping:
         async def put(some: dict[str, bytes]) -> None:
             await self._store.put_blobs(self._tenant, some)
 
-        await _beside(put, list(_portions(blobs)))
+        await each(list(_portions(blobs)), put)
 
 
 def _portions(blobs: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
@@ -122,7 +118,7 @@ async def read_bytes(store: Store, tenant: str, given: Given) -> bytes:
     async def read(name: str) -> None:
         found[name] = await _blob(store, tenant, name)
 
-    await _beside(read, sorted(set(leaves)))
+    await each(sorted(set(leaves)), read)
     return b"".join(found[name] for name in leaves)
 
 
@@ -160,21 +156,3 @@ async def _blob(store: Store, tenant: str, name: str) -> bytes:
         message = f"a part of the state is lost: blob {name} is not there; put it back from a copy"
         raise CorruptRecordError(message, blob=name)
     return data
-
-
-async def _beside(act: Callable[[T], Awaitable[None]], items: list[T]) -> None:
-    """Do something with each item, several at a time: most of it is waiting for the store."""
-    errors: list[PerdureError] = []
-
-    async def work() -> None:
-        while items and not errors:
-            try:
-                await act(items.pop())
-            except PerdureError as error:
-                errors.append(error)
-
-    async with anyio.create_task_group() as group:
-        for _ in range(min(PARALLEL, len(items))):
-            group.start_soon(work)
-    if errors:
-        raise errors[0]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedCliTokensError
 
 import perdure
 from perdure.cli import USAGE
@@ -25,6 +26,7 @@ from perdure.cli.output import fail
 from perdure.cli.rebuild import rebuild
 from perdure.cli.replay import replay
 from perdure.cli.sessions import ls, show
+from perdure.cli.tune import tune
 from perdure.errors import ConfigError, PerdureError
 
 __all__ = ["COMMANDS", "app", "run"]
@@ -37,14 +39,20 @@ COMMANDS: tuple[Callable[..., int], ...] = (
     *(demo, chat, ls, show, check, rebuild),
     *(checkpoints, diff, rollback, replay),
     *(fork, copy, rename, forget, prune),
-    *(export, import_, migrate, archive, config, doctor),
+    *(export, import_, migrate, archive, config, tune, doctor),
 )
+
+
+def _shown_default(value: object) -> str | None:
+    """Return what the help says of a default: nothing where it is "no"."""
+    return None if value in (None, False, "", ()) else str(value)
+
 
 app: App = App(
     name="perdure",
     help="Keep the state of long-running agents: look at it, check it, rebuild it.",
     version=perdure.__version__,
-    default_parameter=Parameter(negative=()),
+    default_parameter=Parameter(negative=(), show_default=_shown_default),
 )
 for _place, _function in enumerate(COMMANDS):
     app.command(_function, sort_key=_place)
@@ -52,10 +60,11 @@ for _place, _function in enumerate(COMMANDS):
 
 def run(tokens: Sequence[str]) -> int:
     """Run one command, and return its exit status."""
+    _prepare_streams()
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        fail(f"{str(error).rstrip(chr(46))}; see perdure {_command(tokens)}--help")
+        fail(f"{_misfit(error, tokens)}; see perdure {_command(tokens)}--help")
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -69,6 +78,23 @@ def run(tokens: Sequence[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
+def _prepare_streams() -> None:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # whoever started us has closed it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not know a letter
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _misfit(error: CycloptsError, tokens: Sequence[str]) -> str:
+    """Return why a call does not fit, without a full stop."""
+    if isinstance(error, UnusedCliTokensError):
+        return f"{' '.join(error.unused_tokens or ())!r} is more than the command takes"
+    if isinstance(error, UnknownCommandError) and tokens[0].startswith("-"):
+        return f"options stand behind the command: perdure COMMAND {tokens[0]}"
+    return str(error).partition(" Available commands")[0].rstrip(".")
+
+
 def _command(tokens: Sequence[str]) -> str:
     names = {command.__name__ for command in COMMANDS}
     return f"{tokens[0]} " if tokens and tokens[0] in names else ""
@@ -80,5 +106,8 @@ def _failed(error: Exception) -> int:
     if isinstance(error, PerdureError):
         fail(str(error))
         return USAGE if type(error) is ConfigError else FAILED
+    if isinstance(error, OSError) and error.filename is not None:
+        fail(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        return FAILED
     fail(f"{type(error).__name__}: {error}; run it again with --debug to see where")
     return FAILED

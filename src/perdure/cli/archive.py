@@ -48,6 +48,8 @@ def archive(
     restore: the home as it was, all of it or nothing changed; what it replaces is kept beside it.
 
     Args:
+        action: What to do.
+        id: The agent's id.
         home: The home folder. Default: the agent's own, in a file store.
         path: A folder in it that is kept even if it is hidden; may be repeated.
         config: A persistence.yaml, for its persist_paths.
@@ -66,6 +68,8 @@ def archive(
     if action == "list":
         return anyio.run(_list, made, where)
     if action == "save":
+        if home is not None and not home.is_dir():  # misspelled: not an empty one to archive
+            raise ConfigError(f"--home {home}: there is no such folder", home=str(home))
         return anyio.run(_save, made, label, to, where)
     return anyio.run(partial(_restore, made, archive, from_, where, force=force))
 

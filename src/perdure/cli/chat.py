@@ -59,18 +59,17 @@ def chat(
 
 
 async def _chat(id: str, config: AgentConfig, where: Stored) -> None:
-    async with (
-        perdure.connect(where.store) as sessions,
-        await AgentFactory(sessions).create_agent(config, agent_id=id) as agent,
-    ):
-        if not where.json:
-            session = agent.session
-            _greet(id, session.info.turns, str(session.restore_report))
-        talk = Talk(agent, json=where.json)
-        with contextlib.closing(InputLines()) as lines:
-            await talk.run(lines)
-        if talk.was_ended:
-            raise KeyboardInterrupt
+    async with perdure.connect(where.store) as sessions:
+        agent = await AgentFactory(sessions).create_agent(config, agent_id=id)
+        turns, report = agent.session.info.turns, str(agent.session.restore_report)
+        async with agent:
+            if not where.json:
+                _greet(id, turns, report)
+            talk = Talk(agent, json=where.json)
+            with contextlib.closing(InputLines()) as lines:
+                await talk.run(lines)
+            if talk.was_ended:
+                raise KeyboardInterrupt
 
 
 def _greet(id: str, turns: int, report: str) -> None:

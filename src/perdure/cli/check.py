@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import anyio
 import msgspec
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from perdure.cli.audit import Audit, audit
@@ -16,7 +16,7 @@ from perdure.cli.garbage import Garbage, collect, garbage
 from perdure.cli.leftovers import leftovers
 from perdure.cli.options import Named
 from perdure.cli.output import print_json, say, size, stderr
-from perdure.cli.reach import existing, is_there, managed, no_session, opened
+from perdure.cli.reach import existing, is_there, layers, managed, no_session, opened
 from perdure.errors import ConfigError, PerdureError
 from perdure.model.keys import SessionKey, require_filters
 from perdure.store import SessionInfo, Store
@@ -32,7 +32,7 @@ def check(
     *,
     repair: bool = False,
     gc: bool = False,
-    grace: float = 24.0,
+    grace: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 24.0,
     where: Named = Named(),  # noqa: B008  # frozen
 ) -> int:
     """Check sessions: the log, the documents against a fresh fold of it, leases, leftovers.
@@ -163,13 +163,11 @@ class Index(msgspec.Struct):
 
 async def rebuilt_directory(store: Store) -> int | None:
     """Make a store's directory anew, if it keeps one beside the sessions; also a wrapped one's."""
-    inner: Any = store
-    while inner is not None:
-        rebuild = getattr(inner, "rebuild_directory", None)
+    for layer in layers(store):
+        rebuild = getattr(layer, "rebuild_directory", None)
         if rebuild is not None:
             entries: int = await rebuild()
             return entries
-        inner = getattr(inner, "_store", None)
     return None
 
 

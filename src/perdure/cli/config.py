@@ -12,6 +12,7 @@ import msgspec
 from cyclopts import Parameter
 
 import perdure
+from perdure.cli.forget import say_pruned
 from perdure.cli.options import Stored
 from perdure.cli.output import print_json, say
 from perdure.cli.reach import existing
@@ -106,7 +107,7 @@ async def _apply(
         print_json(report)
     else:
         _print(report)
-    return 1 if report.held else 0
+    return 1 if report.held or report.damaged else 0
 
 
 def _manager(store: str | None, file: Path, declared: Declared) -> SessionManager:
@@ -129,12 +130,10 @@ def _print(report: ConfigReport) -> None:
                 say(f"{change.place}: {would}{what}: {', '.join(keys)}")
     for key in report.held:
         say(f"{key}: somebody holds it: left alone")
-    pruned = report.pruned
-    if pruned is not None:
-        for one in pruned.pruned:
-            say(f"{one.key}: {would}pruned: {one.turns} turns up to record {one.cut}")
-        for gone in pruned.expired:
-            say(f"{gone}: {would}forgotten: long unused")
+    for key in report.damaged:
+        say(f"{key}: cannot be read: left alone; `perdure check` says why")
+    if report.pruned is not None:
+        say_pruned(report.pruned)
     counted = f"{len(report.changes)} of {report.looked_at} places"
     done = "differ; nothing was changed" if report.dry_run else "changed"
     say(f"{counted} {done}")

@@ -116,8 +116,12 @@ async def _examine(url: str | None) -> list[Diagnosis]:
         with _place(url) as place:
             found = [place.said, *await _probe(place.store)]
             return found if place.folder is None else [*found, *_look_at(place.folder)]
-    except (PerdureError, OSError) as error:
+    except PerdureError as error:
         return [Diagnosis("store", "problem", str(error))]
+    except OSError as error:
+        said = f"{os.fsdecode(error.filename or '')}: {error.strerror}"
+        cure = "make the folder belong to this user (chown, chmod u+rwx), or choose another"
+        return [Diagnosis("store", "problem", said, cure)]
 
 
 @contextmanager

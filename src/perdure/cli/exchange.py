@@ -16,9 +16,9 @@ from perdure._lib.files import Folder
 from perdure.checkpoints.pair import has_pair
 from perdure.checkpoints.saving import check_pair
 from perdure.cli.options import Named
-from perdure.cli.output import print_json, say, size, write
-from perdure.cli.reach import existing, is_there, managed, no_session
-from perdure.errors import ConfigError, SessionNotFoundError
+from perdure.cli.output import print_json, say, size, write_json
+from perdure.cli.reach import existing, is_there, managed, no_session, require_key
+from perdure.errors import ConfigError, CorruptRecordError, SessionNotFoundError
 from perdure.interchange import Read, read_folder, read_state, write_folder, write_state
 from perdure.interchange.own import log_in
 from perdure.interchange.reading import Finding
@@ -73,18 +73,19 @@ async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where
     try:
         if layout == "bundle":
             return await _export_bundle(store, key, out or Path(), where)
+        await require_key(store)
         state = await state_from(store, key, log=log)
     finally:
         await store.aclose()
     if state is None:
         raise no_session(key, store)
     if out is None:
-        write(_pretty(state))
+        write_json(_pretty(state))
         return 0
     if layout == "seed":
         names = [*await write_folder(out, state), *await _export_beside(id, out, where)]
     else:
-        await anyio.to_thread.run_sync(_publish, out, _pretty(state).encode())
+        await anyio.to_thread.run_sync(_publish, out, _pretty(state) + b"\n")
         names = [out.name]
     answer = {"agent": key.agent, "session": key.session, "out": str(out), "files": names}
     if where.json:
@@ -119,6 +120,9 @@ def _check_free(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         message = f"{out} is there already: choose a new one, or remove it"
         raise ConfigError(message, out=str(out))
+    if not out.absolute().parent.is_dir():
+        message = f"{out}: there is no folder {out.absolute().parent}: make it first"
+        raise ConfigError(message, out=str(out))
 
 
 def _publish(out: Path, data: bytes) -> None:
@@ -127,8 +131,8 @@ def _publish(out: Path, data: bytes) -> None:
             _check_free(out)
 
 
-def _pretty(state: FullAgentState) -> str:
-    return msgspec.json.format(write_state(state), indent=2).decode() + "\n"
+def _pretty(state: FullAgentState) -> bytes:
+    return msgspec.json.format(write_state(state), indent=2)
 
 
 def import_(
@@ -220,13 +224,20 @@ async def _read(path: Path) -> tuple[Read, Remembered | None]:
     """Read a state, and in a folder what lies beside it."""
     place = anyio.Path(path)
     if not await place.is_dir():
-        found = await place.exists()
-        return read_state(await place.read_bytes(), where=str(path)) if found else Read(None), None
+        return await _read_file(place) if await place.exists() else Read(None), None
     read = await read_folder(path)
     beside = await memories_in(path, read.state)
     if read.state is None and beside is not None:
         read = Read(FullAgentState(agent_id=beside.agent_id))
     return read, beside
+
+
+async def _read_file(path: anyio.Path) -> Read:
+    try:
+        return read_state(await path.read_bytes(), where=str(path))
+    except CorruptRecordError as error:
+        message = f"{path} is no export that can be read: {error}"
+        raise CorruptRecordError(message, path=str(path)) from error
 
 
 def _answer(done: Imported, location: str, findings: list[Any]) -> dict[str, Any]:

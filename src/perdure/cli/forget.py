@@ -18,7 +18,7 @@ from perdure.session.forgetting import ForgetReport
 from perdure.session.pruning import PruneReport
 from perdure.session.retention import Retention
 
-__all__ = ["forget", "prune"]
+__all__ = ["forget", "prune", "say_pruned"]
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)(d|h|w)?")
 _DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0, None: 1.0}
@@ -98,6 +98,8 @@ def prune(
         dry_run: Only say what would go.
 
     """
+    if keep_turns is None and keep_days is None and older_than is None:
+        raise ConfigError("say what may go: give --keep-turns, --keep-days or --older-than")
     expire = None if older_than is None else _days(older_than)
     retention = Retention(keep_turns=keep_turns, keep_days=keep_days, expire_days=expire)
     chosen = {"id": id, "session": session, "tenant": tenant}
@@ -125,16 +127,24 @@ async def _prune(
 
 
 def _print_pruned(report: PruneReport) -> None:
-    for key in report.expired:
-        say(f"{key}: {'would be forgotten' if report.dry_run else 'forgotten'}: long unused")
-    for one in report.pruned:
-        freed = f", {size(one.bytes)} freed" if one.bytes else ""
-        say(f"{one.key}: {one.turns} turns up to record {one.cut}{freed}")
-    for kept in report.kept_for:
-        say(f"{kept.key}: keeps more for checkpoint {kept.checkpoint}: let that go first")
-    for key in report.held:
-        say(f"{key}: somebody holds it: left alone")
+    say_pruned(report)
     say(
         f"{len(report.pruned)} sessions pruned, {len(report.expired)} forgotten"
         f"{'; nothing was removed' * report.dry_run}"
     )
+
+
+def say_pruned(report: PruneReport) -> None:
+    """Print what went, or would go, and what was left alone."""
+    would = "would be " * report.dry_run
+    for key in report.expired:
+        say(f"{key}: {would}forgotten: long unused")
+    for one in report.pruned:
+        freed = f", {size(one.bytes)} freed" if one.bytes else ""
+        say(f"{one.key}: {would}pruned: {one.turns} turns up to record {one.cut}{freed}")
+    for kept in report.kept_for:
+        say(f"{kept.key}: keeps more for checkpoint {kept.checkpoint}: let that go first")
+    for key in report.held:
+        say(f"{key}: somebody holds it: left alone")
+    for key in report.damaged:
+        say(f"{key}: cannot be read: left alone; `perdure check` says why")

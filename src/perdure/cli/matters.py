@@ -12,15 +12,17 @@ from typing import Any, Final, Literal, final
 import anyio
 import msgspec
 
+from perdure._lib.display import visible
 from perdure.agent import Agent
 from perdure.cli.lines import InputLines
-from perdure.cli.output import clip, print_line, printable, say, write
+from perdure.cli.output import clip, print_line, say, write
 from perdure.memory.ledger import Approval, Effect
 from perdure.model.messages import ToolCall
 
-__all__ = ["HINT", "Questions", "as_json", "as_text", "shown_arguments"]
+__all__ = ["HINT", "LEAVE", "Questions", "as_json", "as_text", "shown_arguments"]
 
 WIDTH: Final = 100
+LEAVE: Final = frozenset({"/quit", "/exit", "/q"})
 HINT: Final = "/resume goes on with that, /dismiss gives up on it; or say something else"
 
 
@@ -123,14 +125,15 @@ class Questions:
                 if self._json:
                     print_line({**value, "choices": list(choices)})
                 else:
-                    write(f"\n{printable(text)}")
+                    write(f"\n{visible(text)}")
                 line = await self._lines.next()
-                if line is None:
+                said = None if line is None else line.strip().lower()
+                if said is None or said in LEAVE:
                     self.is_over = True
-                elif (letter := line.strip().lower()[:1]) in choices:
-                    return letter
-                else:
-                    say(f"(answer {', '.join(choices)})")
+                elif said[:1] in choices and said in {said[:1], *_WORDS}:
+                    return said[:1]
+                elif not self._json:  # it may be a message that was typed ahead
+                    say(f"(answer {', '.join(choices)}; /quit leaves it open)")
         return None
 
 
@@ -139,4 +142,5 @@ _DECISIONS: Final[dict[str, Literal["done", "skip", "replay"]]] = {
     "s": "skip",
     "a": "replay",
 }
+_WORDS: Final = frozenset({"yes", "no", "always", "again", "did", "done", "skip"})
 _DONE: Final = "somebody has looked: it was done"

@@ -28,7 +28,8 @@ class Stored(Answer):
     """Which store a command works on."""
 
     store: str | None = None
-    """Where the sessions are: a path or file:PATH. Default: PERDURE_URL, else the user's folder."""
+    """Where the sessions are: a path, or a URL such as sqlite:///agents.db. Default: PERDURE_URL,
+    else PERDURE_HOME, else the user's folder."""
 
 
 @Parameter(name="*")

@@ -7,7 +7,6 @@ instead of sent, so that what somebody stored cannot steer the terminal of whoev
 from __future__ import annotations
 
 import datetime
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from perdure._lib.display import visible
+
 __all__ = [
     "ago",
     "clip",
@@ -24,16 +25,15 @@ __all__ = [
     "print_json",
     "print_line",
     "print_table",
-    "printable",
     "say",
     "size",
     "stderr",
     "write",
+    "write_json",
 ]
 
 KIB = 1024
 WIDE = 10_000
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def stderr() -> Console:
@@ -48,7 +48,7 @@ def stdout() -> Console:
 
 def say(text: str) -> None:
     """Print a line for people."""
-    stdout().print(Text(printable(text)))
+    stdout().print(Text(visible(text)))
 
 
 def write(text: str) -> None:
@@ -57,21 +57,42 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def write_json(data: bytes) -> None:
+    """Print JSON at once, as UTF-8 whatever the terminal's encoding is."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data + b"\n")
+    sys.stdout.buffer.flush()
+
+
 def fail(message: str) -> None:
     """Print why a command failed, in one line."""
-    line = " ".join(printable(message).split())
+    line = " ".join(visible(message).split())
     print(f"perdure: {line}", file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
     """Print one JSON value."""
-    data = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
-    write(data.decode() + "\n")
+    write_json(msgspec.json.format(_json(value), indent=2))
 
 
 def print_line(value: Any) -> None:
     """Print one JSON value in one line, for a command that answers in several."""
-    write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")
+    write_json(_json(value))
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value, enc_hook=str)
+    except UnicodeEncodeError:  # the name of a file, which may have any bytes
+        return msgspec.json.encode(_as_text(msgspec.to_builtins(value, enc_hook=str)))
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_as_text(name): _as_text(one) for name, one in value.items()}
+    return [_as_text(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> None:
@@ -82,17 +103,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right:
         justify: Any = "right" if column in numbers else "left"
         table.add_column(column, justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        table.add_row(*(Text(visible(cell)) for cell in row))
     stdout().print(table)
-
-
-def printable(text: str) -> str:
-    r"""Return text with its control characters shown.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def clip(text: str, width: int) -> str:

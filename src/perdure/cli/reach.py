@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import perdure
-from perdure.errors import CorruptRecordError, SessionNotFoundError, StoreUnavailableError
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    SessionNotFoundError,
+    StoreUnavailableError,
+)
 from perdure.model.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.options import Shutdown
 from perdure.store import Holder, Store
+from perdure.stores.wrapped.encrypted import EncryptedStore
+from perdure.stores.wrapped.keyring import keyring_of
 
-__all__ = ["existing", "holder_of", "is_there", "managed", "no_session", "opened"]
+__all__ = [
+    "existing",
+    "holder_of",
+    "is_there",
+    "layers",
+    "managed",
+    "no_session",
+    "opened",
+    "require_key",
+]
 
 
 def existing(url: str | None) -> Store:
@@ -26,7 +42,10 @@ def existing(url: str | None) -> Store:
     store = perdure.store_for(url)
     place: str | None = getattr(store, "local_path", None)
     if place is not None and not Path(place).exists():
-        message = f"there is no store at {place}: name one with --store or PERDURE_URL"
+        cure = (
+            "name one with --store or PERDURE_URL" if url is None else "see that the path is right"
+        )
+        message = f"there is no store at {place}, where the first connect makes one: {cure}"
         raise StoreUnavailableError(message, path=place)
     return store
 
@@ -37,14 +56,49 @@ async def opened(url: str | None) -> AsyncGenerator[Store, None]:
     store = existing(url)
     await store.open()
     try:
+        await require_key(store)
         yield store
     finally:
         await store.aclose()
 
 
-def managed(store: Store) -> SessionManager:
-    """Return a manager for a command: it saves when it is told to, and Ctrl-C ends it."""
-    return perdure.connect(store, autosave=None, shutdown=Shutdown(signals=False))
+@asynccontextmanager
+async def managed(store: Store) -> AsyncGenerator[SessionManager, None]:
+    """Connect a manager for a command: it saves when it is told to, and Ctrl-C ends it."""
+    async with perdure.connect(store, autosave=None, shutdown=Shutdown(signals=False)) as sessions:
+        await require_key(store)
+        try:
+            yield sessions
+        except SessionNotFoundError as error:  # with a cure for the command line
+            raise no_session(error.facts["key"], store) from error
+
+
+async def require_key(store: Store) -> None:
+    """Refuse an encrypted store that is looked at without its key.
+
+    Its blobs would count as garbage, and its keys as documents that no log accounts for.
+
+    Raises:
+        ConfigError: It is one.
+
+    """
+    if any(isinstance(layer, EncryptedStore) for layer in layers(store)):
+        return
+    for tenant in sorted({"", *await store.tenants()}):
+        if await is_there(store, keyring_of(tenant)):
+            message = (
+                f"{store.location} is encrypted: put encrypted+ before its URL, and set "
+                "PERDURE_KEY or PERDURE_KEY_FILE"
+            )
+            raise ConfigError(message, option="store")
+
+
+def layers(store: Store) -> Iterator[Store]:
+    """Give a store, and those that it is wrapped around."""
+    inner: Store | None = store
+    while inner is not None:
+        yield inner
+        inner = getattr(inner, "_store", None)
 
 
 async def is_there(store: Store, key: SessionKey) -> bool:
@@ -55,7 +109,7 @@ async def is_there(store: Store, key: SessionKey) -> bool:
         return True
 
 
-def no_session(key: SessionKey, store: Store) -> SessionNotFoundError:
+def no_session(key: object, store: Store) -> SessionNotFoundError:
     """Return the error for an id that nobody has used."""
     message = f"there is no session {key} in {store.location}: `perdure ls` lists what is there"
     return SessionNotFoundError(message, key=str(key))

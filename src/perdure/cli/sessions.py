@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import anyio
 import msgspec
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from perdure.cli.options import Named, Stored
 from perdure.cli.output import ago, clip, print_json, print_table, say, size
@@ -46,7 +46,7 @@ def ls(
     tenant: str = "",
     after: str | None = None,
     after_session: str = DEFAULT_SESSION,
-    limit: int = 1000,
+    limit: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 1000,
     waiting: bool = False,
     where: Stored = Stored(),  # noqa: B008  # frozen
 ) -> int:
@@ -110,7 +110,7 @@ async def _ls_waiting(
         raise ConfigError(message, option="waiting")
     async with opened(where.store) as store:
         found = [key for key in await store.waiting() if _fits(key, filters, after)]
-        there = [await store.head(key) > 0 for key in found[: max(limit, 0)]]
+        there = [await store.head(key) > 0 for key in found[:limit]]
         location = store.location
     pairs = list(zip(found, there, strict=False))
     if where.json:
@@ -147,7 +147,7 @@ def show(
     log: bool = False,
     restore_plan: bool = False,
     target: str | None = None,
-    limit: int | None = None,
+    limit: Annotated[int | None, Parameter(validator=validators.Number(gte=0))] = None,
     where: Named = Named(),  # noqa: B008  # frozen
 ) -> int:
     """Show a session: what it is, and its newest messages, its log, or how it would come back.
@@ -163,6 +163,10 @@ def show(
         limit: How many of the newest messages or records. Default: 20 messages, all records.
 
     """
+    if restore_plan and (log or limit is not None):
+        raise ConfigError("--restore-plan goes without --log and --limit: it shows no records")
+    if target is not None and not restore_plan:
+        raise ConfigError("--target goes with --restore-plan: it says what a provider would get")
     if restore_plan:
         anyio.run(partial(_show_plan, id, target=target, where=where))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import AsyncIterable
@@ -9,6 +10,7 @@ from typing import final
 
 import anyio
 
+from perdure._lib.display import visible
 from perdure.agent import Agent, AgentEvent
 from perdure.agent.events import (
     ApprovalRequested,
@@ -21,13 +23,14 @@ from perdure.agent.events import (
     TurnInterrupted,
 )
 from perdure.cli.lines import InputLines
-from perdure.cli.matters import HINT, Questions, as_json, as_text, shown_arguments
-from perdure.cli.output import clip, print_line, printable, say, write
+from perdure.cli.matters import HINT, LEAVE, Questions, as_json, as_text, shown_arguments
+from perdure.cli.output import clip, print_line, say, write
 
 __all__ = ["Talk"]
 
-LEAVE = frozenset({"/quit", "/exit", "/q"})
 RESUME, DISMISS = "/resume", "/dismiss"
+HELP = "/resume goes on with what is open, /dismiss gives up on it, /quit leaves"
+COMMAND = re.compile(r"/\w+")
 WIDTH = 100
 
 
@@ -75,16 +78,24 @@ class Talk:
 
     async def _said(self, text: str, questions: Questions) -> None:
         """Do what a line says: a command, or else a message."""
+        agent = self._agent
         if text == DISMISS:
-            await self._agent.dismiss()
+            self._note(f"given up: {await agent.dismiss()}")
         elif text == RESUME:
-            agent = self._agent
+            if not (agent.unfinished or agent.unknown_effects):
+                self._note("nothing is open")
             for stream in await agent.runtime.resume(agent.unfinished):
                 await self._turn(stream, questions)
             for effect in agent.unknown_effects:
                 await questions.effect(effect)
+        elif COMMAND.fullmatch(text) and not self._json:
+            say(f"(there is no {text}: {HELP})")
         else:
             await self._turn(self._agent.stream(text), questions)
+
+    def _note(self, text: str) -> None:
+        if not self._json:
+            say(f"({text})")
 
     async def _watch(self, scope: anyio.CancelScope) -> None:
         """Let the first Ctrl-C interrupt the turn, and the next one end it all."""
@@ -135,7 +146,7 @@ class Talk:
     def _as_text(self, event: AgentEvent) -> None:
         match event:
             case Segment(text=text):
-                write(printable(text))
+                write(visible(text))
             case ToolStarted(call=call):
                 say(f"[{call.name}] {shown_arguments(call)}")
             case ToolFinished(call=call, result=result) if result.error is not None:

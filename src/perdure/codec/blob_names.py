@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 
-__all__ = ["fits", "is_name"]
+from perdure.errors import CorruptRecordError, NotStorableError
+
+__all__ = ["fits", "is_name", "require_named", "verified"]
 
 _NAME = re.compile(r"(?:[0-9a-f]{64}|x[0-9a-f]{64,128})\Z")
 
@@ -31,3 +34,35 @@ def fits(name: str, data: bytes) -> bool:
     if name.startswith("x"):
         return is_name(name)
     return hashlib.sha256(data).hexdigest() == name
+
+
+def require_named(blobs: Mapping[str, bytes]) -> None:
+    """Refuse blobs that are to be kept under names which are not theirs.
+
+    Raises:
+        NotStorableError: A name is not the SHA-256 of its bytes.
+
+    """
+    for name, data in blobs.items():
+        if not fits(name, data):
+            message = (
+                f"blob {name!r} of {len(data)} bytes is not named by its SHA-256: name it by "
+                "the hash of exactly these bytes"
+            )
+            raise NotStorableError(message, blob=name, size=len(data))
+
+
+def verified(name: str, data: bytes, *, at: str = "") -> bytes:
+    """Return the bytes that a store has under a name; *at* says where, for people.
+
+    Raises:
+        CorruptRecordError: They are not those of the name.
+
+    """
+    if fits(name, data):
+        return data
+    message = (
+        f"{at or f'blob {name}'} does not match its name: put the right bytes again, or restore "
+        "it from a copy"
+    )
+    raise CorruptRecordError(message, blob=name, size=len(data))

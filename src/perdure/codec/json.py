@@ -54,18 +54,24 @@ def decode_with(decoder: msgspec.json.Decoder[T], data: bytes, *, limit: int = M
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise corrupt(error, len(data)) from None
+        raise corrupt(error, len(data), sealed=data[:1] == b'"') from None
     except RecursionError:
         # The depth is within the limit: it is the caller who has no stack left.
         message = f"{len(data)} stored bytes cannot be decoded: the call stack is too deep here"
         raise FormatError(message, size=len(data)) from None
 
 
-def corrupt(error: Exception, size: int, at: str = "") -> CorruptRecordError:
-    """Return the error for stored bytes which ``error`` was raised for, without their content."""
+def corrupt(
+    error: Exception, size: int, at: str = "", *, sealed: bool = False
+) -> CorruptRecordError:
+    """Return the error for stored bytes which ``error`` was raised for, without their content.
+
+    Text, where everything that is stored is an object, is what encryption and compression write.
+    """
     why = "they are not UTF-8" if isinstance(error, UnicodeDecodeError) else reason(error)
     where = f" at {at}" if at else ""
-    message = f"{size} stored bytes cannot be read{where}: {why}; they were left as they are"
+    cure = "; if the store is encrypted or compressed, its URL has to say so" if sealed else ""
+    message = f"{size} stored bytes cannot be read{where}: {why}; they were left as they are{cure}"
     return CorruptRecordError(message, size=size, path=at)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from perdure.codec import json
+from perdure.codec.limits import MAX_VALUE_DEPTH
 from perdure.codec.tags import LIFTS, NO_TYPES, Opaque, Tags, Types, parse_label, unescape
 from perdure.errors import CorruptRecordError
 
@@ -30,6 +31,8 @@ def lift(value: Any, tags: Mapping[str, str] | None, types: Types = NO_TYPES) ->
     if not tags:
         return value
     root = [value]
+    if max(map(_depth, tags)) > MAX_VALUE_DEPTH:
+        raise _no_such_place(max(map(len, tags)))
     opaque = _opaque_tables(tags, types)
     for pointer in sorted(tags, key=_depth, reverse=True):  # a part before what it is part of
         above = _outermost(pointer, opaque)
@@ -87,11 +90,13 @@ def _place(root: list[Any], pointer: str) -> tuple[Any, Any]:
             key = int(token) if isinstance(parent, list) else unescape(token)
         parent[key]
     except (LookupError, TypeError, ValueError):
-        message = (
-            "a table of types names a place that its value does not have; it was left as it is"
-        )
-        raise CorruptRecordError(message, pointer_length=len(pointer)) from None
+        raise _no_such_place(len(pointer)) from None
     return parent, key
+
+
+def _no_such_place(length: int) -> CorruptRecordError:
+    message = "a table of types names a place that its value does not have; it was left as it is"
+    return CorruptRecordError(message, pointer_length=length)
 
 
 def _lift_one(tag: str, value: Any, types: Types, pointer: str) -> Any:

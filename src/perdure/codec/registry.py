@@ -164,10 +164,10 @@ class Registry:
         """
         known = self._by_type.get(type(value))
         if not isinstance(value, Opaque) and known is None:
-            message = (
-                f"an instance of {type(value).__name__} cannot be stored as a record: "
-                "register the type, connect(types=[…]), or put it into a Message"
-            )
+            name, cure = type(value).__name__, "put it into a Message, such as Message.user(…)"
+            if type(value).__module__ != "builtins":
+                cure = "register the type, connect(types=[…]), or put it into a Message"
+            message = f"an instance of {name} cannot be stored as a record: {cure}"
             raise NotStorableError(message, path="$", type=type(value).__name__)
         data, tags = lower(value, self)
         label = (tags or {}).pop("", "")

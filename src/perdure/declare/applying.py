@@ -14,7 +14,7 @@ import msgspec
 from perdure.declare.places import FolderPlace, SessionPlace
 from perdure.declare.schema import ConfigKey, Declaration
 from perdure.declare.values import DOCUMENT, Plan, Saved, begun, own, plan, saved_in
-from perdure.errors import LeaseHeldError
+from perdure.errors import FormatError, LeaseHeldError
 from perdure.model.keys import DEFAULT_SESSION
 from perdure.session.pruning import PruneReport
 
@@ -47,6 +47,8 @@ class ConfigReport(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[ConfigChange, ...] = ()
     held: tuple[str, ...] = ()
     """Sessions that another process holds: they were left alone."""
+    damaged: tuple[str, ...] = ()
+    """Sessions that cannot be read, or whose values cannot: they were left alone, too."""
     pruned: PruneReport | None = None
     """What the retention lets go; None without one."""
 
@@ -96,22 +98,25 @@ async def apply_to_store(
         TemplateError: A template cannot be evaluated.
 
     """
-    looked_at, changes, held = 0, list[ConfigChange](), list[str]()
-    async for view in _views(sessions, id, tenant):
-        saved = await _stored(view)
-        if saved is None and (id is None or view.key.session != DEFAULT_SESSION):
-            continue
-        looked_at += 1
-        keys = _keys_of(view, saved, declaration.config)
-        planned = plan(saved or Saved(), keys, declaration.config.__contains__)
-        if not planned:
-            continue
+    looked_at, changes, held, damaged = 0, list[ConfigChange](), list[str](), list[str]()
+    keep = declaration.config.__contains__
+    async for key in _keys(sessions, id, tenant):
         try:
+            view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
+            saved = None if view is None else await _stored(view)
+            if view is None or (saved is None and (id is None or key.session != DEFAULT_SESSION)):
+                continue
+            looked_at += 1
+            keys = _keys_of(view, saved, declaration.config)
+            if not (planned := plan(saved or Saved(), keys, keep)):
+                continue
             if not dry_run:
-                await _apply(sessions, view.key, keys, make, declaration.config.__contains__)
-            changes.append(ConfigChange(str(view.key), planned))
+                await _apply(sessions, key, keys, make, keep)
+            changes.append(ConfigChange(str(key), planned))
         except LeaseHeldError:
-            held.append(str(view.key))
+            held.append(str(key))
+        except FormatError:
+            damaged.append(str(key))
     pruned = None
     if declaration.retention is not None:
         pruned = await sessions.prune(declaration.retention, id=id, tenant=tenant, dry_run=dry_run)
@@ -120,24 +125,19 @@ async def apply_to_store(
         looked_at=looked_at,
         changes=tuple(changes),
         held=tuple(held),
+        damaged=tuple(damaged),
         pruned=pruned,
     )
 
 
-async def _views(
-    sessions: SessionManager, id: str | None, tenant: str
-) -> AsyncIterator[SessionView]:
-    """Look at sessions, without a lease."""
+async def _keys(sessions: SessionManager, id: str | None, tenant: str) -> AsyncIterator[SessionKey]:
+    """Give the sessions of one agent, or of all."""
     after = None
     while page := await sessions.list(tenant=tenant, prefix=id or "", after=after, limit=_PAGE):
         after = page[-1]
         for info in page:
-            key = info.key
-            if id is not None and key.agent != id:
-                continue
-            view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
-            if view is not None:
-                yield view
+            if id is None or info.key.agent == id:
+                yield info.key
 
 
 async def _stored(view: SessionView) -> Saved | None:

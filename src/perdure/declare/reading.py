@@ -21,6 +21,8 @@ MAX_BYTES: Final = 256 * 1024
 """The largest file."""
 MAX_DEPTH: Final = 10
 """How deep a file may nest."""
+MAX_SKIPPED: Final = 100
+"""How deep what is skipped may nest: the parser's time grows with the square of the depth."""
 
 _NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL: Final = {
@@ -180,6 +182,8 @@ class _Tree:
             inner = next(self._events)
             depth += isinstance(inner, yaml.CollectionStartEvent)
             depth -= isinstance(inner, yaml.CollectionEndEvent)
+            if depth > MAX_SKIPPED:
+                self._refuse(inner, f"this is nested deeper than {MAX_SKIPPED} levels: flatten it")
         return self._placed(event, ())
 
     def _refuse(self, event: Any, message: str) -> None:

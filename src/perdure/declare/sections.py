@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from perdure.autosave.options import Autosave
+from perdure.declare.archive.selecting import MAX_PATHS
 from perdure.declare.nodes import Node, Problems, kind_of, shown
 from perdure.errors import ConfigError
 from perdure.session.retention import Retention
@@ -32,7 +33,6 @@ __all__ = [
 T = TypeVar("T")
 U = TypeVar("U")
 
-MAX_PATHS: Final = 100
 MAX_PATH_BYTES: Final = 1024
 PRESETS: Final[Mapping[str, Autosave | None]] = {
     "default": Autosave(),
@@ -41,7 +41,7 @@ PRESETS: Final[Mapping[str, Autosave | None]] = {
     "off": None,
 }
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
-_PASSWORD: Final = re.compile(r"^[^/?#]*://[^/?#@]*:[^/?#@]+@")
+_AUTHORITY: Final = re.compile(r"[^/?#]*://([^/?#]*)")
 _SECRET: Final = re.compile(r"[?&](password|passwd|sslpassword)=[^&]")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _AUTOSAVE: Final = {
@@ -127,10 +127,17 @@ def store_in(node: Node, problems: Problems) -> StorePlace | None:
         said = f"store is {kind_of(node)}: give a path or a URL, such as file:./sessions"
         problems.add(node, said)
         return None
-    if _PASSWORD.match(node.value) or _SECRET.search(node.value):
+    if _has_password(node.value):
         problems.add(node, "store holds a password: write url_env: NAME, and set that variable")
         return None
     return StorePlace(url=node.value)
+
+
+def _has_password(url: str) -> bool:
+    """Say whether a URL holds one, before its host or among its options."""
+    found = _AUTHORITY.match(url)
+    who = found[1].rpartition("@")[0] if found is not None else ""
+    return bool(who.partition(":")[2] or _SECRET.search(url))
 
 
 def encryption_in(node: Node, problems: Problems) -> KeySource | None:

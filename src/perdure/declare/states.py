@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 import anyio.to_thread
 
@@ -33,8 +33,8 @@ def check_state_key(key: str, reserved: Collection[str] = (DOCUMENT,)) -> str:
         ConfigError: It is empty, too long, no text, or reserved.
 
     """
-    why = None
-    if not all(key.split("/")):
+    why, given = None, cast("object", key)
+    if not isinstance(given, str) or not all(given.split("/")):
         why = "give text of at least one character, with no empty step between slashes"
     elif key in reserved:
         why = "it is reserved"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar, final
@@ -34,6 +35,7 @@ __all__ = ["has_memories", "read_memories"]
 
 T = TypeVar("T")
 
+_READ: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a pipe keeps nobody waiting
 LINE: Final = 64 * 1024 * 1024
 """Bytes that a line may have."""
 _OLD_ARCHIVE: Final = "raw_traces_archive.jsonl"
@@ -144,8 +146,8 @@ class _Reading:
                 bad.append((number, str(error)))
         if bad:
             number, why = bad[0]
-            detail = f"{len(bad)} lines cannot be read, the first is line {number}: {why}"
-            self._tell(shown or name, detail)
+            first = f"{len(bad)} lines cannot be read, the first is line {number}: {why}"
+            self._tell(shown or name, first if number else why)
 
 
 def _numbered(
@@ -153,8 +155,12 @@ def _numbered(
 ) -> Iterator[tuple[int, bytes]]:
     """Give a file's lines with their numbers; nothing for a file that is not there."""
     try:
-        fd = folder.open(name)
+        fd = folder.open(name, _READ)
     except FileNotFoundError:
+        return
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        tell(0, "it is no regular file")
         return
     with os.fdopen(fd, "rb") as file:
         for number in itertools.count(1):

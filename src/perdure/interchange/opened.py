@@ -47,7 +47,7 @@ def read_open(fields: Fields, cls: type[T], at: str = "$") -> T:
     """Return a struct of an object's fields. What is null where that does not fit is absent.
 
     Raises:
-        CorruptRecordError: A known field has another type than it should.
+        CorruptRecordError: A known field has another type than it should, or is missing.
 
     """
     rest = dict(fields)
@@ -57,7 +57,11 @@ def read_open(fields: Fields, cls: type[T], at: str = "$") -> T:
         if raw != _NULL:
             found[name] = _read(bytes(raw), kind, f"{at}.{written}")
     extra = {name: compact(bytes(raw)) for name, raw in rest.items()}
-    return cls(**found, extra=extra)
+    try:
+        return cls(**found, extra=extra)
+    except TypeError as error:
+        message = f"the value at {at} cannot be read: {error}"
+        raise CorruptRecordError(message, path=at) from None
 
 
 def write_open(value: msgspec.Struct) -> bytes:

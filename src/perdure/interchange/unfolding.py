@@ -232,6 +232,11 @@ def _plugins(state: FullAgentState, findings: list[Finding]) -> Fields:
         if where:
             config["redacted"] = msgspec.Raw(encode(where))
         plugins[CONFIG] = msgspec.Raw(encode(config))
+    for name in [name for name in plugins if not all(name.split("/"))]:
+        findings.append(
+            Finding("left out", f"plugins.{name}", "nothing can be stored by this name")
+        )
+        del plugins[name]
     return plugins
 
 

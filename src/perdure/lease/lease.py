@@ -7,7 +7,6 @@ simply taken over by the next open.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import anyio
@@ -63,13 +62,13 @@ async def obtain(
     while True:
         holder = await store.holder(key)
         now = clock()
-        if holder is not None:
-            watch = watched(watch, holder, now)
+        watch = watched(watch, holder, now)
         if _is_due(holder, given) and now - start < COURTESY:
             await asking.pause(given)
         elif may_take(holder, watch, me=me, on_held=on_held, ttl=lease.ttl, now=now):
-            with contextlib.suppress(LeaseHeldError):  # somebody else was faster: look again
-                return await store.acquire(key, after=0 if holder is None else holder.epoch)
+            grant = await asking.take(holder, in_time=now - start < wait + AGAIN)
+            if grant is not None:
+                return grant
         elif holder is not None:
             if on_held == "raise" or now - start >= wait:
                 raise held(key, holder, on_held, now - start)
@@ -92,6 +91,17 @@ class _Asking:
         self._asked: tuple[int, float] = (0, 0.0)
         self._epoch = 0
         self._pause = SOON
+
+    async def take(self, holder: Holder | None, *, in_time: bool) -> Grant | None:
+        """Take it; None if somebody else was faster, and there is time to look who."""
+        after = 0 if holder is None else holder.epoch
+        try:
+            return await self._store.acquire(self._key, after=after)
+        except LeaseHeldError:
+            if not in_time:
+                raise
+        await self.pause(after)
+        return None
 
     async def ask(self, holder: Holder, now: float) -> None:
         """Ask each holder at once, and again from time to time."""

@@ -53,8 +53,10 @@ class Watch(msgspec.Struct, frozen=True):
     """When this beat was first seen, on the taker's clock."""
 
 
-def watched(before: Watch | None, holder: Holder, now: float) -> Watch:
+def watched(before: Watch | None, holder: Holder | None, now: float) -> Watch | None:
     """Return what is known of a holder's heartbeat after another look."""
+    if holder is None:
+        return None
     if before is not None and (before.epoch, before.beat) == (holder.epoch, holder.beat):
         return before
     return Watch(holder.epoch, holder.beat, now)

@@ -175,13 +175,12 @@ class Frontier:
         Not between a call and its result, and nothing of the newest that is still incomplete.
         """
         blocks = list(self._raw)
-        complete = [at for at, block in enumerate(blocks) if block.is_complete]
-        limit = complete[-1] + 1 if complete else 0
+        limit = next((at for at in range(len(blocks), 0, -1) if blocks[at - 1].is_complete), 0)
         waiting: set[str] = set()
         for count in range(1, limit + 1):
             waiting |= blocks[count - 1].open_calls()
             rest = blocks[count:]
-            if not any(waiting & block.orphans() for block in rest):
+            if not waiting or not any(waiting & block.orphans() for block in rest):
                 return count
         return 0
 

@@ -47,7 +47,9 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
             no such limit.
         count_tokens: Returns how many tokens a message takes.
         keep_turns: How many of the newest turns stay as they are, as far as they fit.
-        episode_turns: How many turns one summary covers at most.
+        episode_turns: How many turns one summary covers.
+        max_summaries: How many summaries one compaction makes at most. Where that is not enough,
+            as for a long session that was imported, each covers more turns.
 
     Raises:
         ConfigError: A value does not fit.
@@ -59,9 +61,11 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     count_tokens: CountTokens = estimated_tokens
     keep_turns: int = 4
     episode_turns: int = 8
+    max_summaries: int = 16
 
     def __post_init__(self) -> None:
-        least = {"max_bytes": 1, "max_tokens": 1, "keep_turns": 0, "episode_turns": 1}
+        least = {"max_bytes": 1, "max_tokens": 1, "keep_turns": 0}
+        least |= {"episode_turns": 1, "max_summaries": 1}
         for name, minimum in least.items():
             value = getattr(self, name)
             if value is not None and value < minimum:

@@ -36,6 +36,7 @@ _NOISE: Final = frozenset(
     }
 )
 _EMPTY: Final = frozenset({"no facts", "not available", "not specified", "not applicable"})
+_QUESTION_MARKS: Final = ("?", "？", "؟")  # noqa: RUF001  # those of other scripts
 _LEAST: Final = 3
 """How many letters and digits a fact has at least."""
 
@@ -128,6 +129,6 @@ def _shortened(text: str, chars: int) -> str:
 
 def _is_noise(text: str, key: str) -> bool:
     """Say whether a text tells nothing: a greeting, a question, a mark."""
-    if text.endswith("?") or key in _EMPTY:
+    if text.endswith(_QUESTION_MARKS) or key in _EMPTY:
         return True
     return len(key.replace(" ", "")) < _LEAST or all(word in _NOISE for word in key.split())

@@ -2,7 +2,8 @@
 
 Folded from the log, and pure: a record opens an entry, changes it, or ends it, and what has ended
 is dropped. So the ledger is as small as what is under way, however long the history is. What
-a newer release keeps in an entry is carried along.
+a newer release keeps in an entry is carried along. A fork begins with an empty ledger: what is
+under way there is its origin's to end.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from perdure.codec.decoders import decoder_of
-from perdure.codec.json import decode_with, encode
-from perdure.model.records import ADMITTED, APPROVAL, EFFECT, Entry, Record
+from perdure.codec.json import decode, decode_with, encode
+from perdure.model.base import Base
+from perdure.model.records import ADMITTED, APPROVAL, BASE, EFFECT, Entry, Record
 
 __all__ = [
     "LEDGER",
@@ -32,7 +34,7 @@ __all__ = [
 
 LEDGER: Final = "ledger.json"
 """The document that the records fold to."""
-LEDGER_KINDS: Final = frozenset({ADMITTED, APPROVAL, EFFECT})
+LEDGER_KINDS: Final = frozenset({ADMITTED, APPROVAL, EFFECT, BASE})
 OVER: Final = "over"
 """The state of an entry that has come to its end."""
 MOST: Final = 1000
@@ -126,6 +128,10 @@ class Ledger:
 
     def feed(self, kind: str, payload: bytes) -> None:
         """Take in the next record of one of the ledger's kinds."""
+        if kind == BASE:
+            if decode(payload, Base).begins_fork:
+                self._document = _Document()
+            return
         change = decode_with(_FIELDS, payload)
         entries = self._of(kind)
         name = _text(change, "id")
@@ -166,9 +172,10 @@ class Ledger:
 
     def document(self) -> bytes | None:
         """Return ledger.json; None for an empty one."""
-        if not any(map(self._of, LEDGER_KINDS)):
+        document = self._document
+        if not (document.messages or document.effects or document.approvals):
             return None
-        return msgspec.json.format(encode(self._document), indent=2)
+        return msgspec.json.format(encode(document), indent=2)
 
     def _of(self, kind: str) -> dict[str, Fields]:
         document = self._document

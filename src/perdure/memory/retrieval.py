@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import sqrt
+from operator import mul
 from typing import Literal, final
 
 import anyio.to_thread
@@ -27,10 +28,12 @@ ReadLines = Callable[[str], Awaitable[Sequence[bytes]]]
 Rank = Callable[[str, Sequence[str]], Sequence[float]]
 """Return how well each text fits a query, from 0 to 1; runs in a thread."""
 Embed = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
-"""Return a vector for each text."""
+"""Return a vector for each text; it is asked for some at a time."""
 Item = EpisodicItem | SemanticItem
 
 _HEAVIEST = 500.0
+EMBEDDED = 256
+"""How many texts are put into vectors at a time."""
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,23 +210,37 @@ class Retriever:
         by_words = await anyio.to_thread.run_sync(self._rank, query, texts)
         if self._embed is None:
             return by_words
+        wanted, vectors = await self._vectors_of(query, texts, self._embed)
+
+        def better() -> list[float]:
+            return [
+                max(words, cosine(wanted, vectors[text]))
+                for words, text in zip(by_words, texts, strict=True)
+            ]
+
+        return await anyio.to_thread.run_sync(better)
+
+    async def _vectors_of(
+        self, query: str, texts: Sequence[str], embed: Embed
+    ) -> tuple[Sequence[float], Mapping[str, Sequence[float]]]:
+        """Return the vectors of a query and of texts; what is not known yet is asked for."""
         known = {text: self._vectors[text] for text in texts if text in self._vectors}
         missing = [text for text in dict.fromkeys(texts) if text not in known]
-        asked = [query, *missing]
-        wanted, *vectors = _checked(await self._embed(asked), asked, known)
-        known.update(zip(missing, vectors, strict=True))
-        self._vectors |= known  # another search may have added some meanwhile
-        return [
-            max(words, cosine(wanted, known[text]))
-            for words, text in zip(by_words, texts, strict=True)
-        ]
+        found: list[Sequence[float]] = []
+        for at in range(0, len(missing) + 1, EMBEDDED):
+            part = [query, *missing][at : at + EMBEDDED]
+            found += _checked(await embed(part), part, [*known.values(), *found])
+            # Kept at once: the next part may fail, and another search may have added some.
+            self._vectors.update(zip(missing, found[1:], strict=False))
+        wanted, *vectors = found
+        return wanted, {**known, **dict(zip(missing, vectors, strict=True))}
 
 
 def _checked(
-    vectors: Sequence[Sequence[float]], texts: Sequence[str], known: Mapping[str, Sequence[float]]
+    vectors: Sequence[Sequence[float]], texts: Sequence[str], known: Sequence[Sequence[float]]
 ) -> Sequence[Sequence[float]]:
     """Return vectors that fit their texts, and the vectors from before."""
-    sizes = {len(vector) for vector in (*vectors, *known.values())}
+    sizes = {len(vector) for vector in (*vectors, *known)}
     if len(vectors) != len(texts) or len(sizes) > 1:
         message = (
             f"embed: {len(vectors)} vectors of {sorted(sizes)} numbers for {len(texts)} texts do "
@@ -258,6 +275,5 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
     >>> cosine([1.0, 0.0], [2.0, 0.0])
     1.0
     """
-    length = sqrt(sum(x * x for x in one)) * sqrt(sum(x * x for x in other))
-    product = sum(x * y for x, y in zip(one, other, strict=True))
-    return max(product / length, 0.0) if length else 0.0
+    length = sqrt(sum(map(mul, one, one)) * sum(map(mul, other, other)))
+    return max(sum(map(mul, one, other)) / length, 0.0) if length else 0.0

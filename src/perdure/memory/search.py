@@ -1,7 +1,7 @@
 """Finding entries of the working memory by their words.
 
-Pure. The query is taken apart into words; upper and lower case are the same. An entry is found
-if at least one word of the query stands in its key, its description or, where values are
+Pure. The query is taken apart into words (`perdure.memory.words`); upper and lower case are
+the same. An entry is found if one of them stands in its key, its description or, where values are
 searched, in the text of its value. For each word the best place counts:
 
     the key is the word 16 · a word of the key 8 · within the key 4
@@ -21,10 +21,10 @@ from typing import Any, Final
 from perdure.codec.json import decode
 from perdure.memory.index import MemoryEntry
 from perdure.memory.room import weight_of
+from perdure.memory.words import words_of
 
 __all__ = ["Words", "ranked", "text_of"]
 
-_WORD: Final = re.compile(r"\w+")
 _PARTS: Final = re.compile(r"[^\W_]+")
 _KEY, _KEY_WORD, _IN_KEY = 16, 8, 4
 _WORD_OF_TEXT, _IN_TEXT, _IN_VALUE = 4, 2, 1
@@ -38,7 +38,7 @@ class Words:
     """
 
     def __init__(self, query: str) -> None:
-        self._words = list(dict.fromkeys(_WORD.findall(query.casefold())))
+        self._words = words_of(query.casefold())
 
     def __bool__(self) -> bool:
         return bool(self._words)

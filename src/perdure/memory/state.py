@@ -56,9 +56,15 @@ class States:
         """Keep a value under a key, and return the session's version.
 
         Raises:
+            ConfigError: The key has an empty step between slashes, or is no text.
             NotStorableError: The value cannot be stored; the error names path and type.
 
         """
+        if not all(str(key).split("/")):  # no document can have such a name
+            message = (
+                f"a state's key has no empty step between slashes, as {key!r} has: leave it out"
+            )
+            raise ConfigError(message, option="key")
         data, types = encode_value(value, self._registry)
         change = StateSet(_name(key), msgspec.Raw(data), types)
         return self._accept((Entry(STATE, encode(change)),))

@@ -21,6 +21,7 @@ from msgspec import UNSET, UnsetType
 from perdure.codec.json import encode
 from perdure.codec.registry import Registry
 from perdure.codec.values import decode_value, encode_value
+from perdure.errors import ConfigError
 from perdure.memory.index import MEMORY as DOCUMENT
 from perdure.memory.index import Dropped, Index, MemoryChange, MemoryEntry, changes_of
 from perdure.memory.lazy import Lazy
@@ -28,6 +29,7 @@ from perdure.memory.room import check_priority, evicted
 from perdure.memory.search import Words, ranked, text_of
 from perdure.memory.storage import MemoryInfo, MemoryItem
 from perdure.memory.values import Values
+from perdure.model.keys import require_text
 from perdure.model.records import MEMORY_DROP, MEMORY_SET, Entry, Record
 
 __all__ = ["Room", "WorkingMemory"]
@@ -101,7 +103,7 @@ class WorkingMemory:
         Raises:
             NotStorableError: The value cannot be stored; the error names path and type.
             TooLargeError: It does not fit, whatever else goes; nothing has changed.
-            ConfigError: There is no such priority.
+            ConfigError: There is no such priority, or a name or description is no text.
 
         """
         item = MemoryItem(
@@ -116,6 +118,7 @@ class WorkingMemory:
 
     def drop(self, key: str) -> int:
         """Forget a key (no error if it is not there), and return the session's version."""
+        require_text("memory key", key)
         touched = self._noted()
         version = self._accept((Entry(MEMORY_DROP, encode(Dropped(key, touched))),))
         self._forget(touched)
@@ -235,7 +238,7 @@ class WorkingMemory:
 
     def put(self, item: MemoryItem) -> int:
         """Keep an entry, and return the session's version; errors as for ``set``."""
-        check_priority(item.priority)
+        _check(item)
         data, types = encode_value(item.value, self._registry)
         now = _now()
         change = MemoryChange(
@@ -274,6 +277,24 @@ class WorkingMemory:
                 if apart.sha256 is not UNSET:
                     self._values.keep(apart.sha256, bytes(entry.value))
                 index.entries[key] = apart
+
+
+def _check(item: MemoryItem) -> None:
+    for name in ("key", "description", "scope"):
+        require_text(f"memory {name}", getattr(item, name))
+    for name, kind, fits in _FITTING:
+        value = getattr(item, name)
+        if not isinstance(value, kind):
+            message = f"memory: {name}={value!r} does not fit: it is {fits}"
+            raise ConfigError(message, option=name, value=value)
+    check_priority(item.priority)
+
+
+_FITTING: Final = (
+    ("pinned", bool, "True or False"),
+    ("created_at", int | None, "milliseconds since 1970, a whole number"),
+    ("last_accessed_at", int | None, "milliseconds since 1970, a whole number"),
+)
 
 
 def _now() -> int:

@@ -33,6 +33,11 @@ class Base(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     moved: SessionKey | None = None
     """The name that the session had before, if it was renamed."""
 
+    @property
+    def begins_fork(self) -> bool:
+        """Whether a session begins with it as another one's fork; what it gets later says more."""
+        return self.parent is not None and not (self.kept or self.folded or self.cut)
+
 
 class Piece(msgspec.Struct, frozen=True):
     """A run of records in a blob."""

@@ -10,10 +10,13 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["SNAPSHOT_CREATED", "KernelEvent", "Stamp"]
+__all__ = ["PRUNED", "SNAPSHOT_CREATED", "KernelEvent", "Stamp"]
 
 SNAPSHOT_CREATED = "snapshot_created"
 """The kind of the event that stands in one group with each checkpoint."""
+
+PRUNED = "pruned"
+"""In the detail of one that is in a file, or was in one: its checkpoint is gone."""
 
 
 class KernelEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -53,19 +53,13 @@ def require_filters(
         _check("tenant", tenant)
     for what, value in (("owner", owner), ("tag", tag), ("prefix", prefix)):
         if value is not None:
-            _require_text(what, value)
+            require_text(what, value)
     _require_printable("prefix", prefix)
 
 
 def _check(what: str, value: str) -> None:
-    if not isinstance(value, str):
-        message = f"{what} must be a string, not {type(value).__name__}"
-        raise ConfigError(message, option=what)
-    if not value:
-        message = f"{what} is empty: give it at least one character"
-        raise ConfigError(message, option=what)
+    size = require_name(what, value)
     _require_printable(what, value)
-    size = _require_text(what, value)
     if size > MAX_ID_BYTES:
         message = f"{what} is {size} bytes long, the limit is {MAX_ID_BYTES}: use a shorter one"
         raise ConfigError(message, option=what, size=size)
@@ -77,8 +71,20 @@ def _require_printable(what: str, value: str) -> None:
         raise ConfigError(message, option=what, value=value)
 
 
-def _require_text(what: str, value: str) -> int:
-    """Return how many bytes a text has."""
+def require_name(what: str, value: str) -> int:
+    """Return how many bytes a text has; raise ConfigError for anything else, or an empty one."""
+    size = require_text(what, value)
+    if not size:
+        message = f"{what} is empty: give it at least one character"
+        raise ConfigError(message, option=what)
+    return size
+
+
+def require_text(what: str, value: str) -> int:
+    """Return how many bytes a text has; raise ConfigError for anything else."""
+    if not isinstance(value, str):
+        message = f"{what} must be a string, not {type(value).__name__}"
+        raise ConfigError(message, option=what)
     try:
         return len(value.encode())
     except UnicodeEncodeError:

@@ -10,6 +10,9 @@ from perdure.model.keys import SessionKey
 FORMAT = 1
 """The store format that this release writes."""
 
+KEYS = "keys/"
+"""Where the documents are that hold an encrypted session's key; who has it does not see them."""
+
 
 class FoldedDocument(msgspec.Struct, frozen=True):
     """One document as the manifest knows it."""

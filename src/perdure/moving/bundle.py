@@ -30,6 +30,7 @@ from perdure.store import Document
 __all__ = [
     "FORMAT",
     "GAP",
+    "MOST_MISSING",
     "Blob",
     "End",
     "Folded",
@@ -44,6 +45,8 @@ __all__ = [
 FORMAT = 1
 GAP = "gap"
 """The kind of records that stand where a moved log has none."""
+MOST_MISSING = 10_000_000
+"""Numbers that may be missing before a record: others stand for them, where it lands."""
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -171,6 +174,7 @@ class Reader:
         self._where = where
         self._hash = hashlib.sha256()
         self._lines = 0
+        self._seq = 1
         self.ended: bool = False
         """Whether the last line was read: only then nothing is missing."""
 
@@ -199,7 +203,7 @@ class Reader:
         if line.perdure_bundle is not None:
             return self._head(line, line.perdure_bundle)
         if line.n is not None:
-            return Record(line.n, 0, line.k, bytes(line.r), line.end is True)
+            return self._record(line, line.n)
         if line.blob is not None:
             return Blob(line.blob, self._blob(line))
         if line.document is not None:
@@ -207,6 +211,16 @@ class Reader:
         if line.manifest is not None:
             return line.manifest
         return self._end(line)
+
+    def _record(self, line: _Line, seq: int) -> Record:
+        if line.k in {EPOCH, GAP}:
+            raise self._corrupt(f"a record of the kind {line.k} is a store's own")
+        before, self._seq = self._seq, seq
+        if seq <= before:
+            raise self._corrupt(f"record {seq} is not in order behind {before}")
+        if seq - before > MOST_MISSING:
+            raise self._corrupt(f"more than {MOST_MISSING} records are missing before {seq}")
+        return Record(seq, 0, line.k, bytes(line.r), line.end is True)
 
     def _head(self, line: _Line, version: int) -> Head:
         if version > FORMAT:

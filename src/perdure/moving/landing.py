@@ -149,7 +149,16 @@ class _Landing:
 
     async def _based(self, base: Base) -> Base:
         """Return a base with the epoch that its parent's record has here."""
-        if base.parent is None or not base.at:
+        if base.parent is None:
+            return base
+        if base.parent.tenant != self._key.tenant:
+            await self._store.delete(self._key, self._epoch)
+            message = (
+                f"session {self._key} goes on behind {base.parent}, and a fork has its parent's "
+                f"tenant: bring both in for {base.parent.tenant!r}"
+            )
+            raise StoreError(message, key=str(self._key), parent=str(base.parent))
+        if not base.at:
             return base
         log = followed(self._store).read_log(base.parent, after=base.at - 1, limit=1)
         async with aclosing(log) as chunks:

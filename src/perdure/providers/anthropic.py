@@ -2,7 +2,8 @@
 
 Its rules: the instructions stand apart, user and assistant take turns, results come first in the
 turn behind their calls, no text is blank, ids are unique and of few characters, thinking is
-sent back with its signature and unchanged, or not at all, and never ends a turn.
+sent back with its signature and unchanged, or not at all, and never ends a turn. What its own
+tools do stands in the answer; `perdure.providers.server_tools` has the rules for that.
 """
 
 from __future__ import annotations
@@ -10,14 +11,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from perdure.model.messages import Message, ToolCall
 from perdure.providers.alternating import EMPTY, OPENING, Turns, alternating
 from perdure.providers.fitting import CallIds, arguments_of, clean, function_name, result_text
 from perdure.providers.issued import Issued, Issuer, Item, fields_of, raw, stamp_of, stamped
 from perdure.providers.layout import Placed, laid_out
 from perdure.providers.pairing import Exchange
-from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, read_part, words_of
-from perdure.providers.replies import as_dict, issuer_of, not_a_reply
+from perdure.providers.parts import (
+    IMAGES,
+    Media,
+    Part,
+    Text,
+    Unknown,
+    note,
+    parts_of,
+    shown,
+    words_of,
+)
+from perdure.providers.replies import as_dict, issuer_of, listed, not_a_reply
+from perdure.providers.server_tools import settled
 from perdure.providers.target import RenderedContext, Target
 
 __all__ = ["parse", "render"]
@@ -25,14 +39,15 @@ __all__ = ["parse", "render"]
 FORMAT: Final = "anthropic"
 CALL_ID: Final = r"[a-zA-Z0-9_-]{1,64}"
 MAX_NAME: Final = 128
-IMAGES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 Block = dict[str, Any]
 
 
 def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
     """Return exchanges as the messages of a request, and the instructions."""
-    turns = alternating(_turns(exchanges, target), _text_block(OPENING))
+    given = [turn for turn in _turns(exchanges, target) if turn[1]]
+    said = settled(given, _stop_reason(exchanges, target))
+    turns = alternating(((role, _ended(role, one)) for role, one in said), _text_block(OPENING))
     _trim_end(turns)
     messages = [{"role": role, "content": _short(blocks)} for role, blocks in turns]
     return RenderedContext(target.format, messages, _system(exchanges))
@@ -80,7 +95,7 @@ def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) ->
         ]
         return [block for block in (*said, *calls) if not _is_blank(block)]
     placed = (_own_block(one, message, call_ids) for one in laid_out(message, own))
-    return _sound([block for block in placed if block is not None], own)
+    return [block for block in placed if block is not None]
 
 
 def _own_block(placed: Placed, message: Message, call_ids: Sequence[str]) -> Block | None:
@@ -96,18 +111,22 @@ def _own_block(placed: Placed, message: Message, call_ids: Sequence[str]) -> Blo
     return block
 
 
-def _sound(blocks: list[Block], own: Issued) -> list[Block]:
-    """Leave out calls of the provider's own tools that have no result, and thinking at the end."""
-    if own.reply.get("stop_reason") != raw("pause_turn"):
-        done = {block.get("tool_use_id") for block in blocks}
-        blocks = [
-            block
-            for block in blocks
-            if block.get("type") != "server_tool_use" or block.get("id") in done
-        ]
-    while blocks and blocks[-1].get("type") in THINKING:
-        blocks.pop()
-    return blocks
+def _ended(role: str, blocks: list[Block]) -> list[Block]:
+    """Leave out thinking that led to nothing."""
+    end = len(blocks)
+    while role == "assistant" and end and blocks[end - 1].get("type") in THINKING:
+        end -= 1
+    return blocks[:end]
+
+
+def _stop_reason(exchanges: Sequence[Exchange], target: Target) -> str | None:
+    """Return why the newest answer ended, if it came from this provider."""
+    for exchange in reversed(exchanges):
+        if exchange.head.role == "assistant":
+            own = target.own(stamp_of(exchange.head))
+            reason = None if own is None else own.reply.get("stop_reason")
+            return None if reason is None else str(msgspec.json.decode(reason))
+    return None
 
 
 def _call(call: ToolCall, call_id: str, block: Block) -> Block:
@@ -118,24 +137,11 @@ def _call(call: ToolCall, call_id: str, block: Block) -> Block:
 def _result(message: Message, call_id: str) -> Block:
     result = message.tool_result
     assert result is not None
-    content: Any = result_text(result)
-    if result.error is None and isinstance(result.result, list):
-        content = _shown(result.result) or content
+    parts = shown(result.result) if result.error is None else None
+    blocks = [_block(part, source) for part, source in parts or ()]
+    content = [block for block in blocks if not _is_blank(block)] or result_text(result)
     block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": content}
     return block if result.error is None else {**block, "is_error": True}
-
-
-def _shown(parts: list[Any]) -> list[Block] | None:
-    """Return a result as blocks if it is a list of content parts with something to look at."""
-    read = [read_part(part) if isinstance(part, Mapping) else None for part in parts]
-    if not any(isinstance(part, Media) for part in read):
-        return None
-    blocks: list[Block] = []
-    for part, source in zip(read, parts, strict=True):
-        if part is None or isinstance(part, Unknown):
-            return None
-        blocks.append(_block(part, source))
-    return [block for block in blocks if not _is_blank(block)]
 
 
 def _block(part: Part, source: Any) -> Block:
@@ -143,9 +149,9 @@ def _block(part: Part, source: Any) -> Block:
         return part.part
     if isinstance(part, Text):
         return {**_marks(source), **_text_block(part.text)}
-    if isinstance(source, dict) and isinstance(source.get("source"), dict):
-        return source
-    return _media(part)
+    block = _media(part)
+    native = isinstance(source, dict) and isinstance(source.get("source"), dict)
+    return {**source, **block} if native and block["type"] != "text" else block
 
 
 def _marks(source: Any) -> Block:
@@ -156,9 +162,9 @@ def _marks(source: Any) -> Block:
 
 def _media(media: Media) -> Block:
     source: Block | None = None
-    if media.url is not None and media.url.startswith(("http://", "https://")):
+    if media.url is not None and media.url.startswith("https://"):  # it fetches no others
         source = {"type": "url", "url": media.url}
-    elif media.data is not None:
+    elif media.data:
         source = {"type": "base64", "media_type": media.type, "data": media.data}
     if source and media.kind == "image" and (media.url is not None or media.type in IMAGES):
         return {"type": "image", "source": source}
@@ -198,9 +204,9 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
 
     """
     whole = as_dict(reply)
-    blocks = whole.get("content")
-    if not isinstance(blocks, list) or not all(isinstance(one, Mapping) for one in blocks):
+    if not isinstance(whole.get("content"), list):
         raise not_a_reply(FORMAT, "its content is no list of blocks")
+    blocks = listed(FORMAT, whole, "content")
     items = tuple(map(_item, blocks))
     by = issuer_of(FORMAT, issuer, whole.get("model"))
     stamp = Issued(
@@ -256,4 +262,6 @@ def _is_plain(blocks: Sequence[Mapping[str, Any]]) -> bool:
     """Say whether text and then calls is all there is, so that the message says it itself."""
     shapes = [{name for name, one in block.items() if one is not None} for block in blocks]
     calls = shapes[1:] if shapes[:1] == [{"type", "text"}] else shapes
+    if any(block.get("type") not in {"text", "tool_use"} for block in blocks):
+        return False  # a call of the provider's own tool looks like one of the user's
     return all(shape == {"type", "id", "name", "input"} for shape in calls)

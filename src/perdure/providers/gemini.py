@@ -30,6 +30,7 @@ UNSIGNED: Final = "skip_thought_signature_validator"
 """The signature of a call that Gemini did not make."""
 MAX_NAME: Final = 64
 NATIVE: Final = frozenset({"inlineData", "fileData"})
+IMAGES: Final = frozenset({"image/jpeg", "image/png", "image/webp", "image/heic", "image/heif"})
 Block = dict[str, Any]
 
 _CAMEL: Final = {
@@ -122,12 +123,21 @@ def _part(part: Part, source: Any) -> Block:
         return part.part
     if isinstance(part, Text):
         return {"text": clean(part.text)}
-    if isinstance(source, dict) and not NATIVE.isdisjoint(source):
+    if not isinstance(source, dict) or NATIVE.isdisjoint(source) or _is_refused(part):
+        return _media(part)
+    if part.media_type is None:
         return source
-    return _media(part)
+    name = "inlineData" if "inlineData" in source else "fileData"
+    return {**source, name: {**source[name], "mimeType": part.type}}
+
+
+def _is_refused(media: Media) -> bool:
+    return media.kind == "image" and (media.type not in IMAGES or media.data == "")
 
 
 def _media(media: Media) -> Block:
+    if _is_refused(media):
+        return {"text": note(media)}
     if media.data is not None:
         return {"inlineData": {"mimeType": media.type, "data": media.data}}
     if media.url is not None and media.url.startswith(("http://", "https://", "gs://")):

@@ -9,6 +9,7 @@ that lacks it), under the name that the issuer gave it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from perdure.model.messages import Extra, Message, ToolCall
@@ -22,8 +23,24 @@ from perdure.providers.fitting import (
 )
 from perdure.providers.issued import Issued, Issuer, fields_of, opaque, raw, stamp_of, stamped
 from perdure.providers.pairing import Exchange
-from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, plain, words_of
-from perdure.providers.replies import arguments, as_dict, issuer_of, not_a_reply, plain_text
+from perdure.providers.parts import (
+    Media,
+    Part,
+    Text,
+    Unknown,
+    content_of,
+    image_url,
+    note,
+    words_of,
+)
+from perdure.providers.replies import (
+    arguments,
+    as_dict,
+    issuer_of,
+    listed,
+    not_a_reply,
+    plain_text,
+)
 from perdure.providers.target import RenderedContext, Target
 
 __all__ = ["parse", "render"]
@@ -36,6 +53,7 @@ SAID_APART: Final = frozenset({"role", "content", "tool_calls", *REASONING})
 NOT_SENT_BACK: Final = frozenset({"audio", "annotations"})
 """What a reply may have and a request may not."""
 NATIVE: Final = frozenset({"image_url", "input_audio", "file"})
+SOUNDS: Final = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 
 
 def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
@@ -46,7 +64,8 @@ def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
     for exchange in exchanges:
         head = exchange.head
         if head.role != "assistant":
-            messages.append({"role": head.role, "content": _content(head, target)})
+            content = content_of(head, partial(_part, target=target))
+            messages.append({"role": head.role, "content": content})
             continue
         call_ids = ids.of(head.tool_calls)
         rendered = _assistant(head, call_ids, target, field)
@@ -111,27 +130,17 @@ def _call(call: ToolCall, call_id: str, own: Issued | None) -> dict[str, Any]:
     return {**extra, "id": call_id, "type": "function", "function": function}
 
 
-def _content(message: Message, target: Target) -> Any:
-    if isinstance(message.content, str) and not _has_media(message):
-        return clean(message.content)
-    if message.role == "system":
-        return clean("\n\n".join(plain(part) for part, _ in parts_of(message)))
-    parts = [_part(part, source, target) for part, source in parts_of(message)]
-    return [part for part in parts if part.get("text") != ""] or ""
-
-
-def _has_media(message: Message) -> bool:
-    return bool(message.image_urls or message.audio_urls or message.video_urls)
-
-
 def _part(part: Part, source: Any, target: Target) -> dict[str, Any]:
     if isinstance(part, Unknown):
         return part.part
-    if isinstance(source, dict) and source.get("type") in NATIVE:
-        return source
     if isinstance(part, Text):
         return {**_marks(source, target), "type": "text", "text": clean(part.text)}
-    return _media(part)
+    block = _media(part)
+    if isinstance(source, dict) and source.get("type") in NATIVE:
+        # Others who speak the format may take more than OpenAI does.
+        takes = block["type"] != "text" or part.kind != "image"
+        return source if takes or target.issuer.provider != FORMAT else block
+    return block
 
 
 def _marks(source: Any, target: Target) -> dict[str, Any]:
@@ -145,16 +154,15 @@ def _marks(source: Any, target: Target) -> dict[str, Any]:
 
 
 def _media(media: Media) -> dict[str, Any]:
-    if media.kind == "image":
-        url = media.data_url if media.url is None else media.url
-        if url.startswith(("http://", "https://", "data:")):
-            return {"type": "image_url", "image_url": {"url": url}}
-    if media.data is not None and media.kind == "document":
+    url = image_url(media)
+    if url is not None:
+        return {"type": "image_url", "image_url": {"url": url}}
+    if media.data and media.kind == "document":
         file = {"filename": media.name or "document", "file_data": media.data_url}
         return {"type": "file", "file": file}
-    if media.data is not None and media.kind == "audio":
-        form = "wav" if "wav" in media.type else "mp3"
-        return {"type": "input_audio", "input_audio": {"data": media.data, "format": form}}
+    if media.data and media.type in SOUNDS:
+        audio = {"data": media.data, "format": SOUNDS[media.type]}
+        return {"type": "input_audio", "input_audio": audio}
     return {"type": "text", "text": note(media)}
 
 
@@ -180,7 +188,7 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         role="assistant",
         content=_heard(said),
         reasoning=None if field is None else said[field],
-        tool_calls=tuple(_parsed_call(call) for call in said.get("tool_calls") or ()),
+        tool_calls=tuple(map(_parsed_call, listed(FORMAT, said, "tool_calls"))),
         extra=stamped(stamp, fields_of(said, SAID_APART | {"refusal"})),
     )
 

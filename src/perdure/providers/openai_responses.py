@@ -2,7 +2,9 @@
 
 Its rules: each output has its call, a reasoning item stands before what it led to and can be read
 only from its encrypted content, and items that were issued with reasoning are named by
-their ids only if it is there too.
+their ids only if it is there too. Calls stand together, and their outputs behind them: else the
+reasoning counts as missing (community.openai.com, 1355347). What a reasoning item says of its
+status is for reading only (issue 13420 of litellm).
 """
 
 from __future__ import annotations
@@ -27,13 +29,22 @@ from perdure.providers.parts import (
     Part,
     Text,
     Unknown,
+    content_of,
+    image_url,
     note,
-    parts_of,
     plain,
     read_part,
+    shown,
     words_of,
 )
-from perdure.providers.replies import arguments, as_dict, issuer_of, not_a_reply, plain_text
+from perdure.providers.replies import (
+    arguments,
+    as_dict,
+    issuer_of,
+    listed,
+    not_a_reply,
+    plain_text,
+)
 from perdure.providers.target import RenderedContext, Target
 
 __all__ = ["parse", "render"]
@@ -80,7 +91,7 @@ def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
     for exchange in exchanges:
         head = exchange.head
         if head.role != "assistant":
-            items.append({"role": head.role, "content": _content(head)})
+            items.append({"role": head.role, "content": content_of(head, _part)})
             continue
         call_ids = ids.of(head.tool_calls)
         said = _assistant(head, call_ids, target.own(stamp_of(head)))
@@ -93,7 +104,8 @@ def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
 def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) -> list[Block]:
     if own is not None and own.items:
         placed = laid_out(message, own)
-        return _sound([_own_item(one, message, call_ids) for one in placed])
+        is_whole = sum(bool(one.block) for one in placed) == len(own.items)
+        return _sound([_own_item(one, message, call_ids) for one in placed], is_whole=is_whole)
     text = clean(words_of(message))
     said = [{"role": "assistant", "content": text}] if text else []
     calls = zip(message.tool_calls, call_ids, strict=True)
@@ -105,7 +117,7 @@ def _own_item(placed: Placed, message: Message, call_ids: Sequence[str]) -> Bloc
     if placed.call is not None:
         return _call(message.tool_calls[placed.call], call_ids[placed.call], block)
     if not placed.texts:
-        return block
+        return _without_status(block) if _kind(block) == "reasoning" else block
     if not block:
         return {"role": "assistant", "content": clean("".join(placed.texts))}
     texts = iter(placed.texts)
@@ -116,26 +128,45 @@ def _own_item(placed: Placed, message: Message, call_ids: Sequence[str]) -> Bloc
     return {**block, "content": content}
 
 
-def _sound(items: list[Block]) -> list[Block]:
-    """Leave out reasoning that cannot be read, or led to nothing, and the ids that went with it."""
+def _sound(items: list[Block], *, is_whole: bool) -> list[Block]:
+    """Leave out what cannot be sent back, and the ids that went with it.
+
+    That is reasoning that cannot be read, or led to nothing, or to a call that is gone; and calls
+    that nobody here can answer, since they are no functions: of a computer, of a shell.
+    """
+    outputs = {item.get("call_id") for item in items if _kind(item).endswith("_output")}
     kept: list[Block] = []
     for item in reversed(items):
-        leads = bool(kept) and bool(item.get("encrypted_content"))
-        if item.get("type") != "reasoning" or leads:
+        if _kind(item) == "reasoning":
+            fits = is_whole and bool(kept) and bool(item.get("encrypted_content"))
+        else:
+            fits = _kind(item) in CALLS or item.get("call_id") in {None, *outputs}
+        if fits:
             kept.append(item)
     kept.reverse()
     if len(kept) == len(items):
         return kept
-    return [_without_id(item) for item in kept]
+    return [bare for item in kept if (bare := _without_id(item)) is not None]
 
 
-def _without_id(item: Block) -> Block:
-    if item.get("type") in CALLS:
+def _kind(item: Block) -> str:
+    return str(item.get("type", "message"))
+
+
+def _without_status(item: Block) -> Block:
+    return {name: value for name, value in item.items() if name != "status" and value is not None}
+
+
+def _without_id(item: Block) -> Block | None:
+    """Return an item that stands without the reasoning it came with; None if none can."""
+    if _kind(item) in CALLS:
         return {name: value for name, value in item.items() if name != "id"}
-    if item.get("type") == "message":  # one with its type has to have an id
-        texts = (plain(read_part(part)) for part in item["content"])
-        return {"role": "assistant", "content": "".join(texts)}
-    return item
+    if _kind(item) != "message":
+        return None if "id" in item else item
+    text = item.get("content")  # a message with its type has to have an id
+    if isinstance(text, list):
+        text = "".join(plain(read_part(part)) for part in text)
+    return {"role": "assistant", "content": text} if text else None
 
 
 def _call(call: ToolCall, call_id: str, block: Block) -> Block:
@@ -152,51 +183,32 @@ def _outputs(exchange: Exchange, call_ids: Sequence[str], custom: set[str]) -> I
     for at, message in zip(exchange.answered(), exchange.results, strict=True):
         result = message.tool_result
         assert result is not None
-        output: Any = result_text(result)
-        if result.error is None and isinstance(result.result, list):
-            output = _shown(result.result) or output
+        parts = shown(result.result) if result.error is None else None
+        output = [_part(part, None) for part, _ in parts or ()] or result_text(result)
         kind = "custom_tool_call_output" if call_ids[at] in custom else "function_call_output"
         yield {"type": kind, "call_id": call_ids[at], "output": output}
-
-
-def _shown(parts: list[Any]) -> list[Block] | None:
-    """Return a result as parts if it is a list of content parts with something to look at."""
-    read = [read_part(part) if isinstance(part, Mapping) else None for part in parts]
-    if not any(isinstance(part, Media) for part in read):
-        return None
-    if any(part is None or isinstance(part, Unknown) for part in read):
-        return None
-    return [_part(part, None) for part in read if part is not None]
-
-
-def _content(message: Message) -> str | list[Block]:
-    has_media = message.image_urls or message.audio_urls or message.video_urls
-    if isinstance(message.content, str) and not has_media:
-        return clean(message.content)
-    if message.role == "system":
-        return clean("\n\n".join(plain(part) for part, _ in parts_of(message)))
-    parts = [_part(part, source) for part, source in parts_of(message)]
-    return [part for part in parts if part.get("text") != ""] or ""
 
 
 def _part(part: Part, source: Any) -> Block:
     if isinstance(part, Unknown):
         return part.part
-    if isinstance(source, dict) and source.get("type") in NATIVE:
-        return source
     if isinstance(part, Text):
         return {"type": "input_text", "text": clean(part.text)}
-    return _media(part)
+    block = _media(part)
+    native = isinstance(source, dict) and source.get("type") in NATIVE
+    takes = block["type"] != "input_text" or part.kind != "image"
+    return source if native and takes else block
 
 
 def _media(media: Media) -> Block:
-    url = media.data_url if media.url is None else media.url
-    if media.kind == "image" and url.startswith(("http://", "https://", "data:")):
+    url = image_url(media)
+    if url is not None:
         return {"type": "input_image", "image_url": url, "detail": "auto"}
-    if media.kind == "document" and url.startswith(("http://", "https://")):
-        return {"type": "input_file", "file_url": url}
-    if media.kind == "document" and media.data is not None:
-        return {"type": "input_file", "filename": media.name or "document", "file_data": url}
+    if media.kind == "document" and (media.url or "").startswith(("http://", "https://")):
+        return {"type": "input_file", "file_url": media.url}
+    if media.kind == "document" and media.data:
+        name = media.name or "document"
+        return {"type": "input_file", "filename": name, "file_data": media.data_url}
     return {"type": "input_text", "text": note(media)}
 
 
@@ -210,9 +222,9 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
 
     """
     whole = as_dict(reply)
-    output = whole.get("output")
-    if not isinstance(output, list) or not all(isinstance(one, Mapping) for one in output):
+    if not isinstance(whole.get("output"), list):
         raise not_a_reply(FORMAT, "its output is no list of items")
+    output = listed(FORMAT, whole, "output")
     by = issuer_of(FORMAT, issuer, whole.get("model"))
     stamp = Issued(
         by.provider,
@@ -253,14 +265,14 @@ def _item(item: Mapping[str, Any]) -> Item:
 def _texts(item: Mapping[str, Any]) -> list[str]:
     if item.get("type") != "message":
         return []
-    parts = item.get("content") or []
+    parts = listed(FORMAT, item, "content")
     return [plain_text(part.get("text")) for part in parts if part.get("type") == "output_text"]
 
 
 def _thoughts(item: Mapping[str, Any]) -> list[str]:
     if item.get("type") != "reasoning":
         return []
-    parts = [*(item.get("summary") or ()), *(item.get("content") or ())]
+    parts = [*listed(FORMAT, item, "summary"), *listed(FORMAT, item, "content")]
     return [text for part in parts if (text := plain_text(part.get("text")))]
 
 

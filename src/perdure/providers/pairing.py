@@ -43,11 +43,11 @@ class Exchange(msgspec.Struct, frozen=True):
 
     def answered(self) -> list[int]:
         """Return for each result which call it answers, by its place."""
-        left = [call.id for call in self.head.tool_calls]
+        left: list[str | None] = [call.id for call in self.head.tool_calls]
         places: list[int] = []
         for result in self.results:
             at = left.index(answers(result))
-            left[at] = ""
+            left[at] = None
             places.append(at)
         return places
 

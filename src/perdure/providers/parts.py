@@ -7,28 +7,39 @@ user knows what it is for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import base64
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
 from perdure.model.messages import Message
+from perdure.providers.fitting import clean
 
 __all__ = [
+    "IMAGES",
     "Kind",
     "Media",
     "Part",
     "Text",
     "Unknown",
+    "content_of",
+    "image_url",
     "media_at",
     "note",
     "parts_of",
     "plain",
     "read_part",
+    "shown",
     "words_of",
 ]
 
 Kind = Literal["image", "audio", "video", "document"]
+
+IMAGES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+"""The images that OpenAI and Anthropic read; each other type is an error, at each request."""
+_PROPER: Final = {"image/jpg": "image/jpeg", "audio/mp3": "audio/mpeg", "audio/x-wav": "audio/wav"}
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -54,8 +65,9 @@ class Media(msgspec.Struct, frozen=True):
 
     @property
     def type(self) -> str:
-        """The media type, guessed where it is not said."""
-        return self.media_type or _guessed(self.kind, self.url or self.name or "")
+        """The media type by its proper name, guessed where it is not said."""
+        said = (self.media_type or "").partition(";")[0].strip().lower()
+        return _PROPER.get(said, said) or _guessed(self.kind, self.url or self.name or "")
 
 
 class Unknown(msgspec.Struct, frozen=True):
@@ -93,14 +105,24 @@ def media_at(url: str, kind: Kind) -> Media:
     if url.startswith("data:"):
         head, _, data = url[len("data:") :].partition(",")
         media_type, *rest = head.split(";")
-        if "base64" in rest:
-            return Media(_kind(media_type, kind), data=data, media_type=media_type or None)
+        if "base64" not in rest:
+            data = base64.b64encode(unquote_to_bytes(data)).decode()
+        return Media(_kind(media_type, kind), data=data, media_type=media_type or None)
     return Media(kind, url=url)
+
+
+def image_url(media: Media) -> str | None:
+    """Return where OpenAI finds an image: its address, or itself; None if it cannot take it."""
+    if media.kind != "image":
+        return None
+    if media.url is not None:
+        return media.url if media.url.startswith(("http://", "https://")) else None
+    return media.data_url if media.data and media.type in IMAGES else None
 
 
 def note(media: Media) -> str:
     """Return what a model that cannot take it reads in its place."""
-    if media.url is not None and not media.url.startswith("data:"):
+    if media.url is not None:
         return f"[{media.kind}: {media.url}]"
     named = f" {media.name}" if media.name else ""
     return f"[{media.kind}{named} ({media.type}), which cannot be shown here]"
@@ -113,6 +135,27 @@ def plain(part: Part) -> str:
     if isinstance(part, Media):
         return note(part)
     return f"[{part.part.get('type', 'part')}, which cannot be shown here]"
+
+
+def content_of(message: Message, shaped: Callable[[Part, Any], dict[str, Any]]) -> Any:
+    """Return what a user or the instructions say, as OpenAI takes it: text, or parts."""
+    has_media = message.image_urls or message.audio_urls or message.video_urls
+    if isinstance(message.content, str) and not has_media:
+        return clean(message.content)
+    if message.role == "system":
+        return clean("\n\n".join(plain(part) for part, _ in parts_of(message)))
+    parts = [shaped(part, source) for part, source in parts_of(message)]
+    return [part for part in parts if part.get("text") != ""] or ""
+
+
+def shown(result: Any) -> list[tuple[Part, Any]] | None:
+    """Return a tool's result as parts, if it is a list of them with something to look at."""
+    if not isinstance(result, list) or not all(isinstance(one, Mapping) for one in result):
+        return None
+    read = [(read_part(one), one) for one in result]
+    if any(isinstance(part, Unknown) for part, _ in read):
+        return None
+    return read if any(isinstance(part, Media) for part, _ in read) else None
 
 
 def words_of(message: Message) -> str:

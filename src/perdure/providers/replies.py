@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from perdure.errors import FormatError
-from perdure.providers.fitting import read_json
+from perdure.providers.fitting import clean, read_json
 from perdure.providers.issued import Issuer
 
-__all__ = ["arguments", "as_dict", "issuer_of", "not_a_reply", "plain_text"]
+__all__ = ["arguments", "as_dict", "issuer_of", "listed", "not_a_reply", "plain_text"]
 
 
 def as_dict(reply: object) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def as_dict(reply: object) -> dict[str, Any]:
 
     """
     if isinstance(reply, Mapping):
-        return dict(reply)
+        return _sendable(dict(reply))
     dump = getattr(reply, "model_dump", None)
     if dump is None:
         message = (
@@ -31,6 +31,41 @@ def as_dict(reply: object) -> dict[str, Any]:
         )
         raise FormatError(message, type=type(reply).__name__)
     found: dict[str, Any] = dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
+    return _sendable(found)
+
+
+def _sendable(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return a reply without halves of surrogate pairs, which can be neither stored nor sent."""
+    try:
+        msgspec.json.encode(reply, enc_hook=str)
+    except UnicodeEncodeError:
+        cleaned: dict[str, Any] = _cleaned(reply)
+        return cleaned
+    return reply
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        return {_cleaned(name): _cleaned(one) for name, one in value.items()}
+    return [_cleaned(one) for one in value] if isinstance(value, list) else value
+
+
+def listed(format: str, owner: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return the objects of a list in a reply; none if it is not there.
+
+    Raises:
+        FormatError: It is no list of objects, or what kind one is of is no text.
+
+    """
+    found = owner.get(name)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
+        raise not_a_reply(format, f"its {name} is no list of objects")
+    if not all(isinstance(one.get("type", ""), str) for one in found):
+        raise not_a_reply(format, f"something in its {name} has a type that is no text")
     return found
 
 

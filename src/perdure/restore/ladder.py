@@ -13,13 +13,13 @@ import contextlib
 import msgspec
 
 from perdure.codec.json import decode
-from perdure.errors import CorruptRecordError
+from perdure.errors import ConfigError, CorruptRecordError
 from perdure.memory.clock import TIMED_KINDS, stamp_of
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import SESSION, SessionDocument, Turned, note_taken, note_turn
 from perdure.memory.ledger import LEDGER_KINDS
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import Manifest
+from perdure.model.manifest import KEYS, Manifest
 from perdure.model.records import (
     CHECKPOINT,
     CHECKPOINTS_PRUNED,
@@ -38,7 +38,7 @@ from perdure.restore.report import RestoreReport, RestoreStep, Source, lost_step
 from perdure.restore.validity import judged, snapshot_of
 from perdure.store import Documents, Store
 
-__all__ = ["Restored", "restore"]
+__all__ = ["Restored", "require_plain", "restore"]
 
 KEPT_FOR_LATER = (
     frozenset({CHECKPOINT, CHECKPOINTS_PRUNED, ITEM, MEMORY_SET, MEMORY_DROP, STATE, META})
@@ -89,10 +89,12 @@ async def restore(
     Raises:
         CorruptRecordError: The log is damaged before its tail; or, if strict, a document is.
         UnsupportedVersionError: It was written by a newer release.
+        ConfigError: It is encrypted, and the store was opened without its key.
 
     """
     names = None if strict else {SNAPSHOT, SESSION}
     documents = await store.read_documents(key, names)
+    require_plain(documents.manifest, key)
     snapshot = _snapshot(documents, key)
     problem = snapshot if isinstance(snapshot, str) else None
     documents = judged(documents, key, known={SNAPSHOT: problem})  # it is large: looked at once
@@ -104,19 +106,7 @@ async def restore(
     folded = 0 if documents.manifest is None else documents.manifest.as_of_seq
     # A fold that was killed may have written these two and not the documents that load later.
     after = min(since, counted, folded)
-    restored = Restored(
-        key=key,
-        context=context,
-        documents=documents,
-        info=info,
-        tail=[],
-        turns=0 if info is None else info.turns,
-        turn_ids={} if info is None else dict(info.turn_ids),
-        taken={} if info is None else dict(info.taken),
-        messages=0 if info is None else info.messages,
-        clock=0 if info is None else info.clock or 0,
-        report=RestoreReport(source="fresh"),
-    )
+    restored = _as_folded(key, context, documents, info)
     records = 0
     settled, content = True, False
     async with contextlib.aclosing(store.read_log(key, after=after)) as log:
@@ -131,6 +121,19 @@ async def restore(
         restored, documents, steps, since, records, settled=settled, content=content
     )
     return restored
+
+
+def require_plain(manifest: Manifest | None, key: SessionKey) -> None:
+    """Raise ConfigError for an encrypted session whose store was opened without its key.
+
+    It would be taken for one without content, written to in plain text, and lose its key.
+    """
+    if manifest is not None and any(name.startswith(KEYS) for name in manifest.documents):
+        message = (
+            f"session {key} is encrypted: put encrypted+ before the store's URL and set "
+            "PERDURE_KEY, or put an EncryptedStore around it"
+        )
+        raise ConfigError(message, key=str(key))
 
 
 def _require_sound(documents: Documents, key: SessionKey) -> None:
@@ -163,6 +166,24 @@ def _described(documents: Documents) -> tuple[SessionDocument | None, int]:
     if found is None:
         return None, 0
     return decode(found.data, SessionDocument), found.as_of_seq
+
+
+def _as_folded(
+    key: SessionKey, context: WorkingContext, documents: Documents, info: SessionDocument | None
+) -> Restored:
+    return Restored(
+        key=key,
+        context=context,
+        documents=documents,
+        info=info,
+        tail=[],
+        turns=0 if info is None else info.turns,
+        turn_ids={} if info is None else dict(info.turn_ids),
+        taken={} if info is None else dict(info.taken),
+        messages=0 if info is None else info.messages,
+        clock=0 if info is None else info.clock or 0,
+        report=RestoreReport(source="fresh"),
+    )
 
 
 def _take_in(restored: Restored, record: Record, since: int, counted: int, folded: int) -> None:

@@ -1,1 +1,16 @@
-"""Sessions, turns and their manager: what users hold."""
+"""Sessions, turns and their manager: what users hold.
+
+    the manager          manager, connected, runtime, options, hooks, events, signals
+    a session's life     loading, keeping, flights, spilling, closing, crash, clock
+    a session            session, accepting, entries, turn, contents, view, rendering, display
+    beside its messages  contributors, states; remembering; checkpointing
+    who else writes      inbox, for whoever holds it or not; inside, for an agent's worker
+    folding              folding, rebuilding, comparing
+    as it was            asof, hindsight, returning, picture
+    from outside         lives, tending, choosing; forking, renaming, forgetting, pruning, retention
+    forks as one log     lineage, through, heirlooms, keepsakes, pieces
+    restores seen        restoring, planned, planning
+    other formats        exchange, traced, pairs, remains
+
+The first module of a row is where to begin.
+"""

@@ -13,11 +13,11 @@ from perdure._lib.waiting import wait_through
 from perdure.checkpoints.digest import LogDigest
 from perdure.checkpoints.engine import CheckpointEngine
 from perdure.checkpoints.events import EventReader, EventStream
-from perdure.checkpoints.journal import Journal, Reading, WayBack
+from perdure.checkpoints.journal import Journal, Reading, Walk, WayBack
 from perdure.checkpoints.reader import CheckpointReader
 from perdure.errors import CorruptRecordError
 from perdure.memory.values import Values
-from perdure.session.asof import folded_at
+from perdure.session.asof import FoldedAt, folded_at
 from perdure.session.lineage import Lineage, followed
 from perdure.session.options import Limits
 from perdure.session.picture import picture
@@ -78,16 +78,37 @@ class _Reading(ABC):
     async def chain(self) -> Chain:
         return await self.contents.chain.get()
 
-    async def documents_at(self, seq: int) -> dict[str, bytes]:
-        limits = Limits(context_bytes=self.contents.context.limit)
-        return (await folded_at(self.store, self.key, seq, limits)).data
+    async def settle(self, seq: int) -> None:  # noqa: B027  # what a view shows is durable
+        """See that a record that was accepted is durable."""
 
-    async def session_at(self, seq: int) -> dict[str, Any]:
-        return await picture(await self.documents_at(seq), self.values)
+    async def folded_at(self, seq: int, *, onto: FoldedAt | None = None) -> FoldedAt:
+        limits = Limits(context_bytes=self.contents.context.limit)
+        return await folded_at(self.store, self.key, seq, limits, onto=onto)
+
+    def walk(self) -> Walk:
+        return _Walk(self)
 
     @property
     def values(self) -> Values:
         return Values(self.store, self.key)
+
+
+@final
+class _Walk:
+    """Through what a session was."""
+
+    __slots__ = ("_last", "_reading")
+
+    def __init__(self, reading: _Reading) -> None:
+        self._reading = reading
+        self._last: FoldedAt | None = None
+
+    async def at(self, seq: int) -> dict[str, Any]:
+        reading, last = self._reading, self._last
+        await reading.settle(seq)
+        onto = last if last is not None and last.manifest.as_of_seq <= seq else None
+        self._last = await reading.folded_at(seq, onto=onto)
+        return await picture(self._last.data, reading.values)
 
 
 @final
@@ -177,10 +198,9 @@ class _SessionJournal(_Reading):
             message = f"session {self.key}: its log goes on at record {begun + 1}, which is missing"
             raise CorruptRecordError(message, key=str(self.key), seq=begun + 1)
 
-    async def session_at(self, seq: int) -> dict[str, Any]:
+    async def settle(self, seq: int) -> None:
         if seq > self._session.durable_version:
             await self._session.save()
-        return await super().session_at(seq)
 
     async def contribute(self) -> None:
         runtime = self._session._runtime
@@ -192,7 +212,8 @@ class _SessionJournal(_Reading):
         version = self._session.version
         if version > self._session.durable_version:
             return WayBack(-1, ())
-        now, then = await self.documents_at(version), await self.documents_at(seq)
+        before = await self.folded_at(seq)
+        now, then = (await self.folded_at(version, onto=before)).data, before.data
         entries = [
             *conversation_back(then, self.contents.context, seq),
             *await memory_back(now, then, self.values),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 import anyio
 import msgspec
+from anyio import to_thread
 
 from perdure.autosave.shutdown import ShutdownReport, Unsaved
+from perdure.errors import SessionClosedError
+from perdure.model.keys import SessionKey
 from perdure.session import spilling
 from perdure.session.keeping import Keeper
 from perdure.session.runtime import Runtime
@@ -16,7 +21,12 @@ from perdure.session.session import Session
 
 __all__ = ["Closing"]
 
+T = TypeVar("T")
+
 log: logging.Logger = logging.getLogger("perdure")
+
+SPILLERS: Final = 8
+"""Spill files that are written at once: a disk syncs several about as fast as one."""
 
 
 class Closing:
@@ -25,71 +35,116 @@ class Closing:
     def __init__(self, runtime: Runtime, keeper: Keeper) -> None:
         self._runtime = runtime
         self._keeper = keeper
-        self._begun = False
+        self.begun: bool = False
+        self._until = 0.0
+        """When the deadline is over, once the shutdown has begun."""
+        self._ran: anyio.Event = anyio.Event()
         self.done: anyio.Event = anyio.Event()
         self.report: ShutdownReport | None = None
+        runtime.host.at_end(self.done.set)  # whatever has ended it: nobody waits in vain
+        if runtime.shutdown.spill is not None:
+            atexit.register(self.at_exit)
 
     def drain(self) -> None:
         """Save everything as it comes, and open nothing new; turns go on."""
         if self._runtime.draining:
             return
         self._runtime.draining = True
+        for flight in self._runtime.flights.values():
+            flight.scope.cancel()  # a load: whoever waits for it is refused in any case
         self._runtime.saver.begin_drain()
         self._runtime.hooks.emit("drain", None)
 
     def begin(self, deadline: float | None) -> None:
         """Start the shutdown in the manager's own task, unless it has begun."""
-        if not self._begun:
-            self._begun = True
-            self._runtime.host.spawn(self._run, deadline)
+        if not (self.begun or self.done.is_set()):
+            self._begin(deadline)
+            self._runtime.host.spawn(self._run)
+
+    def _begin(self, deadline: float | None = None) -> None:
+        total = self._runtime.shutdown.deadline if deadline is None else deadline
+        self.begun, self._until = True, self._runtime.clock() + total
 
     async def torn_down(self) -> None:
-        """Save what can be saved: the loop is being closed under an open manager."""
-        if not self._begun:
-            self._begun = True
-            await self._run(None)
+        """Save what can be saved: the loop is ending under a manager that is open, or closing."""
+        if not self.begun:
+            self._begin()
+            await self._run()
+        await self._ran.wait()
+        if not self.done.is_set():  # cut with all that ran: there is still time left
+            await self._run()
+        self.done.set()
+        await self._runtime.store.aclose()  # nobody else may
 
-    async def _run(self, deadline: float | None) -> None:
-        options = self._runtime.shutdown
-        total = options.deadline if deadline is None else deadline
-        start = self._runtime.clock()
+    async def _run(self) -> None:
         try:
-            self.drain()
-            await self._turns_end(min(options.turn_grace, total))
-            self._runtime.saver.seal()
-            left = max(total - (self._runtime.clock() - start), 0.0)
-            report = await self._runtime.saver.aclose(deadline=left, hard_grace=options.hard_grace)
-            report = self._spill(report)
-            left = max(total - (self._runtime.clock() - start), 0.0)
-            await self._let_go(left)
-            took = self._runtime.clock() - start
-            self.report = msgspec.structs.replace(report, duration=took)
-        finally:
+            self.report = await self._shut_down()
+        except Exception:
             self.done.set()
+            raise
+        else:
+            self.done.set()
+            atexit.unregister(self.at_exit)
+        finally:
+            self._ran.set()
 
-    def _spill(self, report: ShutdownReport) -> ShutdownReport:
+    async def _shut_down(self) -> ShutdownReport:
+        options, clock, start = self._runtime.shutdown, self._runtime.clock, self._runtime.clock()
+        self.drain()
+        await self._turns_end(min(options.turn_grace, self._left()))
+        self._runtime.saver.seal()
+        grace = options.hard_grace
+        report = await self._runtime.saver.aclose(deadline=self._left(), hard_grace=grace)
+        report = await self._spill(report)
+        await self._let_go(self._until + grace)
+        self._close_all()
+        return msgspec.structs.replace(report, duration=clock() - start)
+
+    def _left(self) -> float:
+        return max(self._until - self._runtime.clock(), 0.0)
+
+    async def _spill(self, report: ShutdownReport) -> ShutdownReport:
         """Keep in local files what the store would not take, if a place for them was named."""
         folder = self._runtime.shutdown.spill
-        if folder is None:
+        left = report.unsaved + report.in_doubt
+        if folder is None or not left:
             return report
-        kept: list[Unsaved] = []
-        for one in report.unsaved + report.in_doubt:
+        spilled: set[SessionKey] = set()
+
+        async def spill(one: Unsaved) -> None:
             session = self._runtime.sessions.get(one.key)
             if session is None:
-                continue
-            tracked = session.tracked
-            try:
-                epoch, base = tracked.epoch, tracked.durable
-                entries = spilling.sealed(
-                    self._runtime.store, one.key, epoch=epoch, base=base, entries=tracked.pending
-                )
-                path = spilling.write(folder, one.key, epoch=epoch, base=base, entries=entries)
-            except OSError as error:
-                log.exception("spill failed", extra={"session": str(one.key)}, exc_info=error)
-            else:
-                log.warning("spilled", extra={"session": str(one.key), "path": path})
-                kept.append(one)
-        return _with_spilled(report, kept)
+                return
+            if await to_thread.run_sync(self._spill_one, folder, session):
+                spilled.add(one.key)
+
+        await _each(left, spill, at_once=SPILLERS)
+        settled = await to_thread.run_sync(_settled, folder)
+        return _with_spilled(report, spilled if settled else set())
+
+    def _spill_one(self, folder: str, session: Session) -> bool:
+        key, tracked = session.key, session.tracked
+        epoch, base = tracked.epoch, tracked.durable
+        try:
+            entries = spilling.sealed(
+                self._runtime.store, key, epoch=epoch, base=base, entries=tracked.pending
+            )
+            path = spilling.write(folder, key, epoch=epoch, base=base, entries=entries)
+        except Exception as error:  # the others' are to be kept all the same
+            log.exception("spill failed", extra={"session": str(key)}, exc_info=error)
+            return False
+        log.warning("spilled", extra={"session": str(key), "path": path})
+        return True
+
+    def at_exit(self) -> None:
+        """Spill what nobody will save any more: the process ends, and its loop was just left."""
+        folder = self._runtime.shutdown.spill
+        if folder is None or self.report is not None or self._runtime.home.stray() == "fork":
+            return
+        left = [one for one in self._runtime.sessions.values() if one.unsaved()]
+        spilled = [self._spill_one(folder, one) for one in left if one.tracked.end is None]
+        if any(spilled):
+            _settled(folder)
 
     async def _turns_end(self, grace: float) -> None:
         """Give open turns, and loads under way, time to come to their end."""
@@ -99,46 +154,57 @@ class Closing:
             for session in list(self._runtime.sessions.values()):
                 await session.turns_idle()
 
-    async def _let_go(self, left: float) -> None:
+    async def _let_go(self, at_most: float) -> None:
         """Fold and release every session that is durable; others' leases expire."""
         clean = [one for one in self._runtime.sessions.values() if one.tracked.clean]
-        with anyio.move_on_after(left):
-            await self._each(clean, self._fold)
-        with anyio.move_on_after(max(left, 1.0)):
-            await self._each(clean, self._release)
+        at_once = self._runtime.store.capabilities.parallelism
+        with anyio.CancelScope(deadline=self._until):
+            await _each(clean, self._fold, at_once=at_once)
+        with anyio.CancelScope(deadline=at_most):
+            await _each(clean, self._keeper.release, at_once=at_once)
 
-    async def _each(
-        self, sessions: list[Session], act: Callable[[Session], Awaitable[None]]
-    ) -> None:
-        """Act on each session, as many at once as the store can take."""
-        rest = iter(sessions)
-
-        async def work() -> None:
-            for session in rest:
-                await act(session)
-
-        async with anyio.create_task_group() as group:
-            for _ in range(min(len(sessions), self._runtime.store.capabilities.parallelism)):
-                group.start_soon(work)
+    def _close_all(self) -> None:
+        """Have whoever still holds a session hear that it is closed, whatever is asked of it."""
+        for session in self._runtime.sessions.values():
+            if session.closed_by is None:
+                message = f"session {session.key} is closed with its manager: call connect(…) again"
+                session.closed_by = SessionClosedError(message, key=str(session.key))
 
     async def _fold(self, session: Session) -> None:
         if session.tail_records:
             await self._keeper.fold(session)
 
-    async def _release(self, session: Session) -> None:
-        try:
-            await self._runtime.store.release(session.key, session.epoch)
-        except Exception as error:  # it expires by itself then
-            log.warning("release failed", extra={"session": str(session.key)}, exc_info=error)
+
+async def _each(items: Sequence[T], act: Callable[[T], Awaitable[None]], *, at_once: int) -> None:
+    """Act on each item, on some at once."""
+    rest = iter(items)
+
+    async def work() -> None:
+        for item in rest:
+            await act(item)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(min(len(items), at_once)):
+            group.start_soon(work)
 
 
-def _with_spilled(report: ShutdownReport, kept: list[Unsaved]) -> ShutdownReport:
-    unsaved = tuple(one for one in report.unsaved if one not in kept)
-    in_doubt = tuple(one for one in report.in_doubt if one not in kept)
+def _settled(folder: str) -> bool:
+    """Make spill files durable; False if that fails, and then they may be lost."""
+    try:
+        spilling.settle(folder)
+    except OSError as error:
+        log.exception("spill failed", extra={"path": folder}, exc_info=error)
+        return False
+    return True
+
+
+def _with_spilled(report: ShutdownReport, spilled: set[SessionKey]) -> ShutdownReport:
+    unsaved = tuple(one for one in report.unsaved if one.key not in spilled)
+    in_doubt = tuple(one for one in report.in_doubt if one.key not in spilled)
     return msgspec.structs.replace(
         report,
         unsaved=unsaved,
         in_doubt=in_doubt,
-        spilled=tuple(kept),
+        spilled=tuple(one for one in report.unsaved + report.in_doubt if one.key in spilled),
         clean=not (unsaved or in_doubt or report.quarantined or report.lost),
     )

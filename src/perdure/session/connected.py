@@ -45,7 +45,16 @@ _NAMES: dict[type, EventName] = {
 class Connected:
     """What a connected manager consists of."""
 
-    __slots__ = ("closing", "inbox", "keeper", "opener", "runtime", "signals")
+    __slots__ = (
+        "_cancel_body",
+        "_is_late",
+        "closing",
+        "inbox",
+        "keeper",
+        "opener",
+        "runtime",
+        "signals",
+    )
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime: Runtime = runtime
@@ -53,7 +62,9 @@ class Connected:
         self.inbox: Inbox = Inbox(runtime)
         self.opener: Opener = Opener(runtime, self.keeper, self.inbox)
         self.closing: Closing = Closing(runtime, self.keeper)
-        self.signals: SignalWatch = SignalWatch(self._on_term, body_canceller())
+        self._cancel_body = body_canceller()
+        self._is_late = False
+        self.signals: SignalWatch = SignalWatch(self._on_term, self._end_body)
         runtime.host.on_teardown = self.closing.torn_down
         runtime.host.spawn(self._beat)
         if runtime.shutdown.signals:
@@ -85,14 +96,28 @@ class Connected:
         if self.signals.received:
             self.runtime.host.spawn(self._end)
 
+    def _end_body(self) -> None:
+        """Have the body left, unless it is being left already."""
+        if self.closing.begun:
+            self._is_late = True
+        else:
+            self._cancel_body()
+
+    def end_late_body(self) -> None:
+        """Have the body left that has closed the manager and goes on, though SIGTERM has come."""
+        if self._is_late:
+            self._cancel_body()
+
     async def _end(self) -> None:
         """End the process even if its body does not: first what is accepted is saved."""
-        options = self.runtime.shutdown
+        options, clock = self.runtime.shutdown, self.runtime.clock
+        until = clock() + options.deadline + options.hard_grace
         with anyio.move_on_after(options.turn_grace):
             await self.closing.done.wait()
         self.closing.begin(options.deadline - options.turn_grace)
         await self.closing.done.wait()
-        await anyio.sleep(options.hard_grace)  # a body that is leaving ends the process itself
+        # A body that is leaving ends the process itself.
+        await anyio.sleep(min(options.hard_grace, max(until - clock(), 0)))
         self.signals.end_process()
 
 
@@ -109,8 +134,8 @@ async def connected(
 ) -> Connected:
     """Open the store, and start everything."""
     host = Host()
-    await host.start()
     try:
+        await host.start()
         await store.open()
     except BaseException:
         await host.aclose()

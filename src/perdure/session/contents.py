@@ -185,6 +185,7 @@ class Contents:
         self.names = set(names)
         self.damaged.clear()
         self._overlay = [record for record in self._overlay if record.seq > as_of_seq]
+        self.info_document, self._session_tail = self.describe(), []
         self.memory.folded(as_of_seq)
 
     async def _read(self, name: str) -> tuple[bytes | None, list[Record]]:
@@ -198,7 +199,7 @@ class Contents:
             if lost:
                 self.damaged.add(name)
                 self.report = self.report.with_damaged(name, documents.why.get(name))
-            older = await self._older(name) if lost else []
+            older = await self._older(name, as_of) if lost else []
             manifest = documents.manifest
             seen = 0 if manifest is None else manifest.as_of_seq
             if seen < self._folded:  # a fold came between
@@ -216,10 +217,10 @@ class Contents:
         )
         raise StoreError(message, key=str(self.key), as_of_seq=self._folded)
 
-    async def _older(self, name: str) -> list[Record]:
-        """Return all durable records that a lost document was made of."""
+    async def _older(self, name: str, as_of: int) -> list[Record]:
+        """Return the durable records behind one that a lost document was made of."""
         records: list[Record] = []
-        async with contextlib.aclosing(self._store.read_log(self.key)) as log:
+        async with contextlib.aclosing(self._store.read_log(self.key, after=as_of)) as log:
             async for chunk in log:
                 records.extend(one for one in chunk.records if name in names_of(one))
         return records

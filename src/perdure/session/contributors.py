@@ -94,10 +94,11 @@ class Attachment:
 class Contributors:
     """Those of one session, in the order in which they were attached."""
 
-    __slots__ = ("_aside", "_attached", "_coming", "_session", "_takes")
+    __slots__ = ("_aside", "_asked", "_attached", "_coming", "_session", "_takes")
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._asked = False  # that all are asked soon, and has not begun
         self._attached: dict[str, Attachment] = {}
         self._coming: set[str] = set()
         self._aside: dict[str, Attachment] = {}  # their states are being taken back
@@ -143,19 +144,36 @@ class Contributors:
         self._attached = {}
 
     async def take_back(self) -> None:
-        """Have those who were set aside restore what is stored of them by now."""
+        """Have those who were set aside restore what is stored of them by now.
+
+        Raises:
+            Exception: As for `capture`: one that fails keeps nobody else from it.
+
+        """
+        errors: list[Exception] = []
         try:
             for one in tuple(self._aside.values()):
-                one.kept = await self._restore(one.contributor, wanted=True)
+                try:
+                    one.kept = await self._restore(one.contributor, wanted=True)
+                except Exception as error:  # noqa: BLE001  # raised when all are done
+                    errors.append(_named(error, one))
         finally:
             self._attached = {**self._aside, **self._attached}
             self._aside = {}
+        _raise_if_any(errors)
 
     def ask_soon(self) -> None:
         """Have everybody asked in the background."""
         self._session._check_open()
-        runtime = self._session._runtime
-        runtime.host.spawn(runtime.saver.contribute, self._session.tracked)
+        if not self._asked:
+            self._session._runtime.host.spawn(self._contribute)
+            self._asked = True
+
+    async def _contribute(self) -> None:
+        try:
+            await self._session._runtime.saver.contribute(self._session.tracked)
+        finally:
+            self._asked = False
 
     async def _restore(self, contributor: Contributor, *, wanted: bool) -> Kept:
         session, name = self._session, contributor.name
@@ -194,6 +212,7 @@ class Contributors:
             Exception: What the one that failed has raised; a group of them if several have.
 
         """
+        self._asked = False  # what changes from here on is asked for again
         asked, takes = tuple(self._attached.values()), self._takes
         states: dict[Attachment, Any] = {}
         errors: list[Exception] = []
@@ -209,8 +228,7 @@ class Contributors:
         finally:
             if takes == self._takes:  # else what they held does not count any more
                 self._keep(asked, states, errors)
-        if errors:
-            raise errors[0] if len(errors) == 1 else ExceptionGroup("contributors failed", errors)
+        _raise_if_any(errors)
 
     async def _ask(
         self, one: Attachment, states: dict[Attachment, Any], errors: list[Exception]
@@ -280,3 +298,8 @@ async def _migrated(contributor: Contributor, state: Any, version: int, key: Ses
 def _named(error: Exception, one: Attachment) -> Exception:
     error.add_note(f"raised by the contributor {one.contributor.name!r}")
     return error
+
+
+def _raise_if_any(errors: list[Exception]) -> None:
+    if errors:
+        raise errors[0] if len(errors) == 1 else ExceptionGroup("contributors failed", errors)

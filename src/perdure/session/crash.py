@@ -24,7 +24,7 @@ async def kill(manager: SessionManager) -> None:
     runtime, closing = connected.runtime, connected.closing
     connected.signals.uninstall()
     runtime.draining = True
-    closing._begun = True
+    closing.begun = True
     await runtime.host.aclose()
     for session in runtime.sessions.values():
         message = f"session {session.key} ended with its manager's crash: open it again"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,8 +12,9 @@ from perdure.codec.encoded import Encoded
 from perdure.codec.json import encode
 from perdure.codec.messages import encode_message
 from perdure.codec.redaction import redact
-from perdure.errors import TooLargeError
+from perdure.errors import ConfigError, TooLargeError
 from perdure.memory.documents import Meta
+from perdure.model.keys import require_text
 from perdure.model.messages import Message
 from perdure.model.records import META, Entry
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from perdure.codec.registry import Registry
     from perdure.model.keys import SessionKey
 
-__all__ = ["check_sizes", "entry_of", "meta_entry"]
+__all__ = ["check_said", "check_sizes", "entry_of", "meta_entry"]
 
 
 def entry_of(item: Message | Encoded | Any, registry: Registry) -> Entry:
@@ -50,7 +51,13 @@ def meta_entry(
     """Return the record of a change to what is said about a session.
 
     Credentials in the metadata, known by their keys, are left out, and the record says where.
+
+    Raises:
+        ConfigError: A title, an owner or a tag is no text.
+        NotStorableError: The metadata cannot be stored.
+
     """
+    check_said(title=title, owner=owner, tags=tags)
     clean, redacted = redact(dict(metadata or {}))
     meta = Meta(
         title=title,
@@ -63,6 +70,25 @@ def meta_entry(
         redacted=list(redacted),
     )
     return Entry(META, encode(meta))
+
+
+def check_said(
+    *, title: str | None = None, owner: str | None = None, tags: Sequence[str] | None = None
+) -> None:
+    """Refuse what could not be read back as what is said about a session.
+
+    Raises:
+        ConfigError: Something is no text, or the tags are one text instead of several.
+
+    """
+    if isinstance(tags, str):
+        message = f"tags={tags!r} does not fit: give a list, such as [{tags!r}]"
+        raise ConfigError(message, option="tags", value=tags)
+    for tag in tags or ():
+        require_text("tag", tag)
+    for what, value in (("title", title), ("owner", owner)):
+        if value is not None:
+            require_text(what, value)
 
 
 def check_sizes(key: SessionKey, entries: tuple[Entry, ...], limit: int) -> None:

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
 import msgspec
 
-from perdure.errors import ConfigError, SessionError
+from perdure.checkpoints.chain import Chain
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    FormatError,
+    PerdureError,
+    SessionError,
+    UnsupportedVersionError,
+)
 from perdure.interchange.folding import state_of
 from perdure.interchange.own import with_log
 from perdure.interchange.reading import Finding
 from perdure.interchange.state import FullAgentState
 from perdure.interchange.unfolding import Unfolded, unfold
+from perdure.model.checkpoints import CHECKPOINTS
 from perdure.model.keys import SessionKey
-from perdure.model.records import Entry
+from perdure.model.records import Entry, Record
+from perdure.session.inside import grouped
 from perdure.session.lineage import followed
+from perdure.session.options import Limits
+from perdure.session.rebuilding import fold_afresh
 from perdure.session.remains import remains
 from perdure.session.remembering import read_again
 from perdure.session.traced import unfold_with
@@ -27,7 +39,6 @@ from perdure.session.traced import unfold_with
 if TYPE_CHECKING:
     from perdure.interchange.remembering import Remembered
     from perdure.session.manager import SessionManager
-    from perdure.session.session import Session
     from perdure.store import Store
 
 __all__ = ["Imported", "export_state", "import_state", "import_with", "state_from"]
@@ -107,6 +118,7 @@ async def import_state(
     Raises:
         ConfigError: No id is given, and the state names none.
         SessionError: The session exists: nothing was changed.
+        TooLargeError: A record of it is over ``Limits.record_bytes``.
 
     """
     return await import_with(sessions, state, None, id=id, session=session, tenant=tenant)
@@ -126,33 +138,50 @@ async def import_with(
     if not agent:
         raise ConfigError("the state names no agent: give its id")
     key = SessionKey(agent, session, tenant)
-    unfolded = await anyio.to_thread.run_sync(partial(_unfolded, state, read))
+    unfolded = await anyio.to_thread.run_sync(partial(_unfolded, state, read, key))
     if await sessions.exists(agent, session=session, tenant=tenant):
         raise _exists(key)
     opened = await sessions.open(agent, session=session, tenant=tenant)
     async with opened:
         if opened.version != opened.durable_version or opened.restore_report.source != "fresh":
             raise _exists(key)
-        _accept(opened, unfolded.entries)
-        receipt = await opened.save()
+        try:
+            with grouped(opened):  # no save comes between two groups
+                for group in _groups(unfolded.entries):
+                    opened.accept(group)
+            receipt = await opened.save()
+        except Exception:
+            with contextlib.suppress(PerdureError):  # not ours any more: whoever has it decides
+                await sessions.delete(agent, session=session, tenant=tenant)
+            raise
         await read_again(opened)  # it knows its turns then, as one that was restored does
     return Imported(key, receipt.version, unfolded.findings)
 
 
-def _unfolded(state: FullAgentState, read: Remembered | None) -> Unfolded:
+def _unfolded(state: FullAgentState, read: Remembered | None, key: SessionKey) -> Unfolded:
+    """Return the records of a state, of which it is known that they amount to a session."""
     now = time.time()
-    return unfold(state, now=now) if read is None else unfold_with(state, read, now=now)
-
-
-def _accept(session: Session, entries: tuple[Entry, ...]) -> None:
-    """Append everything at once: no save comes between two groups."""
-    tracked, saver = session.tracked, session._runtime.saver
-    saver.open_group(tracked)
     try:
-        for group in _groups(entries):
-            session.accept(group)
-    finally:
-        saver.close_group(tracked)
+        unfolded = unfold(state, now=now) if read is None else unfold_with(state, read, now=now)
+        records = [Record(seq, 1, *entry) for seq, entry in enumerate(unfolded.entries, 2)]
+        _check(fold_afresh(key, records, limits=Limits()))
+    except UnsupportedVersionError:
+        raise
+    except (FormatError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        message = (
+            f"the state of {state.agent_id!r} holds records that make no session: {error}; import "
+            "it without its field `perdure`; nothing was changed"
+        )
+        raise CorruptRecordError(message, agent=state.agent_id) from error
+    return unfolded
+
+
+def _check(documents: Mapping[str, bytes]) -> None:
+    """Raise what is wrong with documents that a fold makes without a look at it."""
+    Chain.of(documents.get(CHECKPOINTS))
+    for name in documents:
+        if not all(name.split("/")):
+            raise ValueError(f"nothing can be stored as {name!r}")
 
 
 def _groups(entries: tuple[Entry, ...]) -> Iterator[tuple[Entry, ...]]:

@@ -18,7 +18,7 @@ from perdure.model.keys import SessionKey
 from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.store import Document, Documents
 
-__all__ = ["handed_down", "lowered", "raised"]
+__all__ = ["handed_down", "lowered", "raised", "upto"]
 
 
 def raised(have: Documents, at: int) -> Documents:
@@ -27,6 +27,24 @@ def raised(have: Documents, at: int) -> Documents:
         return have
     found = {name: Document(one.data, one.as_of_seq + at) for name, one in have.found.items()}
     return msgspec.structs.replace(have, manifest=_shifted(have.manifest, at), found=found)
+
+
+def upto(have: Documents, seq: int) -> Documents:
+    """Return documents as of a record up to *seq*, none if they are of a later one.
+
+    A fold that was killed leaves some that are further than their manifest: those are no use.
+    """
+    if have.manifest is None or have.manifest.as_of_seq > seq:
+        return Documents()
+    late = {name for name, one in have.found.items() if one.as_of_seq > seq}
+    if not late:
+        return have
+    return msgspec.structs.replace(
+        have,
+        found={name: one for name, one in have.found.items() if name not in late},
+        damaged=(*have.damaged, *sorted(late)),
+        why={**have.why, **dict.fromkeys(late, f"it is further than record {seq}")},
+    )
 
 
 def lowered(manifest: Manifest, base: Base) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -48,14 +49,25 @@ class Hooks:
         """Call ``hook`` at each event; return what takes it off again.
 
         Raises:
-            ConfigError: There is no such event.
+            ConfigError: There is no such event, or the hook cannot be called.
 
         """
         if event not in get_args(EventName):
             message = f"event {event!r} is unknown: choose {', '.join(get_args(EventName))}"
             raise ConfigError(message, event=event)
-        self._hooks.setdefault(event, []).append(hook)
-        return lambda: self._hooks[event].remove(hook)
+        if not callable(hook):
+            message = (
+                f"a hook for {event} is a function of one argument, not a {type(hook).__name__}"
+            )
+            raise ConfigError(message, event=event)
+        hooks = self._hooks.setdefault(event, [])
+        hooks.append(hook)
+
+        def off() -> None:
+            with contextlib.suppress(ValueError):  # it is off already
+                hooks.remove(hook)
+
+        return off
 
     def has(self, event: EventName) -> bool:
         """Whether anybody waits for an event."""

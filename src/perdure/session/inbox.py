@@ -25,6 +25,7 @@ from perdure.model.keys import SessionKey
 from perdure.model.records import TAKEN, Entry
 from perdure.session.entries import check_sizes, entry_of
 from perdure.session.events import SessionPosted
+from perdure.session.flights import landed
 from perdure.session.runtime import Runtime
 from perdure.store import Posted
 
@@ -94,8 +95,7 @@ class Inbox:
     async def attend(self, key: SessionKey) -> None:
         """Take what waits for a session that is open here, between two of its turns."""
         runtime = self._runtime
-        while (flight := runtime.flights.get(key)) is not None:
-            await flight.done.wait()
+        await landed(runtime.flights, key)
         session = runtime.sessions.get(key)
         if session is None or runtime.draining:
             return

@@ -7,7 +7,7 @@ registered until its lease is released, so that a load cannot meet a close half-
 from __future__ import annotations
 
 import logging
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,20 +15,20 @@ import anyio
 from perdure._lib.host import HostClosedError
 from perdure.errors import (
     LeaseLostError,
-    PerdureError,
     SessionClosedError,
+    SessionError,
     SessionNotFoundError,
     SessionQuarantinedError,
+    StoreUnavailableError,
     UnsavedChangesError,
 )
 from perdure.session.events import SessionClosed, SessionFolded, SessionFoldFailed
+from perdure.session.flights import alone, alone_at_once, landed
 from perdure.session.folding import LEAST_TAIL, fold, fold_due, fold_first, phase_of
 from perdure.session.remembering import read_again
 from perdure.session.runtime import Runtime
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from perdure.model.keys import SessionKey
     from perdure.session.session import Session
 
@@ -54,15 +54,24 @@ class Keeper:
 
     # pins
 
-    def keep(self, session: Session) -> Session:
-        """Wire a session that was just loaded to the engine."""
+    def keep(self, session: Session) -> None:
+        """Look after a session that was just loaded."""
         tracked = session.tracked
         tracked.on_saved = lambda _: self._saved(session)
         tracked.on_idle = lambda: self._runtime.host.spawn(self.idle, session)
         tracked.on_lost = lambda: self.lost(session)
-        if self._runtime.hooks.has("before_save"):
-            tracked.before_capture = lambda: self._runtime.hooks.run("before_save", session)
-        return session
+        self._runtime.sessions[session.key] = session
+        self._heed_hooks(session)
+
+    def heed_hooks(self) -> None:
+        """Run the hooks that there are by now before saves of the sessions that are open."""
+        for session in self._runtime.sessions.values():
+            self._heed_hooks(session)
+
+    def _heed_hooks(self, session: Session) -> None:
+        hooks, tracked = self._runtime.hooks, session.tracked
+        if tracked.before_capture is None and hooks.has("before_save"):
+            tracked.before_capture = lambda: hooks.run("before_save", session)
 
     def pin(self, session: Session, *, force: bool = False) -> None:
         """Let somebody hold a session.
@@ -112,9 +121,17 @@ class Keeper:
         try:
             # It may wait until the manager has closed: then the next holder folds.
             with suppress(HostClosedError):
-                await self._runtime.saver.exclusive(session.tracked, lambda: self.fold(session))
+                await self._fold_alone(session, urgent=False)
         finally:
             session.folding = False
+
+    async def _fold_alone(self, session: Session, *, urgent: bool) -> None:
+        """Fold while no save of the session is with the store."""
+        saver, tracked = self._runtime.saver, session.tracked
+        try:
+            await saver.exclusive(tracked, lambda: self.fold(session), urgent=urgent)
+        except StoreUnavailableError as error:  # given up, since it took too long
+            self._fold_failed(session, error)
 
     async def fold(self, session: Session) -> None:
         """Fold what is durable of a session; a failure is an event and a warning."""
@@ -129,19 +146,22 @@ class Keeper:
                 limits=runtime.limits,
                 mend=tuple(session._contents.damaged),
             )
-        except PerdureError as error:
-            log.warning("fold failed", extra={"session": str(session.key)}, exc_info=error)
-            runtime.hooks.emit("fold_failed", SessionFoldFailed(str(session.key), error))
+        except Exception as error:  # noqa: BLE001  # whatever it is, only time is lost
+            self._fold_failed(session, error)
             return
         if manifest is not None:
             session.folded(manifest, tail)
             runtime.hooks.emit("folded", SessionFolded(str(session.key), upto))
 
+    def _fold_failed(self, session: Session, error: Exception) -> None:
+        log.warning("fold failed", extra={"session": str(session.key)}, exc_info=error)
+        self._runtime.hooks.emit("fold_failed", SessionFoldFailed(str(session.key), error))
+
     # leaving memory
 
     async def idle(self, session: Session) -> None:
         """Hibernate a session that nobody holds and nobody has changed for long."""
-        async with self._leaving(session.key) as free:
+        with alone_at_once(self._runtime.flights, session.key) as free:
             if free and session.contributors is not None and session.closed_by is None:
                 await self._runtime.saver.contribute(session.tracked)
             if free and session.closed_by is None and not session.pins and session.tracked.clean:
@@ -154,20 +174,22 @@ class Keeper:
         self._asked.add(key)
         try:
             await self._hand_over(key)
+        except (LeaseLostError, SessionError):
+            pass  # taken already; or stuck with what the store refuses, and whoever asks hears that
         finally:
             self._asked.discard(key)
 
     async def _hand_over(self, key: SessionKey) -> None:
         runtime = self._runtime
-        while (flight := runtime.flights.get(key)) is not None:
-            await flight.done.wait()
+        await landed(runtime.flights, key)
         session = runtime.sessions.get(key)
         if session is None:
+            await self._release_stray(key)
             return
         # Whoever has just got it has a turn first, or two who ask would get none done.
         await session._turns.used(FIRST_TURN)
         await runtime.saver.save(session.tracked)  # as long as the store takes, turns go on
-        async with self._leaving(key) as free:
+        with alone_at_once(runtime.flights, key) as free:
             if not free or runtime.draining or runtime.sessions.get(key) is not session:
                 return  # it is being let go of already, or will be when the manager stops
             await session._turns.enter(str(key))  # behind those that wait already
@@ -179,7 +201,7 @@ class Keeper:
     async def _give(self, session: Session) -> None:
         """Let go of a session between two of its turns; no turn waits long for a store."""
         with anyio.move_on_after(PATIENCE) as scope:
-            await self._runtime.saver.save(session.tracked)
+            await self._seal(session)
         if scope.cancelled_caught:
             return  # whoever wants it asks again
         message = (
@@ -192,30 +214,50 @@ class Keeper:
         if len(self._given) > MOST_GIVEN:
             del self._given[next(iter(self._given))]
 
+    async def _release_stray(self, key: SessionKey) -> None:
+        """Release a lease of ours that no session here has: a load or a release has failed."""
+        store = self._runtime.store
+        with alone_at_once(self._runtime.flights, key) as free:
+            holder = await store.holder(key) if free else None
+            if holder is not None and holder.owner == store.owner and not holder.released:
+                await store.release(key, holder.epoch)
+
     def given(self, key: SessionKey) -> int:
         """Return the epoch in which a session was handed over from here last, once; else 0."""
         return self._given.pop(key, 0)
 
     async def close(self, session: Session) -> None:
         """Save, fold and release a session for everybody in this process."""
+        if session._turns.mine:
+            message = (
+                f"session {session.key}: this task is in a turn of it; "
+                "end the turn before closing the session"
+            )
+            raise SessionError(message, key=str(session.key))
         if session.closed_by is None:
             await self._runtime.host.call(self._close, session)
 
     async def _close(self, session: Session) -> None:
         deadline = self._runtime.shutdown.deadline
-        async with self._leaving(session.key) as free:
-            if not free or session.closed_by is not None:
-                return
-            with anyio.move_on_after(deadline) as scope:
-                await session.turns_idle()
-                await self._runtime.saver.save(session.tracked)
-                await self._leave(session, "closed", _closed(session.key))
-            if scope.cancelled_caught:
-                message = (
-                    f"session {session.key} could not be saved within {deadline} s; it stays open "
-                    "and goes on trying: look at sessions.health()"
-                )
-                raise UnsavedChangesError(message, key=str(session.key))
+        with anyio.move_on_after(deadline):
+            async with alone(self._runtime.flights, session.key):
+                if session.closed_by is None:
+                    await self._close_alone(session)
+        if session.closed_by is None:
+            message = (
+                f"session {session.key} could not be saved within {deadline} s; it stays open "
+                "and goes on trying: look at sessions.health()"
+            )
+            raise UnsavedChangesError(message, key=str(session.key))
+
+    async def _close_alone(self, session: Session) -> None:
+        """Close a session behind the turns that run and wait; no other begins meanwhile."""
+        await session._turns.enter(str(session.key))
+        try:
+            await self._seal(session)
+            await self._leave(session, "closed", _closed(session.key))
+        finally:
+            session._turns.leave()
 
     async def discard(self, session: Session) -> int:
         """Drop what is not durable of a session, and return how many records that were."""
@@ -242,22 +284,39 @@ class Keeper:
         session.closed_by = LeaseLostError(message, key=str(session.key), unsaved=unsaved)
         self._forget(session, "lost")
 
+    async def _seal(self, session: Session) -> None:
+        """Save a session, and have it accept nothing more; if that fails, it goes on as before."""
+        saver, tracked = self._runtime.saver, session.tracked
+        await saver.save(tracked)
+        saver.seal(tracked)
+        try:
+            if not tracked.clean:  # changed between the save and the seal
+                await saver.save(tracked)
+        except BaseException:
+            saver.unseal(tracked)
+            raise
+
     async def _leave(self, session: Session, why: str, closed_by: Exception) -> None:
-        """Seal a session that is durable, fold it, release it and forget it."""
-        runtime, tracked = self._runtime, session.tracked
-        runtime.saver.seal(tracked)
-        if not tracked.clean:  # changed between the save and the seal
-            await runtime.saver.save(tracked)
+        """Fold, release and forget a session that is durable; from here on it is closed."""
         session.closed_by = closed_by
         hurried = why == "handed over" and not fold_first(
             tail_bytes=session.tail_bytes,
             tail_records=session.tail_records,
             rewrite_bytes=session.rewrite_bytes,
         )
-        if session.tail_records and not hurried:
-            await runtime.saver.exclusive(tracked, lambda: self.fold(session), urgent=True)
-        await runtime.store.release(session.key, session.epoch)
-        self._forget(session, why)
+        try:
+            if session.tail_records and not hurried:
+                await self._fold_alone(session, urgent=True)
+            await self.release(session)
+        finally:
+            self._forget(session, why)
+
+    async def release(self, session: Session) -> None:
+        """Let others have a session. If that fails they get it when they ask, or when we end."""
+        try:
+            await self._runtime.store.release(session.key, session.epoch)
+        except Exception as error:  # what was to be kept is durable
+            log.warning("release failed", extra={"session": str(session.key)}, exc_info=error)
 
     def _forget(self, session: Session, why: str) -> None:
         if self._runtime.sessions.get(session.key) is session:
@@ -265,22 +324,6 @@ class Keeper:
         self._runtime.saver.untrack(session.tracked)
         facts = SessionClosed(str(session.key), why, session.tracked.durable)
         self._runtime.hooks.emit("closed", facts)
-
-    @asynccontextmanager
-    async def _leaving(self, key: SessionKey) -> AsyncGenerator[bool, None]:
-        """Keep loads of a key waiting; False when a load or close is under way already."""
-        from perdure.session.loading import Flight
-
-        flights = self._runtime.flights
-        if key in flights:
-            yield False
-            return
-        flight = flights[key] = Flight()
-        try:
-            yield True
-        finally:
-            del flights[key]
-            flight.done.set()
 
 
 def _closed(key: SessionKey) -> SessionClosedError:

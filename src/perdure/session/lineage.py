@@ -267,7 +267,8 @@ class Lineage(Through):
         if base is None:
             return have
         if have.manifest is None:
-            return await self._inherited(key, base, names)
+            old = await self._inherited(key, base, names)
+            return msgspec.structs.replace(old, damaged=have.damaged, remains=have.remains)
         have = heirlooms.raised(have, base.at)
         return await self._mended(key, base, have) if base.cut else have
 
@@ -303,13 +304,12 @@ class Lineage(Through):
         self, key: SessionKey, seq: int, names: Collection[str] | None = None
     ) -> Documents:
         """Return the documents of a session that are as of a record up to *seq*, if any are."""
-        have = judged(await self.read_documents(key, names), key)
-        if have.manifest is not None and have.manifest.as_of_seq <= seq:
-            return have
         base = await self.base_of(key)
+        have = heirlooms.upto(judged(await self.read_documents(key, names), key), seq)
+        if have.manifest is not None:
+            return await self._mended(key, base, have) if base is not None and base.cut else have
         have = Documents() if base is None else await self.documents_at(key, base, names)
-        fits = have.manifest is not None and have.manifest.as_of_seq <= seq
-        return have if fits else Documents()
+        return heirlooms.upto(have, seq)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
@@ -391,8 +391,7 @@ def _only(have: Documents, names: Collection[str] | None) -> Documents:
     if names is None:
         return have
     found = {name: one for name, one in have.found.items() if name in names}
-    damaged = tuple(name for name in have.damaged if name in names)
-    return Documents(have.manifest, found, damaged)
+    return Documents(have.manifest, found, tuple(one for one in have.damaged if one in names))
 
 
 def _raised(records: tuple[Record, ...], at: int) -> tuple[Record, ...]:

@@ -214,7 +214,7 @@ class Lives(ABC):
         """Remove the history that a retention lets go, and the sessions that have expired.
 
         What a session is stays as it was: its context, memory, states, title. Sessions that
-        other processes hold are left alone, and named.
+        other processes hold, or that are damaged, are left alone, and named.
 
         Args:
             retention: What stays.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final, get_args
 
 import anyio
 import anyio.to_thread
 import msgspec
 
+from perdure._lib.host import HostClosedError
 from perdure.autosave.core import INHERIT, Inherit
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
+    FormatError,
     SessionClosedError,
     SessionError,
     SessionNotFoundError,
@@ -24,16 +27,21 @@ from perdure.model.keys import SessionKey
 from perdure.model.records import Entry, Record
 from perdure.restore.ladder import restore
 from perdure.session import spilling
+from perdure.session.entries import check_said
 from perdure.session.events import SessionOpened
+from perdure.session.flights import Flight
 from perdure.session.inbox import Inbox
 from perdure.session.keeping import Keeper
-from perdure.session.options import Autosave, OnHeld
+from perdure.session.options import Autosave, OnHeld, require_options
 from perdure.session.remembering import read_again
 from perdure.session.runtime import Runtime, wrong_loop
 from perdure.session.session import Session
+from perdure.session.spilling import Spilled
 from perdure.store import Grant
 
-__all__ = ["Flight", "Opener", "Opening", "Wanted"]
+__all__ = ["Opener", "Opening", "Wanted"]
+
+log: logging.Logger = logging.getLogger("perdure")
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +49,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     key: SessionKey
     owner: str | None = None
-    tags: tuple[str, ...] = ()
+    tags: Sequence[str] = ()
     create: bool = True
     new: bool = False
     on_held: OnHeld = "handover"
@@ -54,17 +62,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         if self.new and not self.create:
             message = "new=True makes a session and create=False forbids it: leave one of them out"
             raise ConfigError(message, option="new")
-
-
-class Flight:
-    """A load or a close under way, for others to wait for."""
-
-    __slots__ = ("done", "error", "session")
-
-    def __init__(self) -> None:
-        self.done: anyio.Event = anyio.Event()
-        self.session: Session | None = None
-        self.error: Exception | None = None
+        if self.on_held not in get_args(OnHeld):
+            choices = ", ".join(get_args(OnHeld))
+            message = f"on_held={self.on_held!r} does not fit: choose {choices}"
+            raise ConfigError(message, option="on_held", value=self.on_held)
+        check_said(owner=self.owner, tags=self.tags)
+        require_options(autosave=self.autosave)
 
 
 @final
@@ -77,6 +80,12 @@ class Opening:
         self._opener = opener
         self._wanted = wanted
         self._session: Session | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            cure = "write `async with sessions.open(…) as session`, or await it"
+            raise AttributeError(f"{name}: this is no session yet: {cure}")
 
     def __await__(self) -> Generator[Any, None, Session]:
         return self._opener.open(self._wanted).__await__()
@@ -116,7 +125,8 @@ class Opener:
                 raise SessionClosedError(message, key=str(wanted.key))
             flight = runtime.flights.get(wanted.key)
             session = runtime.sessions.get(wanted.key)
-            if flight is None or (session is not None and session._turns.mine):
+            mine = session is not None and session._turns.mine and session.closed_by is None
+            if flight is None or mine:
                 # Inside of a turn that a handover waits for, too.
                 if session is not None:
                     return self._pinned(session, wanted)
@@ -132,19 +142,34 @@ class Opener:
         if wanted.new:
             raise _exists(wanted.key)
         self._keeper.pin(session, force=wanted.force)
+        try:
+            self._told(session, wanted)
+        except BaseException:
+            self._keeper.unpin(session)
+            raise
         return session
+
+    def _told(self, session: Session, wanted: Wanted) -> None:
+        """Take over what this opener says about the session, whoever else has it open."""
+        autosave = wanted.autosave
+        if not isinstance(autosave, Inherit) and autosave != session.tracked.options:
+            self._runtime.saver.tune(autosave, session.tracked)
+        changes = _changes(session, wanted)
+        if changes:
+            session.describe(**changes)
 
     async def _fly(self, flight: Flight, wanted: Wanted) -> None:
         try:
-            async with self._loads:
-                flight.session = await self._load(wanted)
+            with flight.scope:
+                async with self._loads:
+                    await self._load(wanted)
         except Exception as error:  # noqa: BLE001  # it goes to those who wait
             flight.error = error
         finally:
             del self._runtime.flights[wanted.key]
             flight.done.set()
 
-    async def _load(self, wanted: Wanted) -> Session:
+    async def _load(self, wanted: Wanted) -> None:
         runtime, key = self._runtime, wanted.key
         await self._check_exists(wanted)
         grant = await obtain(
@@ -157,20 +182,29 @@ class Opener:
             clock=runtime.clock,
             given=self._keeper.given(key),
         )
+        session: Session | None = None
         try:
             session = await self._restore(grant, wanted)
+            await session.memory.load()
+            await self._replay(session)
         except BaseException:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1):
-                await runtime.store.release(key, grant.epoch)
+                await self._give_up(grant, session)
             raise
-        await self._replay(session)
-        runtime.sessions[key] = session
-        changes = _changes(session, wanted)
-        if changes:
-            session.describe(**changes)
+        self._keeper.keep(session)
         runtime.hooks.emit("opened", SessionOpened(str(key), grant.epoch, session.restore_report))
         await self._inbox.begin(session)
-        return session
+
+    async def _give_up(self, grant: Grant, session: Session | None) -> None:
+        """Leave a session as it was found: what was not replayed is still in its spill file."""
+        runtime = self._runtime
+        try:
+            if session is not None:
+                with contextlib.suppress(HostClosedError):  # then nothing is looked after any more
+                    await runtime.saver.abandon(session.tracked)
+            await runtime.store.release(grant.key, grant.epoch)
+        except Exception as error:  # why the load has failed is told
+            log.warning("release failed", extra={"session": str(grant.key)}, exc_info=error)
 
     async def _check_exists(self, wanted: Wanted) -> None:
         """Refuse to make a session, or to go on with one, against what was asked."""
@@ -190,22 +224,30 @@ class Opener:
         if folder is None:
             return
         for found in await anyio.to_thread.run_sync(spilling.find, folder, key):
-            spilled = await spilling.opened(self._runtime.store, key, found)
-            records: list[Record] = []
-            log = self._runtime.store.read_log(key, after=spilled.base)
-            async with contextlib.aclosing(log):
-                async for chunk in log:
-                    records.extend(chunk.records)
-            left = spilling.left_of(spilled, records)
-            if left is None:
-                session.report_step("spill kept", f"{spilled.name}: the log has gone on without it")
+            left = await self._left_of(found, key)
+            if isinstance(left, str):
+                session.report_step("spill kept", f"{found.name}: {left}")
                 continue
             for group in _groups(left):
                 session.accept(group)
             await self._runtime.saver.save(session.tracked)
             await read_again(session)  # turns that ended there are known by their ids
-            await anyio.to_thread.run_sync(spilling.remove, folder, spilled.name)
-            session.report_step("spill replayed", f"{len(left)} records of {spilled.name}")
+            await anyio.to_thread.run_sync(spilling.remove, folder, found.name)
+            session.report_step("spill replayed", f"{len(left)} records of {found.name}")
+
+    async def _left_of(self, found: Spilled, key: SessionKey) -> tuple[Record, ...] | str:
+        """Return what the log does not hold yet of a spill file, or why it cannot go on with it."""
+        try:
+            spilled = await spilling.opened(self._runtime.store, key, found)
+        except (ConfigError, FormatError) as error:  # sealed for a life whose key is gone
+            return str(error)
+        records: list[Record] = []
+        chunks = self._runtime.store.read_log(key, after=max(spilled.base - 1, 0))
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                records.extend(chunk.records)
+        left = spilling.left_of(spilled, records)
+        return "the log has gone on without it" if left is None else left
 
     async def _restore(self, grant: Grant, wanted: Wanted) -> Session:
         if wanted.new and not grant.created:  # somebody was faster
@@ -226,9 +268,7 @@ class Opener:
         tracked = runtime.saver.track(
             grant.key, epoch=grant.epoch, head=grant.head, autosave=wanted.autosave
         )
-        session = Session(runtime, self._keeper, restored, tracked)
-        await session.memory.load()
-        return self._keeper.keep(session)
+        return Session(runtime, self._keeper, restored, tracked)
 
 
 def _exists(key: SessionKey) -> SessionError:

@@ -28,7 +28,15 @@ from perdure.session.hooks import EventName, Hook
 from perdure.session.inbox import PostReceipt
 from perdure.session.lineage import followed
 from perdure.session.loading import Opening, Wanted
-from perdure.session.options import Autosave, Engine, Lease, Limits, OnHeld, Shutdown
+from perdure.session.options import (
+    Autosave,
+    Engine,
+    Lease,
+    Limits,
+    OnHeld,
+    Shutdown,
+    require_options,
+)
 from perdure.session.restoring import Restoring
 from perdure.session.runtime import wrong_loop
 from perdure.session.view import SessionView
@@ -60,10 +68,14 @@ class SessionManager(Restoring):
         engine: Engine | None = None,
         clock: Clock | None = None,
     ) -> None:
+        engine = Engine() if engine is None else engine
+        require_options(
+            autosave=autosave, lease=lease, shutdown=shutdown, limits=limits, engine=engine
+        )
         self.registry: Registry = Registry(types)
         self._store = followed(store)
         self._autosave = autosave
-        self._engine = engine or Engine()
+        self._engine = engine
         self._lease = lease
         self._shutdown = shutdown
         self._limits = limits
@@ -92,7 +104,7 @@ class SessionManager(Restoring):
         traceback: TracebackType | None,
     ) -> None:
         connected = self._connected
-        report = await self.aclose()
+        report = await self._close(None)
         if connected is not None and connected.signals.received:
             connected.signals.end_process()
         if exc_type is None or issubclass(exc_type, Exception):
@@ -125,7 +137,7 @@ class SessionManager(Restoring):
         stray = self._connected.runtime.home.stray()
         if stray is not None:
             raise wrong_loop("this manager", stray)
-        if self._connected.closing.report is not None:
+        if self._connected.closing.done.is_set():
             message = "this manager is closed: call connect(…) again"
             raise SessionClosedError(message)
         return self._connected
@@ -150,8 +162,9 @@ class SessionManager(Restoring):
     ) -> Opening:
         """Open a session to write: await it, or ``async with`` it.
 
-        Everybody in this process who opens the same id shares one object. Leaving
-        ``async with`` lets go of it; autosave owns it from then on.
+        Everybody in this process who opens the same id shares one object, and what the last of
+        them says of it counts: owner, tags, autosave. Leaving ``async with`` lets go of it;
+        autosave owns it from then on.
 
         Args:
             id: The agent's id.
@@ -169,7 +182,7 @@ class SessionManager(Restoring):
             autosave: This session's own settings; None for no timers.
 
         Raises:
-            ConfigError: ``new`` is True, and ``create`` is False.
+            ConfigError: An argument does not fit, or ``new`` is True and ``create`` is False.
             LeaseHeldError: Another process goes on holding it.
             SessionNotFoundError: It does not exist, and ``create`` is False.
             SessionError: It exists, and ``new`` is True.
@@ -182,7 +195,7 @@ class SessionManager(Restoring):
         wanted = Wanted(
             key=SessionKey(id, session, tenant),
             owner=owner,
-            tags=tuple(tags),
+            tags=tags,
             create=create,
             new=new,
             on_held=on_held,
@@ -279,10 +292,13 @@ class SessionManager(Restoring):
         the other hooks get an event with facts. A hook that fails is logged.
 
         Raises:
-            ConfigError: There is no such event.
+            ConfigError: There is no such event, or the hook cannot be called.
 
         """
-        return self._check().runtime.hooks.on(event, hook)
+        connected = self._check()
+        off = connected.runtime.hooks.on(event, hook)
+        connected.keeper.heed_hooks()
+        return off
 
     async def flush(self, deadline: float | None = None) -> None:
         """Save every session now, and return when all is durable or the deadline is over."""
@@ -296,7 +312,13 @@ class SessionManager(Restoring):
         return self._check().runtime.saver.health()
 
     def tune(self, autosave: Autosave | None) -> None:
-        """Change the autosave settings of all sessions without settings of their own."""
+        """Change the autosave settings of all sessions without settings of their own.
+
+        Raises:
+            ConfigError: It is neither an `Autosave` nor None.
+
+        """
+        require_options(autosave=autosave)
         self._check().runtime.saver.tune(autosave)
 
     def drain(self) -> None:
@@ -315,6 +337,12 @@ class SessionManager(Restoring):
             What was saved, and what could not be: ``report.raise_if_unsaved()``.
 
         """
+        report = await self._close(deadline)
+        if self._connected is not None:
+            self._connected.end_late_body()
+        return report
+
+    async def _close(self, deadline: float | None) -> ShutdownReport:
         connected = self._connected
         if connected is None:
             await self._store.aclose()
@@ -324,11 +352,19 @@ class SessionManager(Restoring):
             raise wrong_loop("this manager", stray)
         closing = connected.closing
         closing.begin(deadline)
-        await wait_through(closing.done)
-        connected.signals.uninstall()
-        with anyio.CancelScope(shield=True):
-            await self._store.aclose()
-            await connected.runtime.host.aclose()
+        try:
+            await wait_through(closing.done)
+        finally:
+            if closing.done.is_set():  # else a Ctrl-C ends the wait, and the closing goes on
+                await self._disconnect(connected)
         if closing.report is None:
             raise StoreError("the shutdown itself failed; the log says how")
         return closing.report
+
+    async def _disconnect(self, connected: Connected) -> None:
+        connected.signals.uninstall()
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._store.aclose()
+            finally:
+                await connected.runtime.host.aclose()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from perdure.autosave.options import Autosave, Engine, Shutdown
+from perdure.autosave.options import INHERIT, Autosave, Engine, Shutdown
 from perdure.errors import ConfigError
 from perdure.lease.terms import Lease, OnHeld
 
-__all__ = ["Autosave", "Engine", "Lease", "Limits", "OnHeld", "Shutdown"]
+__all__ = ["Autosave", "Engine", "Lease", "Limits", "OnHeld", "Shutdown", "require_options"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -51,3 +51,24 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if not self.fold_ratio > 0:
             message = f"limits: fold_ratio={self.fold_ratio!r} does not fit: it must be above 0"
             raise ConfigError(message, fold_ratio=self.fold_ratio)
+
+
+_KINDS = {
+    "autosave": Autosave,
+    "lease": Lease,
+    "shutdown": Shutdown,
+    "limits": Limits,
+    "engine": Engine,
+}
+
+
+def require_options(**given: object) -> None:
+    """Raise ConfigError for what is no such group of options; autosave may be None."""
+    for name, value in given.items():
+        if name == "autosave" and (value is None or value is INHERIT):
+            continue
+        kind = _KINDS[name]
+        if not isinstance(value, kind):
+            several = "(…), such as Autosave.server(), or None" if kind is Autosave else "(…)"
+            message = f"{name}={value!r} does not fit: give {kind.__name__}{several}"
+            raise ConfigError(message, option=name)

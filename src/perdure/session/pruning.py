@@ -8,9 +8,10 @@ the history that they reach before, to keep by themselves.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from typing import final
 
 import msgspec
@@ -18,7 +19,12 @@ from msgspec import UNSET
 
 from perdure.checkpoints.chain import Chain
 from perdure.codec.json import decode
-from perdure.errors import CorruptRecordError, LeaseHeldError, StoreUnavailableError
+from perdure.errors import (
+    CorruptRecordError,
+    FormatError,
+    LeaseHeldError,
+    StoreUnavailableError,
+)
 from perdure.memory.documents import MEMORY, Turned
 from perdure.memory.index import Index
 from perdure.memory.values import Values
@@ -35,6 +41,8 @@ from perdure.session.tending import Tending, Terms
 from perdure.store import Document, Documents
 
 __all__ = ["KeptFor", "PruneReport", "Pruned", "Pruner"]
+
+log: logging.Logger = logging.getLogger("perdure")
 
 
 class Pruned(msgspec.Struct, frozen=True):
@@ -65,6 +73,8 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that were forgotten."""
     held: tuple[SessionKey, ...] = ()
     """Sessions that another process holds: they were left alone."""
+    damaged: tuple[SessionKey, ...] = ()
+    """Sessions that cannot be read: they were left alone, too."""
     kept_for: tuple[KeptFor, ...] = ()
     """Sessions that keep more than the retention asks for, since they have checkpoints."""
     dry_run: bool = False
@@ -75,6 +85,38 @@ class _Cut(msgspec.Struct):
     turns: int
     kept_for: tuple[KeptFor, ...] = ()
     """What holds it back."""
+
+
+class _Found:
+    """What comes of a pruning, as it goes on."""
+
+    def __init__(self) -> None:
+        self.pruned: list[Pruned] = []
+        self.expired: list[SessionKey] = []
+        self.held: list[SessionKey] = []
+        self.damaged: list[SessionKey] = []
+        self.kept_for: list[KeptFor] = []
+
+    @contextmanager
+    def unless_refused(self, key: SessionKey) -> Iterator[None]:
+        """Go on with the others if one is held, or cannot be read."""
+        try:
+            yield
+        except LeaseHeldError:
+            self.held.append(key)
+        except FormatError as error:
+            log.warning("not pruned", extra={"session": str(key)}, exc_info=error)
+            self.damaged.append(key)
+
+    def report(self, *, dry_run: bool) -> PruneReport:
+        return PruneReport(
+            pruned=tuple(self.pruned),
+            expired=tuple(self.expired),
+            held=tuple(self.held),
+            damaged=tuple(self.damaged),
+            kept_for=tuple(self.kept_for),
+            dry_run=dry_run,
+        )
 
 
 @final
@@ -96,37 +138,23 @@ class Pruner:
         dry_run: bool,
     ) -> PruneReport:
         """Prune sessions of a tenant; those of *keys*, or all of them."""
-        now, held = time.time(), list[SessionKey]()
+        now, found = time.time(), _Found()
         expired = await self._expired(retention, keys, tenant, now)
-        gone: list[SessionKey] = []
         for key in expired:
-            try:
+            with found.unless_refused(key):
                 await self._forgetter.forget([key], tenant, terms, dry_run=dry_run)
-                gone.append(key)
-            except LeaseHeldError:
-                held.append(key)
-        pruned: list[Pruned] = []
-        kept_for: list[KeptFor] = []
+                found.expired.append(key)
         if retention.cuts:
             chosen = keys if keys is not None else [key async for key in every(self._store, tenant)]
             for key in chosen:
-                if key in expired:
-                    continue
-                try:
-                    cut = await self._cut(key, retention, now)
-                    kept_for += cut.kept_for
-                    pruned += await self._prune(key, cut, terms, dry_run=dry_run)
-                except LeaseHeldError:
-                    held.append(key)
-        if not dry_run and (pruned or gone):
+                if key not in expired:
+                    with found.unless_refused(key):
+                        cut = await self._cut(key, retention, now)
+                        found.kept_for += cut.kept_for
+                        found.pruned += await self._prune(key, cut, terms, dry_run=dry_run)
+        if not dry_run and (found.pruned or found.expired):
             await self._store.scrub()
-        return PruneReport(
-            pruned=tuple(pruned),
-            expired=tuple(gone),
-            held=tuple(held),
-            kept_for=tuple(kept_for),
-            dry_run=dry_run,
-        )
+        return found.report(dry_run=dry_run)
 
     async def _expired(
         self, retention: Retention, keys: list[SessionKey] | None, tenant: str, now: float

@@ -20,6 +20,7 @@ from perdure.memory.documents import names_of
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.model.records import Record
+from perdure.restore.ladder import require_plain
 from perdure.restore.quarantine import keep_evidence
 from perdure.restore.validity import judged
 from perdure.session.folding import Work, manifest_of, put_blobs
@@ -80,11 +81,13 @@ async def rebuild(
     Raises:
         CorruptRecordError: The log itself is damaged before its tail, or empty.
         LeaseLostError: The epoch is not the newest any more.
+        ConfigError: It is encrypted, and the store was opened without its key.
 
     """
     store = followed(store)
     began = (await base_documents(store, key)).found
     have = judged(await store.read_documents(key, None), key)
+    require_plain(have.manifest, key)
     stored = have.found.get(SNAPSHOT)
     held = context_bytes_of(None if stored is None else stored.data)
     limits = msgspec.structs.replace(limits, context_bytes=max(limits.context_bytes, held))

@@ -11,6 +11,7 @@ from perdure.autosave.driver import Autosaver
 from perdure.codec.registry import Registry
 from perdure.errors import WrongLoopError
 from perdure.model.keys import SessionKey
+from perdure.session.flights import Flights
 from perdure.session.hooks import Hooks
 from perdure.session.options import Lease, Limits, Shutdown
 from perdure.store import Store
@@ -18,7 +19,6 @@ from perdure.store import Store
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.model.records import Entry
-    from perdure.session.loading import Flight
     from perdure.session.session import Session
 
 __all__ = ["Runtime", "wrong_loop"]
@@ -77,8 +77,7 @@ class Runtime:
         self.append: Callable[[Tracked, tuple[Entry, ...]], int] = saver.append
         self.sessions: dict[SessionKey, Session] = {}
         """The sessions in memory. One stays until it is durable and its lease is released."""
-        self.flights: dict[SessionKey, Flight] = {}
-        """Loads and closes under way, one a session at most."""
+        self.flights: Flights = {}
         self.draining: bool = False
         self.durability: str = store.capabilities.durability
         self.max_record_bytes: int = min(limits.record_bytes, store.capabilities.max_record_bytes)

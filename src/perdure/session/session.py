@@ -205,6 +205,11 @@ class Session(Planned, Rendered):
         """Change what is said about the session, and return the new version.
 
         Credentials in the metadata, known by keys such as ``api_key``, are not stored.
+
+        Raises:
+            ConfigError: The title, the owner or a tag is no text.
+            NotStorableError: The metadata is not JSON; the error names path and type.
+
         """
         return self.accept((meta_entry(title=title, tags=tags, owner=owner, metadata=metadata),))
 
@@ -263,7 +268,7 @@ class Session(Planned, Rendered):
 
         """
         self._check_open()
-        if not 0 <= after <= self.version:
+        if type(after) is not int or not 0 <= after <= self.version:
             message = f"session {self.key} has records up to {self.version}, none at {after}"
             raise ConfigError(message, after=after, version=self.version)
         entry = Entry(RETRACT, encode(Retraction(after)), end=True)
@@ -324,15 +329,20 @@ class Session(Planned, Rendered):
 
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
+        self._check_home()
         return await self._contents.history(before=before, limit=limit, unsaved=self.unsaved())
 
     async def aclose(self) -> None:
         """Save, fold and let go of the session for everybody in this process.
 
+        Turns that run or wait end first. A session that is closed already stays so.
+
         Raises:
-            UnsavedChangesError: Not everything could be made durable in time.
+            SessionError: This task is in a turn of the session.
+            UnsavedChangesError: Not everything could be made durable in time; it stays open.
 
         """
+        self._check_home()
         await self._keeper.close(self)
 
     # for the manager, turns and the agent: not for users

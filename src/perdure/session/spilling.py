@@ -6,7 +6,7 @@ session here appends what the log does not hold yet, and removes the file. Recor
 the log holds already must be the same, byte for byte; if somebody else has written
 other ones since, the file is kept and named in the restore report.
 
-Blocking and short: written synchronously when nothing else can be waited for any more.
+Blocking: called in threads, or when nothing else can be waited for any more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,7 @@ from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Entry, Record
 
-__all__ = ["Spilled", "find", "forget", "left_of", "opened", "remove", "sealed", "write"]
+__all__ = ["Spilled", "find", "forget", "left_of", "opened", "remove", "sealed", "settle", "write"]
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -37,6 +37,8 @@ class Spilled(msgspec.Struct, frozen=True):
     """One spill file, read back."""
 
     name: str
+    epoch: int
+    """Under which they were accepted."""
     base: int
     """The last record that was known to be durable."""
     records: tuple[Record, ...]
@@ -51,7 +53,9 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def write(folder: str, key: SessionKey, *, epoch: int, base: int, entries: Sequence[Entry]) -> str:
-    """Keep a session's unsaved entries in a file of its own, durably; return its path.
+    """Keep a session's unsaved entries in a file of its own; return its path.
+
+    It is durable once `settle` was called behind the last of several.
 
     Raises:
         OSError: It could not be written.
@@ -65,6 +69,17 @@ def write(folder: str, key: SessionKey, *, epoch: int, base: int, entries: Seque
     with Folder.root(str(path)) as place:
         place.replace(name, frames.seal(header) + lines)
     return str(path / name)
+
+
+def settle(folder: str) -> None:
+    """Make the names of spill files durable.
+
+    Raises:
+        OSError: They could not be synced.
+
+    """
+    with Folder.root(str(Path(folder).expanduser())) as place:
+        place.sync()
 
 
 def find(folder: str, key: SessionKey) -> list[Spilled]:
@@ -103,15 +118,17 @@ def forget(folder: str, key: SessionKey, remove: bool) -> list[int]:  # noqa: FB
     return sizes
 
 
-def left_of(spilled: Spilled, log_after: Iterable[Record]) -> tuple[Record, ...] | None:
-    """Return what a log does not hold yet of a spill file, None for a conflict.
+def left_of(spilled: Spilled, log: Sequence[Record]) -> tuple[Record, ...] | None:
+    """Return what a log does not hold yet of a spill file, None if it is not what goes on there.
 
     Args:
         spilled: The file.
-        log_after: The log's records after ``spilled.base``.
+        log: The log's records from ``spilled.base`` on.
 
     """
-    there = [record for record in log_after if record.kind != EPOCH]
+    if not log or log[0].seq != spilled.base or log[0].epoch > spilled.epoch:
+        return None  # another life of the session's: epochs never begin again
+    there = [record for record in log[1:] if record.kind != EPOCH]
     for mine, theirs in zip(spilled.records, there, strict=False):
         if (mine.kind, mine.payload, mine.end) != (theirs.kind, theirs.payload, theirs.end):
             return None
@@ -164,4 +181,4 @@ def _read(name: str, data: bytes, key: SessionKey) -> Spilled | None:
     scanner = frames.Scanner(header.epoch, start)
     records = scanner.feed(rest)
     whole = scanner.end.offset == len(rest)
-    return Spilled(name, header.base, tuple(records)) if whole else None
+    return Spilled(name, header.epoch, header.base, tuple(records)) if whole else None

@@ -7,7 +7,7 @@ anywhere; what it does is ordered so that doing it again makes it whole.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, final
 
 import anyio
@@ -18,9 +18,9 @@ from perdure.errors import ConfigError, SessionNotFoundError, StoreError
 from perdure.lease.lease import obtain
 from perdure.model.base import Base
 from perdure.model.records import BASE, EPOCH, Entry, Record
+from perdure.session.flights import alone
 from perdure.session.folding import fold
 from perdure.session.lineage import Lineage, followed
-from perdure.session.loading import Flight
 from perdure.session.options import OnHeld
 from perdure.store import Batch, Status
 
@@ -110,18 +110,9 @@ class Tending:
         self.keeper: Keeper = keeper
         self.store: Lineage = followed(runtime.store)
 
-    @asynccontextmanager
-    async def alone(self, key: SessionKey) -> AsyncGenerator[None, None]:
+    def alone(self, key: SessionKey) -> AbstractAsyncContextManager[None]:
         """Keep others of this process from opening or closing a session meanwhile."""
-        flights = self.runtime.flights
-        while (flight := flights.get(key)) is not None:
-            await flight.done.wait()
-        flight = flights[key] = Flight()
-        try:
-            yield
-        finally:
-            del flights[key]
-            flight.done.set()
+        return alone(self.runtime.flights, key)
 
     @asynccontextmanager
     async def held(self, key: SessionKey, terms: Terms) -> AsyncGenerator[Hold, None]:

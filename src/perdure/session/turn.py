@@ -13,6 +13,7 @@ import anyio
 from perdure.codec.json import encode
 from perdure.errors import SessionError
 from perdure.memory.documents import Turned
+from perdure.model.keys import require_name
 from perdure.model.records import TURN, Entry
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Turn:
     __slots__ = ("_closing", "_given", "_queue", "_session", "id", "number", "replayed")
 
     def __init__(self, session: Session, queue: TurnQueue, turn_id: str | None) -> None:
+        if turn_id is not None:
+            require_name("turn id", turn_id)
         self._session = session
         self._queue = queue
         self._given = turn_id is not None

@@ -6,19 +6,26 @@ brings the epochs, the time and the checkpoints.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import final
 
 import anyio
+import msgspec
 
-from perdure.errors import NotStorableError, TooLargeError, UnsupportedVersionError
+from perdure.codec.matching import matched
+from perdure.errors import (
+    LeaseHeldError,
+    LeaseLostError,
+    NotStorableError,
+    TooLargeError,
+    UnsupportedVersionError,
+)
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FORMAT, About, Manifest
-from perdure.model.records import Entry, Record
-from perdure.store import Batch, Document, Documents, Posted, SessionInfo
+from perdure.model.records import EPOCH, Entry, Record
+from perdure.store import Batch, Documents, Posted, SessionInfo
 
 __all__ = [
     "Blob",
@@ -28,8 +35,11 @@ __all__ = [
     "documents_of",
     "fits",
     "fresh",
+    "held",
+    "info_of",
     "listed",
-    "sha256",
+    "lost",
+    "too_late",
 ]
 
 
@@ -78,12 +88,28 @@ class Session:
         seqs = range(max(after + 1, self.first), end if before is None else min(before, end))
         return seqs[::-1] if reverse else seqs
 
+    def begin(self, epoch: int, owner: str, at: float) -> int:
+        """Begin an epoch with its record, and return where that stands."""
+        self.epoch, self.owner = epoch, owner
+        self.released = self.deleted = False
+        begun = msgspec.json.encode({"owner": owner, "at": at})
+        self.entries.append(Entry(EPOCH, begun))
+        self.epoch_starts.append(len(self.entries))
+        self.epochs.append(epoch)
+        return len(self.entries)
+
+    def fold(self, documents: Mapping[str, bytes], manifest: Manifest) -> None:
+        """Replace the documents and the manifest."""
+        kept = {**self.documents, **documents}
+        self.documents = {name: kept[name] for name in manifest.documents if name in kept}
+        self.manifest = manifest
+
     def trim(self, below: int) -> int:
         """Forget the records before one, and return how many bytes they had."""
         gone = range(self.first - 1, min(below - 1, len(self.entries)))
         freed = sum(len(self.entries[place].payload) for place in gone)
-        for place in gone:
-            self.entries[place] = _GONE
+        # A new list: a reader that is under way keeps the old one, whole.
+        self.entries = [_GONE] * gone.stop + self.entries[gone.stop :]
         self.first = max(self.first, gone.stop + 1)
         return freed
 
@@ -151,6 +177,37 @@ class MemoryBacking:
         """What waits for each session, by op id, oldest first."""
 
 
+def held(key: SessionKey, epoch: int, session: Session | None) -> Session:
+    """Return a session to the holder of its newest epoch.
+
+    Raises:
+        LeaseLostError: The epoch is not the newest, or the session was deleted.
+
+    """
+    if session is None or session.epoch != epoch or session.deleted:
+        raise lost(key, epoch, session)
+    return session
+
+
+def lost(key: SessionKey, epoch: int, session: Session | None) -> LeaseLostError:
+    """Return the error for a write under an epoch that is over."""
+    newest = session.epoch if session else 0
+    message = (
+        f"epoch {epoch} of {key} may not write: the newest is {newest}"
+        f"{', and it was deleted' if session and session.deleted else ''}; open the session again"
+    )
+    return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
+
+
+def too_late(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
+    """Return the error for an acquire that somebody else was faster with."""
+    message = (
+        f"{key} is at epoch {newest}, not {after}: look again who holds it, then ask for a "
+        "handover or wait"
+    )
+    return LeaseHeldError(message, key=key, epoch=newest)
+
+
 def documents_of(key: SessionKey, session: Session, names: Collection[str] | None) -> Documents:
     """Return a session's documents, each checked against the manifest's hash.
 
@@ -167,18 +224,7 @@ def documents_of(key: SessionKey, session: Session, names: Collection[str] | Non
             f"{FORMAT}: use a newer release of perdure"
         )
         raise UnsupportedVersionError(message, key=key, format=manifest.format)
-    found: dict[str, Document] = {}
-    damaged: list[str] = []
-    for name, folded in manifest.documents.items():
-        if names is not None and name not in names:
-            continue
-        data = session.documents.get(name)
-        if data is None or sha256(data) != folded.sha256:
-            damaged.append(name)
-        else:
-            found[name] = Document(data, folded.as_of_seq)
-    remains = {name: session.documents[name] for name in damaged if name in session.documents}
-    return Documents(manifest, found, tuple(damaged), remains=remains)
+    return matched(manifest, session.documents, names)
 
 
 def fits(info: SessionInfo, owner: str | None, tag: str | None) -> bool:
@@ -193,10 +239,11 @@ def listed(
     for key in sorted(key for key in backing.sessions if key.tenant == tenant):
         session = backing.sessions[key]
         if key.agent.startswith(prefix) and not session.deleted and (not after or key > after):
-            yield _info(key, session)
+            yield info_of(key, session)
 
 
-def _info(key: SessionKey, session: Session) -> SessionInfo:
+def info_of(key: SessionKey, session: Session) -> SessionInfo:
+    """Return what a listing says of a session."""
     counters = session.manifest.counters if session.manifest else {}
     about = session.manifest.about if session.manifest else About()
     return SessionInfo(
@@ -210,11 +257,6 @@ def _info(key: SessionKey, session: Session) -> SessionInfo:
         tags=about.tags,
         turns=counters.get("turns", 0),
     )
-
-
-def sha256(data: bytes) -> str:
-    """Return the hash that names bytes."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def fresh(session: Session, batch: Batch, max_record_bytes: int) -> Sequence[Entry] | Exception:

@@ -53,6 +53,12 @@ class Place:
         self.session: Session | None = None
         """As it was read or saved last; None where there is none."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is at it, or waits to be."""
+        at = self._lock.statistics()
+        return not at.locked and not at.tasks_waiting
+
     @contextlib.asynccontextmanager
     async def looked(self) -> AsyncIterator[Place]:
         """Have the place alone, and up to date."""

@@ -18,17 +18,10 @@ from typing import final
 
 import anyio
 import anyio.lowlevel
-import msgspec
 
-from perdure.codec import blob_names
-from perdure.errors import (
-    CorruptRecordError,
-    LeaseHeldError,
-    LeaseLostError,
-)
+from perdure.codec.blob_names import require_named, verified
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
-from perdure.model.records import EPOCH, Entry
 from perdure.store import (
     Asked,
     Batch,
@@ -51,7 +44,10 @@ from perdure.stores._backing import (
     documents_of,
     fits,
     fresh,
+    held,
     listed,
+    lost,
+    too_late,
 )
 
 __all__ = ["MemoryBacking", "MemoryStore"]
@@ -111,7 +107,7 @@ class MemoryStore:
     def _append(self, batch: Batch, now: float) -> Outcome:
         session = self._sessions.get(batch.key)
         if session is None or session.epoch != batch.epoch or session.deleted:
-            return Outcome(Status.CONFLICT, _lost(batch.key, batch.epoch, session))
+            return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch, session))
         new = fresh(session, batch, _CAPABILITIES.max_record_bytes)
         if isinstance(new, Exception):
             return Outcome(Status.PERMANENT, new)
@@ -164,16 +160,14 @@ class MemoryStore:
     ) -> None:
         """Replace the documents and the manifest in one step."""
         await anyio.lowlevel.checkpoint()
-        session = self._held(key, manifest.epoch)
-        kept = {**session.documents, **documents}
-        session.documents = {name: kept[name] for name in manifest.documents if name in kept}
-        session.manifest = manifest
+        self._held(key, manifest.epoch).fold(documents, manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
         """Keep blobs; bytes that are already there grow young again."""
         await anyio.lowlevel.checkpoint()
+        require_named(blobs)
         now = self._backing.clock()
         for name, data in blobs.items():
             self._blobs[tenant, name] = Blob(data, now)
@@ -182,12 +176,7 @@ class MemoryStore:
         """Return a blob, verified; None when there is none."""
         await anyio.lowlevel.checkpoint()
         blob = self._blobs.get((tenant, name))
-        if blob is None:
-            return None
-        if not blob_names.fits(name, blob.data):
-            message = f"blob {name} does not match its name: put the right bytes again"
-            raise CorruptRecordError(message, blob=name, size=len(blob.data))
-        return blob.data
+        return None if blob is None else verified(name, blob.data)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
         """Remove what an earlier sweep moved away, then move away what nobody reaches."""
@@ -244,26 +233,15 @@ class MemoryStore:
         session = self._sessions.get(key)
         newest = session.epoch if session else 0
         if newest != after:
-            message = (
-                f"{key} is at epoch {newest}, not {after}: look again who holds it, then "
-                "ask for a handover or wait"
-            )
-            raise LeaseHeldError(message, key=key, epoch=newest)
+            raise too_late(key, after, newest)
         if session is None:
             session = self._sessions[key] = Session()
-        session.epoch, session.owner = after + 1, self._owner
-        session.released = session.deleted = False
-        return self._begin(key, session)
-
-    def _begin(self, key: SessionKey, session: Session) -> Grant:
         created = not session.entries
         session.updated_at = self._backing.clock()
         if session.created_at is None:
             session.created_at = session.updated_at
-        session.entries.append(Entry(EPOCH, msgspec.json.encode({"owner": self._owner})))
-        session.epoch_starts.append(len(session.entries))
-        session.epochs.append(session.epoch)
-        return Grant(key, session.epoch, len(session.entries), created)
+        head = session.begin(after + 1, self._owner, session.updated_at)
+        return Grant(key, session.epoch, head, created)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """Say that the epoch's holder writes no more."""
@@ -371,16 +349,4 @@ class MemoryStore:
         await anyio.lowlevel.checkpoint()
 
     def _held(self, key: SessionKey, epoch: int) -> Session:
-        session = self._sessions.get(key)
-        if session is None or session.epoch != epoch or session.deleted:
-            raise _lost(key, epoch, session)
-        return session
-
-
-def _lost(key: SessionKey, epoch: int, session: Session | None) -> LeaseLostError:
-    newest = session.epoch if session else 0
-    message = (
-        f"epoch {epoch} of {key} may not write: the newest is {newest}"
-        f"{', and it was deleted' if session and session.deleted else ''}; open the session again"
-    )
-    return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
+        return held(key, epoch, self._sessions.get(key))

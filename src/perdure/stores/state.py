@@ -26,13 +26,12 @@ from typing import final
 
 import anyio
 import anyio.lowlevel
-import msgspec
 
-from perdure.errors import LeaseHeldError, LeaseLostError, NotStorableError, PerdureError
+from perdure.errors import NotStorableError, PerdureError
 from perdure.interchange.storage import StateStorage
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
-from perdure.model.records import EPOCH, Entry
+from perdure.model.records import Entry
 from perdure.store import (
     Asked,
     Batch,
@@ -47,7 +46,16 @@ from perdure.store import (
     Status,
     Swept,
 )
-from perdure.stores._backing import Session, documents_of, fits, fresh
+from perdure.stores._backing import (
+    Session,
+    documents_of,
+    fits,
+    fresh,
+    held,
+    info_of,
+    lost,
+    too_late,
+)
 from perdure.stores._state_place import Place, copied
 
 __all__ = ["StateStorage", "StateStore"]
@@ -134,7 +142,7 @@ class StateStore:
             async with self._place(batch.key).looked() as place:
                 session = place.session
                 if session is None or session.epoch != batch.epoch or session.deleted:
-                    return Outcome(Status.CONFLICT, _lost(batch.key, batch.epoch, session))
+                    return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch, session))
                 new = fresh(session, batch, _CAPABILITIES.max_record_bytes)
                 if isinstance(new, Exception):
                     return Outcome(Status.PERMANENT, new)
@@ -172,12 +180,15 @@ class StateStore:
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Keep everything: a state is whole, or none."""
         async with self._place(key).looked() as place:
-            _held(place, epoch)
+            held(key, epoch, place.session)
         return 0
 
     async def _session(self, key: SessionKey) -> Session | None:
         async with self._place(key).looked() as place:
-            return place.session
+            session = place.session
+        if session is None and place.is_idle:
+            self._places.pop(key, None)  # whoever asks for many that are not there fills nothing
+        return session
 
     # documents
 
@@ -193,10 +204,7 @@ class StateStore:
     ) -> None:
         """Keep documents as long as this object is there."""
         async with self._place(key).looked() as place:
-            session = _held(place, manifest.epoch)
-            kept = {**session.documents, **documents}
-            session.documents = {name: kept[name] for name in manifest.documents if name in kept}
-            session.manifest = manifest
+            held(key, manifest.epoch, place.session).fold(documents, manifest)
 
     # blobs
 
@@ -251,20 +259,11 @@ class StateStore:
             place.require_mine()
             session = place.session or Session()
             if session.epoch != after:
-                message = (
-                    f"{key} is at epoch {session.epoch}, not {after}: look again who holds it, "
-                    "then wait or try again"
-                )
-                raise LeaseHeldError(message, key=key, epoch=session.epoch)
+                raise too_late(key, after, session.epoch)
             taken = copied(session)
-            taken.epoch, taken.owner = after + 1, self._owner
-            taken.released = taken.deleted = False
-            begun = msgspec.json.encode({"owner": self._owner, "at": time.time()})
-            taken.entries.append(Entry(EPOCH, begun))
-            taken.epoch_starts.append(len(taken.entries))
-            taken.epochs.append(taken.epoch)
+            head = taken.begin(after + 1, self._owner, time.time())
             await place.save(taken)
-            return Grant(key, taken.epoch, len(taken.entries), not session.entries)
+            return Grant(key, taken.epoch, head, not session.entries)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """Note it; nobody waits for a release here, so it is not worth a save."""
@@ -301,13 +300,13 @@ class StateStore:
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """Return nothing: nobody can have posted."""
         async with self._place(key).looked() as place:
-            _held(place, epoch)
+            held(key, epoch, place.session)
             return []
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         """Do nothing: there is nothing to remove."""
         async with self._place(key).looked() as place:
-            _held(place, epoch)
+            held(key, epoch, place.session)
 
     async def waiting(self) -> list[SessionKey]:
         """Return nothing: nobody can have posted."""
@@ -336,7 +335,7 @@ class StateStore:
                 break
             session = await self._session(key)
             if session is not None and not session.deleted:
-                info = _info(key, session)
+                info = info_of(key, session)
                 if fits(info, owner, tag):
                     found.append(info)
         return found
@@ -353,7 +352,7 @@ class StateStore:
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove the state; this object remembers the epoch."""
         async with self._place(key).looked() as place:
-            session = _held(place, epoch)
+            session = held(key, epoch, place.session)
             await place.remove()
             gone = Session()
             gone.epoch, gone.owner = epoch, session.owner
@@ -363,33 +362,6 @@ class StateStore:
     async def scrub(self) -> None:
         """Do nothing: what a storage leaves behind is its own."""
         await anyio.lowlevel.checkpoint()
-
-
-def _held(place: Place, epoch: int) -> Session:
-    session = place.session
-    if session is None or session.epoch != epoch or session.deleted:
-        raise _lost(place.key, epoch, session)
-    return session
-
-
-def _lost(key: SessionKey, epoch: int, session: Session | None) -> LeaseLostError:
-    newest = session.epoch if session else 0
-    message = f"epoch {epoch} of {key} may not write: the newest is {newest}; open it again"
-    return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
-
-
-def _info(key: SessionKey, session: Session) -> SessionInfo:
-    about = session.manifest.about if session.manifest else None
-    return SessionInfo(
-        key=key,
-        epoch=session.epoch,
-        head=len(session.entries),
-        updated_at=session.updated_at,
-        owner=about.owner if about else None,
-        title=about.title if about else None,
-        tags=about.tags if about else (),
-        turns=session.manifest.counters.get("turns", 0) if session.manifest else 0,
-    )
 
 
 def _longer(session: Session, new: Sequence[Entry]) -> Session:

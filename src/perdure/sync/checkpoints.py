@@ -39,10 +39,7 @@ class CheckpointReader:
         return self._loop.call(self._reader.states)
 
     def restore(self, id: int) -> reader.CheckpointState | None:
-        """Return a checkpoint with a copy of its state, None for an unknown id; changes nothing.
-
-        As `CheckpointReader.restore` of an async view.
-        """
+        """Return a checkpoint with a copy of its state, None for an unknown id; changes nothing."""
         return self._loop.call(lambda: self._reader.restore(id))
 
     def diff(self, a: int, b: int) -> Difference:
@@ -65,24 +62,14 @@ class CheckpointEngine(CheckpointReader):
     def create(self, label: str, state: Any = None) -> Checkpoint:
         """Make a checkpoint, durable when this returns.
 
-        Args:
-            label: A name, for people; it need not be unique.
-            state: What to keep; None for the session itself, of which nothing is copied.
-
-        Raises:
-            ConfigError: The label is no text.
-            NotStorableError: The state cannot be stored; nothing was changed.
-
+        As ``session.checkpoints.create`` of `perdure.Session`.
         """
         return self._loop.call(lambda: self._engine.create(label, state))
 
     def rollback(self, id: int, *, replay: bool = False) -> engine.RolledBack:
         """Go back to a checkpoint; everything is durable when this returns.
 
-        Raises:
-            ConfigError: There is no such checkpoint, or the session's history was pruned.
-            CorruptRecordError: The checkpoint, or what it is of, was changed or lost.
-
+        As ``session.checkpoints.rollback`` of `perdure.Session`.
         """
         return self._loop.call(lambda: self._engine.rollback(id, replay=replay))
 
@@ -99,12 +86,7 @@ class CheckpointEngine(CheckpointReader):
     def prune(self, *, keep: int | Collection[int]) -> tuple[int, ...]:
         """Let go of checkpoints, and return their ids; nothing else ever does.
 
-        Args:
-            keep: How many of the newest stay, or the ids of those that do.
-
-        Raises:
-            ConfigError: *keep* does not fit; nothing was pruned.
-
+        As ``session.checkpoints.prune`` of `perdure.Session`.
         """
         return self._loop.call(lambda: self._engine.prune(keep=keep))
 
@@ -129,7 +111,7 @@ class EventReader:
     ) -> ReplayReport:
         """Feed the durable events to a dry run, and return what it saw.
 
-        As `EventReader.replay` of an async view; ``on_row`` is called in the loop's thread.
+        As ``events.replay`` of a `perdure.SessionView`; ``on_row`` is called in the loop's thread.
         """
         replay = partial(self._reader.replay, since=since, on_row=on_row, strict=strict)
         return self._loop.call(replay)
@@ -146,10 +128,5 @@ class EventStream(EventReader):
     def emit(
         self, kind: str, label: str | None = None, detail: dict[str, Any] | None = None
     ) -> KernelEvent:
-        """Append an event, and return it.
-
-        Raises:
-            NotStorableError: The detail is not JSON; the error names path and type.
-
-        """
+        """Append an event, and return it. As ``session.events.emit`` of `perdure.Session`."""
         return self._loop.do(lambda: self._stream.emit(kind, label, detail))

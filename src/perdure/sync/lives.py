@@ -106,9 +106,7 @@ class Lives:
     ) -> bool:
         """Remove a session and all that it owns; False if there was none.
 
-        Raises:
-            LeaseHeldError: Another process goes on holding it, or one of its forks.
-
+        As `perdure.SessionManager.delete`.
         """
         return self._loop.call(
             lambda: self._inner.delete(

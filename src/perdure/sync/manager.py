@@ -32,6 +32,7 @@ from perdure.sync.signals import TermWatch
 if TYPE_CHECKING:
     from perdure.autosave.driver import Health
     from perdure.autosave.shutdown import ShutdownReport
+    from perdure.interchange.storage import StateStorage
     from perdure.model.keys import SessionKey
     from perdure.session import manager, session
     from perdure.session.hooks import EventName
@@ -48,7 +49,7 @@ _PATIENCE = 1.0
 
 
 def connect(
-    url: str | os.PathLike[str] | Store | None = None,
+    url: str | os.PathLike[str] | Store | StateStorage | None = None,
     *,
     autosave: Autosave | None = DEFAULT,
     lease: Lease = DEFAULT,
@@ -150,32 +151,9 @@ class SessionManager(Restoring):
     ) -> Session:
         """Open a session to write: ``with sessions.open("my-assistant") as session``.
 
-        Everybody in this process who opens the same id shares one object. Leaving
-        ``with`` lets go of it; autosave owns it from then on.
-
-        Args:
-            id: The agent's id.
-            session: Which of its conversations.
-            tenant: Whose it is, where customers share a store.
-            owner: Who it belongs to, kept as metadata.
-            tags: Kept as metadata.
-            create: Whether to make a session that does not exist.
-            new: Whether it has to be a new one: never go on with what is stored.
-            on_held: What to do if another process holds it: ask for a handover and wait,
-                raise at once, or steal it once its holder has expired.
-            wait: Seconds to wait for another process.
-            force: Open it even if it is quarantined in this process.
-            autosave: This session's own settings; None for no timers.
-
-        Raises:
-            LeaseHeldError: Another process goes on holding it.
-            SessionNotFoundError: It does not exist, and ``create`` is False.
-            SessionError: It exists, and ``new`` is True.
-            SessionQuarantinedError: The store refuses one of its records for good.
-            CorruptRecordError: Its log is damaged before the tail.
-            UnsupportedVersionError: A newer release wrote it.
-            StoreUnavailableError: The store cannot be reached.
-
+        As `perdure.SessionManager.open`: everybody in this process who opens the same id shares
+        one object, in whichever thread. Leaving ``with`` lets go of it; autosave owns it from
+        then on.
         """
 
         async def opened() -> Session:
@@ -225,7 +203,7 @@ class SessionManager(Restoring):
     ) -> SessionView | None:
         """Read a session without a lease, as of now; None if there is none.
 
-        Of a session that is open here, it shows what is durable.
+        As `perdure.SessionManager.load`.
         """
         view = self._loop.call(lambda: self._inner.load(id, session=session, tenant=tenant))
         return None if view is None else SessionView(self._loop, view)
@@ -242,7 +220,7 @@ class SessionManager(Restoring):
     ) -> list[SessionInfo]:
         """List sessions by id; pass the last one as ``after`` for the next page.
 
-        What it tells, and ``owner`` and ``tag`` choose by, is as of each session's last fold.
+        As `perdure.SessionManager.list`.
         """
         return self._loop.call(
             lambda: self._inner.list(
@@ -285,7 +263,7 @@ class SessionManager(Restoring):
     def health(self) -> Health:
         """Say how saving goes: for readiness probes, never for liveness.
 
-        A restart because of a store that is down would destroy the only copy.
+        As `perdure.SessionManager.health`.
         """
         return self._loop.do(self._inner.health)
 
@@ -296,7 +274,7 @@ class SessionManager(Restoring):
     def drain(self) -> None:
         """Begin to stop: open no more sessions, save every change as it comes; turns go on.
 
-        SIGTERM does this by itself, unless ``Shutdown(signals=False)``.
+        As `perdure.SessionManager.drain`.
         """
         self._loop.do(self._inner.drain)
 

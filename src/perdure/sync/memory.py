@@ -23,12 +23,7 @@ class WorkingMemory:
         self._inner = inner
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value under a key, or ``default``.
-
-        Raises:
-            CorruptRecordError: The value is lost: neither its blob nor the log has it.
-
-        """
+        """Return the value under a key, or ``default``."""
         return self._loop.call(lambda: self._inner.get(key, default))
 
     def set(
@@ -43,22 +38,7 @@ class WorkingMemory:
     ) -> int:
         """Keep a value under a key, and return the session's version.
 
-        With ``Limits(memory_bytes=…)`` other entries go when it does not fit: the least in
-        priority first, then those that were used longest ago, pinned ones never.
-
-        Args:
-            key: Its name.
-            value: What a session's state can hold.
-            description: What it is, for people, models and searches.
-            scope: Whose it is, such as "session", "task" or "persistent"; for searches.
-            priority: "low", "normal", "high" or "critical".
-            pinned: Whether it stays whatever does not fit.
-
-        Raises:
-            NotStorableError: The value cannot be stored; the error names path and type.
-            TooLargeError: It does not fit, whatever else goes; nothing has changed.
-            ConfigError: There is no such priority.
-
+        As ``session.memory.set`` of `perdure.Session`.
         """
         return self._loop.do(
             lambda: self._inner.set(
@@ -88,12 +68,7 @@ class WorkingMemory:
     ) -> list[MemoryInfo]:
         """Return the entries that a query's words are found in, the best first.
 
-        Args:
-            query: Words; upper and lower case are the same.
-            scope: Only entries of this scope.
-            limit: How many at most.
-            values: Whether to look into the values, too, which reads each of them.
-
+        As ``session.memory.search`` of `perdure.Session`.
         """
         return self._loop.call(
             lambda: self._inner.search(query, scope=scope, limit=limit, values=values)
@@ -113,12 +88,7 @@ class States:
         return self._loop.call(lambda: self._inner.get(key, default))
 
     def set(self, key: str, value: Any) -> int:
-        """Keep a value under a key, and return the session's version.
-
-        Raises:
-            NotStorableError: The value cannot be stored; the error names path and type.
-
-        """
+        """Keep a value under a key, and return the session's version."""
         return self._loop.do(lambda: self._inner.set(key, value))
 
     def drop(self, key: str) -> int:
@@ -132,16 +102,7 @@ class States:
     def typed(self, key: str, type: type[T]) -> TypedState[T]:
         """Return one key's value as a type: ``session.state.typed("app", MyState)``.
 
-        It is kept as plain JSON, so it need not be registered.
-
-        Args:
-            key: Where it is kept.
-            type: A dataclass, a msgspec Struct, or whatever else msgspec reads from JSON; or
-                a pydantic model.
-
-        Raises:
-            ConfigError: It cannot be read from JSON.
-
+        As ``session.state.typed`` of `perdure.Session`.
         """
         return TypedState(self._loop, self._inner.typed(key, type))
 
@@ -155,21 +116,11 @@ class TypedState(Generic[T]):
         self._inner = inner
 
     def get(self) -> T | None:
-        """Return the value, None if there is none.
-
-        Raises:
-            CorruptRecordError: What is stored does not fit the type; it stays as it is.
-
-        """
+        """Return the value, None if there is none."""
         return self._loop.call(self._inner.get)
 
     def set(self, value: T) -> int:
-        """Keep a value, and return the session's version.
-
-        Raises:
-            NotStorableError: It would not come back as itself.
-
-        """
+        """Keep a value, and return the session's version."""
         return self._loop.do(lambda: self._inner.set(value))
 
     def drop(self) -> int:

@@ -103,10 +103,5 @@ class Planned:
         )
 
     def apply(self: _BlockingSession, plan: RestorePlan) -> int:
-        """Do what a plan says, durably, and return the new version.
-
-        Raises:
-            ConfigError: The session has moved on since the plan: save it, and plan again.
-
-        """
+        """Do what a plan says, durably, and return the new version. As `perdure.Session.apply`."""
         return self._loop.call(lambda: self._inner.apply(plan))

@@ -104,7 +104,7 @@ class Session(Planned, Rendered):
 
     @property
     def restore_report(self) -> RestoreReport:
-        """How it came back when it was opened."""
+        """How it came back; a document that loads later and is damaged is added when it does."""
         return self._inner.restore_report
 
     @property
@@ -132,22 +132,8 @@ class Session(Planned, Rendered):
     def append(self, *items: Message | Encoded | Any) -> int:
         """Append items as one group, and return the new version.
 
-        Autosave makes it durable within its window, ``save`` at once. What was accepted is
-        saved even if Ctrl-C comes before this returns.
-
-        Args:
-            items: Messages, encoded records, or objects of registered types.
-
-        Raises:
-            NotStorableError: An item cannot be stored; nothing was appended. It names
-                the path, the type and the cure.
-            TooLargeError: An item is larger than ``Limits.record_bytes``.
-            LeaseLostError: Somebody else has taken the session over.
-            SessionClosedError: The session, or its manager, was closed.
-            SessionQuarantinedError: The store refuses a record of this session for good.
-            StoreUnavailableError: Too much is unsaved, since the store is down.
-            WrongLoopError: The session belongs to another process.
-
+        As `perdure.Session.append`. What was accepted is saved even if Ctrl-C comes before this
+        returns.
         """
         return self._loop.do(lambda: self._inner.append(*items))
 
@@ -159,7 +145,10 @@ class Session(Planned, Rendered):
         owner: str | None = None,
         **metadata: Any,
     ) -> int:
-        """Change what is said about the session, and return the new version."""
+        """Change what is said about the session, and return the new version.
+
+        As `perdure.Session.describe`.
+        """
         return self._loop.do(
             lambda: self._inner.describe(title=title, tags=tags, owner=owner, **metadata)
         )
@@ -167,15 +156,8 @@ class Session(Planned, Rendered):
     def attach(self, contributor: Contributor | AsyncContributor) -> Attachment:
         """Keep the state of somebody else with this session: a plugin's, a tool's.
 
-        What is stored of it is restored before this returns. From then on it is asked for its
-        state before each save; a state that has not changed writes nothing. Plain methods of
-        a contributor are called in a thread of their own, async ones in the manager's loop.
-
-        Raises:
-            ConfigError: Another contributor of this name is attached.
-            UnsupportedVersionError: What is stored is newer than the contributor, or older
-                and it cannot migrate; it stays as it is.
-
+        As `perdure.Session.attach`. Plain methods of a contributor are called in a thread of
+        their own, async ones in the manager's loop.
         """
         attached = self._loop.call(lambda: self._inner.attach(relayed(self._inner, contributor)))
         return Attachment(self._loop, attached)
@@ -183,40 +165,21 @@ class Session(Planned, Rendered):
     def turn(self, id: str | None = None) -> Turn:
         """Return a turn to enter: ``with session.turn() as turn``.
 
-        Turns run one at a time, first come, first served. Leaving one waits until it is durable.
-
-        Args:
-            id: The caller's own name for it, such as a request's id. A retry with the same
-                id is the same turn: if it has ended before, ``turn.replayed`` is True.
-
+        As `perdure.Session.turn`.
         """
         return Turn(self._loop, self, self._inner.turn(id), self._in_turn)
 
     def save(self) -> Receipt:
         """Make everything that was appended durable, now, and return the proof.
 
-        Ctrl-C ends the wait, not the save.
-
-        Raises:
-            LeaseLostError: Somebody else has taken the session over.
-            SessionQuarantinedError: The store refuses a record of this session for good.
-            SessionClosedError: The manager stopped before it was durable.
-
+        As `perdure.Session.save`. Ctrl-C ends the wait, not the save.
         """
         return self._loop.call(self._inner.save)
 
     def retract(self, *, after: int) -> int:
         """Take the conversation back to what it was at a record, and return the new version.
 
-        For undo, edit and regenerate. It is appended as a record of its own: nothing is erased,
-        and retracting to after it brings the rest back. Memory and states stay as they are.
-
-        Args:
-            after: The seq of the last record that stays, as ``append`` returned it.
-
-        Raises:
-            ConfigError: There is no such record.
-
+        As `perdure.Session.retract`.
         """
         return self._loop.call(lambda: self._inner.retract(after=after))
 
@@ -231,7 +194,7 @@ class Session(Planned, Rendered):
     def discard_unsaved(self) -> int:
         """Drop the records that are not durable, and return how many; a way out of quarantine.
 
-        What the session holds afterwards is what the store has.
+        As `perdure.Session.discard_unsaved`.
         """
         return self._loop.call(self._inner.discard_unsaved)
 
@@ -249,19 +212,20 @@ class Session(Planned, Rendered):
     # reading it
 
     def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
-        """Return up to ``limit`` items of the log, oldest first, that end before a seq.
-
-        Page backwards by passing the first item's seq as ``before``.
-        """
+        """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
         return self._loop.call(lambda: self._inner.history(before=before, limit=limit))
 
     def close(self) -> None:
         """Save, fold and let go of the session for everybody in this process.
 
+        As `perdure.Session.aclose`.
+
         Raises:
-            UnsavedChangesError: Not everything could be made durable in time.
+            SessionError: This thread is in a turn of the session.
+            UnsavedChangesError: Not everything could be made durable in time; it stays open.
 
         """
+        self._in_turn.refuse(self.key, "closing the session")
         self._loop.call(self._inner.aclose)
 
 

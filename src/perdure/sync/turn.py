@@ -18,6 +18,7 @@ from perdure.errors import SessionError
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
+    from perdure.model.keys import SessionKey
     from perdure.session import turn
     from perdure.sync.loop import LoopThread
     from perdure.sync.session import Session
@@ -58,20 +59,14 @@ class Turn:
         return self._inner.replayed
 
     def __enter__(self) -> Self:
-        me = threading.get_ident()
-        if self._in_turn.thread == me:
-            message = (
-                f"session {self._session.key}: this thread already is in a turn; "
-                "end it before beginning another"
-            )
-            raise SessionError(message, key=str(self._session.key))
+        self._in_turn.refuse(self._session.key, "beginning another")
         try:
             self._loop.call(lambda: self._loop.tasks.start(self._life.live))
         except BaseException:
             # Ctrl-C may come when the turn has just begun.
             self._loop.post(self._life.give_up)
             raise
-        self._in_turn.thread = me
+        self._in_turn.thread = threading.get_ident()
         return self
 
     def __exit__(
@@ -110,6 +105,12 @@ class InTurn:
     """Which thread has the session's turn: shared by the session's turns."""
 
     thread = 0
+
+    def refuse(self, key: SessionKey, what: str) -> None:
+        """Raise if it is this thread: what it wants waits for the turn's end."""
+        if self.thread == threading.get_ident():
+            message = f"session {key}: this thread already is in a turn; end it before {what}"
+            raise SessionError(message, key=str(key))
 
 
 class _Life:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,8 @@ from perdure import (
 from perdure.agent import Agent, ScriptedModel, call
 from perdure.agent.mcp import McpServer
 from perdure.agent.mcp.results import effect_of, tool_name
+from perdure.agent.mcp.stderr import LastLines
+from tests.servers import free_port
 
 SCRIPT = Path(__file__).parents[2] / "servers" / "mcp_tools.py"
 
@@ -140,8 +141,7 @@ async def test_a_server_that_does_not_start_says_why(given: Any, message: str) -
 
 @pytest.fixture
 def http(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[str]], Any]]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     running: list[subprocess.Popen[str]] = []
 
     def start() -> None:
@@ -172,6 +172,15 @@ async def test_a_server_at_a_url_may_go_and_come(http: Any) -> None:
         assert await tools.call("add", {"a": 2, "b": 2}) == {"result": 4}
 
 
+def test_last_words_that_do_not_end_take_no_room() -> None:
+    words = LastLines()
+    with words.pipe as pipe:
+        for _ in range(100):
+            pipe.write("x" * 1000)
+    words._thread.join()
+    assert words.text.splitlines() == ["x" * 500] * 20
+
+
 def test_what_a_server_is_has_to_be_said() -> None:
     with pytest.raises(ConfigError, match="a command or a URL"):
         McpServer()
@@ -179,6 +188,10 @@ def test_what_a_server_is_has_to_be_said() -> None:
         McpServer("x", url="http://localhost")
     assert repr(McpServer.of("uvx some-server --here")) == (
         "<McpServer 'uvx' (uvx some-server --here)>"
+    )
+    assert repr(McpServer(["/bin/serve", "--api-key", "k1", "--token=k2", "db://me:k3@host/"])) == (
+        "<McpServer 'serve' (/bin/serve --api-key [redacted] --token=[redacted] "
+        "db://me:[redacted]@host/)>"
     )
     assert repr(McpServer.of("http://me:secret@localhost:1/mcp?key=secret")) == (
         "<McpServer 'localhost' (http://localhost:1/mcp)>"

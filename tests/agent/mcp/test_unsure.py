@@ -18,6 +18,7 @@ import pytest
 from perdure import ToolOutcomeUnknownError, ToolServerError, connect
 from perdure.agent import Agent, ScriptedModel, call
 from perdure.agent.mcp import McpServer
+from perdure.agent.mcp.connection import ConnectionGoneError
 from tests.agent.mcp.test_server import processes
 from tests.servers.mcp_tools import Tools, answer
 
@@ -111,6 +112,20 @@ async def test_a_call_that_ends_in_an_error_of_the_server_is_unknown(web: Web, s
             await tools.call("look", {}, repeatable=True)
         assert type(caught.value) is ToolServerError
         assert web.calls == 2
+
+
+async def test_a_server_that_dies_when_it_is_asked_again_may_have_done_it() -> None:
+    """S1-9: the first try has reached nobody; the second one may have taken effect."""
+    tools, asked = McpServer("serve"), iter([False, True, False, False])
+
+    async def gone(*_: Any, **__: Any) -> None:
+        raise ConnectionGoneError(asked=next(asked))
+
+    tools._call = gone  # type: ignore[method-assign]
+    with pytest.raises(ToolOutcomeUnknownError, match="died while it ran 'pay'"):
+        await tools.call("pay", {"amount": 1})
+    with pytest.raises(ToolServerError, match="died twice"):
+        await tools.call("pay", {"amount": 1})
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")

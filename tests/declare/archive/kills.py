@@ -89,7 +89,7 @@ def restores() -> Iterator[str | None]:
 
         async def restore(home: Path) -> None:
             async with perdure.connect("memory:") as sessions, sessions.open("agent") as session:
-                await Archives(session, home).read(path, force=True)
+                await Archives(session, home, paths=PATHS).read(path, force=True)
 
         for at in itertools.count(1):
             with scratch() as top:
@@ -111,7 +111,7 @@ def faults() -> Iterator[str | None]:
                 full = Full(at)
                 full.install()
                 try:
-                    await Archives(session, home).read(path, force=True)
+                    await Archives(session, home, paths=PATHS).read(path, force=True)
                 except perdure.PerdureError:
                     said.touch()
                 if full.disarm():
@@ -169,31 +169,40 @@ def judge(home: Path, old: Tree, new: Tree, *, killed: bool) -> str | None:
 
 
 def saves() -> Iterator[str | None]:
-    """Kill a save at each call; the session lists the old archive or the new one, whole."""
+    """Kill a save at each call; the session lists the old archive or the new one, whole.
+
+    A start then leaves the home as it is, with what was written in it after that archive.
+    """
 
     async def save(root: Path, home: Path, report: Callable[[], object]) -> None:
         async with perdure.connect(f"file:{root}") as sessions, sessions.open("agent") as session:
             await Archives(session, home, paths=PATHS).save()
             report()
 
-    async def there(root: Path, home: Path) -> tuple[int, Tree]:
+    async def there(root: Path, home: Path, mine: Path) -> tuple[int, Tree]:
         async with perdure.connect(f"file:{root}") as sessions, sessions.open("agent") as session:
             archives = Archives(session, home, paths=PATHS)
             listed = await archives.all()
             for one in listed:
                 await archives.verify(one.id)
             await archives.restore(force=True)
+            await Archives(session, mine, paths=PATHS).resume()
             return len(listed), look(home)
 
-    wanted = {1: look_of({**OLD}), 2: look_of({**NEW})}
+    wanted = {1: look_of(OLD), 2: look_of({**NEW, "gone": None})}
     for at in itertools.count(1):
         with scratch() as top:
             root, home, said = top / "store", top / "home", top / "said"
-            anyio.run(save, root, make(top / "first", OLD), int)
+            anyio.run(save, root, make(home, OLD), int)
+            for path in (*OLD.keys() - NEW.keys() - HIDDEN.keys(),):
+                (home / path).unlink()
             make(home, NEW)
             killed = was_killed(at, partial(anyio.run, save, root, home, said.touch))
-            count, tree = anyio.run(there, root, top / "again")
-            if tree != wanted.get(count):
+            make(home, {"data/late.txt": "late"})
+            count, tree = anyio.run(there, root, top / "again", home)
+            if not (home / "data/late.txt").exists():
+                yield "what was written after the kill was replaced at the next start"
+            elif tree != wanted.get(count):
                 yield f"{count} archives, and the newest has {tree}"
             elif said.exists() and count != 2:
                 yield "it was said to be saved, and is not there"

@@ -12,7 +12,6 @@ from tests.source_tree import ROOT
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks, and hooks on the calls of os"),
-    pytest.mark.timeout(240),
 ]
 
 

@@ -11,8 +11,6 @@ import perdure
 from perdure import Archives, Message
 from tests.integration.journeys.backends import ALL, store_of
 
-pytestmark = pytest.mark.timeout(120)
-
 STATE = {"items": [{"n": n, "text": random.Random(n).randbytes(40).hex()} for n in range(1500)]}
 """Some 150 KB: a tree of chunks."""
 

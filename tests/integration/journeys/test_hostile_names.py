@@ -15,8 +15,6 @@ from perdure.errors import ConfigError
 from perdure.model.keys import SessionKey
 from tests.integration.journeys.backends import ALL, store_of, url_of
 
-pytestmark = pytest.mark.timeout(120)
-
 COMPOSED = unicodedata.normalize("NFC", "Zoë")
 DECOMPOSED = unicodedata.normalize("NFD", "Zoë")
 

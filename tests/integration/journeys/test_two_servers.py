@@ -23,7 +23,6 @@ from tests.integration.journeys.writer import AGENT
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP"),
-    pytest.mark.timeout(120),
 ]
 
 ROUNDS = 6

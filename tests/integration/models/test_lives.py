@@ -61,7 +61,7 @@ class Life:
 
     def end(self) -> None:
         self.process.stdin.close()
-        assert self.process.wait(30) == 0
+        assert self.process.wait() == 0
 
     def close(self) -> None:
         self.process.kill()

@@ -7,8 +7,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from perdure.codec.frames import open_sealed, seal
 from perdure.model.keys import SessionKey
 from perdure.stores.file import FileStore
 
@@ -35,6 +37,12 @@ def contents(root: Path) -> dict[str, bytes]:
     }
 
 
+def rewrite_lease(path: Path, **changes: object) -> None:
+    """Change what a lease says."""
+    lease = msgspec.json.decode(open_sealed(path.read_bytes()) or b"")
+    path.write_bytes(seal(msgspec.json.encode({**lease, **changes})))
+
+
 class Disk:
     """A real disk whose writes and syncs fail when told to."""
 
@@ -46,11 +54,15 @@ class Disk:
         """How many of the next syncs of data fail."""
         self.failed: list[int] = []
         """The inodes whose sync failed."""
+        self.remembers = True
+        """Whether memory still shows what a failed sync has lost; else it does when asked."""
         self.before_write: Callable[[], None] | None = None
         self.before_sync: Callable[[], None] | None = None
+        self._lasting: dict[int, int] = {}
         self._write, self._sync = os.write, os.fdatasync
         patch.setattr(os, "write", self.write)
         patch.setattr(os, "fdatasync", self.sync)
+        patch.setattr(os, "posix_fadvise", self.forget, raising=False)
 
     def write(self, fd: int, data: bytes) -> int:
         act, self.before_write = self.before_write, None
@@ -75,6 +87,20 @@ class Disk:
             self.failed.append(inode)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         self._sync(fd)
+        self._lasting[inode] = os.fstat(fd).st_size
+
+    def forget(self, fd: int, *_: int) -> None:
+        """Drop what memory holds of a file: what a failed sync has lost is seen to be lost."""
+        inode = os.fstat(fd).st_ino
+        if inode in self.failed and not self.remembers:
+            os.ftruncate(fd, self._lasting.get(inode, 0))
+
+    def cut(self, folder: Path) -> None:
+        """Cut the power: of files whose sync failed, only what lasts is there."""
+        for path in folder.iterdir():
+            inode = path.stat().st_ino
+            if inode in self.failed:
+                os.truncate(path, self._lasting.get(inode, 0))
 
 
 def store_on(root: Path, owner: str | None = None) -> FileStore:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError, NotStorableError
 from perdure.store import Swept
 from perdure.stores.file import blobs
@@ -104,3 +105,45 @@ async def test_a_damaged_copy_in_quarantine_does_not_come_back(store, root: Path
     blobs.put(store._root, "", {NAME: DATA}, now + DAY)
     assert await store.get_blob("", NAME) == DATA
     assert not moved.exists()
+
+
+async def test_two_who_sweep_at_once_do_not_hinder_each_other(
+    store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_000_000.0
+    again = b"reached again"
+    name = hashlib.sha256(again).hexdigest()
+    for _ in range(2):
+        blobs.put(store._root, "", {NAME: DATA, name: again}, now)
+    sweep(store, now + DAY)
+    look = blobs._stamps
+
+    def overtaken(folder):
+        stamps = look(folder)
+        monkeypatch.setattr(blobs, "_stamps", look)
+        sweep(store, now + 2 * DAY, name)  # another process, from its beginning to its end
+        return stamps
+
+    monkeypatch.setattr(blobs, "_stamps", overtaken)
+    assert sweep(store, now + 2 * DAY, name) == Swept()
+    assert await store.get_blob("", NAME) is None
+    assert await store.get_blob("", name) == again
+
+
+async def test_a_blob_that_is_moved_away_while_it_is_put_is_there_again(
+    store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_000_000.0
+    for _ in range(2):
+        blobs.put(store._root, "", {NAME: DATA}, now)
+    touch = Folder.touch
+
+    def late(self, name, modified):
+        monkeypatch.setattr(Folder, "touch", touch)
+        sweep(store, now + DAY)
+        touch(self, name, modified)
+
+    monkeypatch.setattr(Folder, "touch", late)
+    blobs.put(store._root, "", {NAME: DATA}, now + DAY)
+    assert sweep(store, now + 2 * DAY - 1) == Swept(removed=0)
+    assert await store.get_blob("", NAME) == DATA

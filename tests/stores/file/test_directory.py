@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,39 @@ async def test_ids_that_are_only_hashed_come_out_of_the_files(store) -> None:
 async def test_no_limit_below_one_gives_anything(store) -> None:
     await take(store)
     assert await store.sessions(limit=0) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes there")
+async def test_names_that_are_no_text_hide_nothing(store, root: Path) -> None:
+    await folded(store, KEY, b"{}")
+    strange = os.fsencode(root) + b"/%s/\xff\xfe~"
+    for place in (b"agents", b"tenants", b"agents/agent/sessions", b"blobs", b"owners"):
+        os.makedirs(strange % place, mode=0o700)
+    for place in (b"agents/agent", b"agents/agent/log"):
+        with open(strange % place, "wb"):
+            pass
+    assert [info.key for info in await store.sessions()] == [KEY]
+    assert await store.tenants() == [""]
+    assert await store.waiting() == []
+    assert await store.blob_names("") == []
+    assert (await take(store)).epoch == 2
+    (root / "agents/agent/manifest-1.json").write_bytes(b"damaged")
+    assert (await store.read_documents(KEY)).damaged == ("session.json",)
+    await store.delete(KEY, 2)
+    await store.scrub()
+    assert await store.sessions() == []
+
+
+async def test_names_that_no_session_may_have_hide_nothing(store, root: Path) -> None:
+    """Whoever can put a folder there can put any: control characters, half a pair, nothing."""
+    await folded(store, KEY, b"{}")
+    for name in ("=0a", "=7f", "=00", "=ed=a0=80", "=", "=zz", "con"):
+        for place in ("agents", "agents/agent/sessions", "tenants"):
+            for below in ("log", "agents/x/log", "inbox-1"):
+                (root / place / name / below).mkdir(parents=True, mode=0o700, exist_ok=True)
+            (root / place / name / "log/1-0.jsonl").touch()
+    assert [info.key for info in await store.sessions()] == [KEY]
+    for tenant in await store.tenants():
+        await store.sessions(tenant=tenant)
+    assert await store.waiting() == []
+    await store.scrub()

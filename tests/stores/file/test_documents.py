@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,22 @@ async def test_damage_is_copied_by_the_holder_before_it_is_written_over(
     assert not (await store.read_documents(KEY)).damaged
 
 
+async def test_damage_on_a_full_disk_is_told_all_the_same(
+    store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the damage is a help, not a duty: what can be read stays readable."""
+    await folded(store)
+    (root / "agents/agent/session.json").write_bytes(b"damaged")
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    got = await store.read_documents(KEY)
+    assert got.damaged == ("session.json",)
+    assert got.found == {"plugins/x.json": Document(b"old", 1)}
+
+
 async def test_any_flip_in_a_manifest_or_document_is_found(store, open_store, root: Path) -> None:
     await folded(store)
     reader = await open_store("reader")
@@ -158,6 +175,17 @@ async def test_what_is_no_longer_listed_is_removed_with_its_folder(store, root: 
     one = {"session.json": b"new"}
     await store.write_documents(KEY, one, manifest_of(grant, head, one))
     assert not (root / "agents/agent/plugins").exists()
+
+
+async def test_what_a_damaged_manifest_listed_goes_with_its_session(store, root: Path) -> None:
+    """Whoever is forgotten is, whatever happened to the list of what is known."""
+    grant, _ = await folded(store)
+    manifest = root / f"agents/agent/manifest-{grant.epoch}.json"
+    manifest.write_bytes(manifest.read_bytes()[:-2])
+    found = await store.read_documents(KEY)
+    assert (found.manifest, set(found.damaged)) == (None, set(OLD))
+    await store.delete(KEY, grant.epoch)
+    assert not [name for name in contents(root / "agents/agent") if "lease" not in name]
 
 
 async def test_a_link_in_a_document_s_place_is_not_followed(

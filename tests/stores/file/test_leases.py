@@ -6,26 +6,31 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
-import msgspec
+import anyio
 import pytest
 
-from perdure.codec.frames import open_sealed, seal
+from perdure._lib.files import Folder
 from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.store import Asked, Status
 from perdure.stores.file import FileStore, documents, leases
+from perdure.stores.file.holding import Holding
+from perdure.stores.file.home import PARALLELISM
 from perdure.testing.conformance._kit import (
     append,
     append_ok,
     entries,
     group,
     manifest_of,
+    name_of,
     read,
     take,
 )
-from tests.stores.file.kit import KEY, contents, segments
+from tests.stores.file.kit import KEY, contents, rewrite_lease, segments
 
 HOLD = """
 import anyio, sys
@@ -162,9 +167,68 @@ async def test_the_files_of_dead_owners_are_swept_and_no_others(open_store, root
     assert names == {"new.lock", "new.json", "new.wanted"}
 
 
-def rewrite_lease(path: Path, **changes: object) -> None:
-    lease = msgspec.json.decode(open_sealed(path.read_bytes()) or b"")
-    path.write_bytes(seal(msgspec.json.encode({**lease, **changes})))
+async def test_a_clock_that_jumps_changes_nothing(
+    open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases are epochs and counters: no time of day is ever compared."""
+    store, other = await open_store("one"), await open_store("other")
+    now = time.time()
+    data = b"a blob"
+    name = name_of(data)
+    grant = await take(store)
+    for jump in (3600, -3600, 86400, -86400):
+        monkeypatch.setattr(time, "time", lambda jump=jump: now + jump)
+        head = await append_ok(store, grant, grant.head + 1, *group("a"))
+        await store.write_documents(KEY, {"session.json": b"1"}, manifest_of(grant, head, {}))
+        await store.put_blobs("", {name: data})
+        await store.sweep("", (), 1800)  # it may be moved out of the way, and can be read
+        assert await other.get_blob("", name) == data
+        holder = await other.holder(KEY)
+        assert holder is not None
+        assert (holder.epoch, holder.alive, holder.released) == (grant.epoch, True, False)
+        taken = await take(other)
+        assert (await append(store, grant, head + 1, *group("late"))).status is Status.CONFLICT
+        assert (taken.epoch, taken.head) == (grant.epoch + 1, head + 1)
+        grant = await take(store)
+    assert [record.seq for record in await read(other)] == list(range(1, grant.head + 1))
+
+
+async def test_a_heartbeat_waits_for_nothing_else(open_store, root: Path) -> None:
+    """However many reads are queued on a slow disk, they cost nobody his leases."""
+    store, other = await open_store("one"), await open_store("other")
+    await take(store)
+    go_on = threading.Event()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2 * PARALLELISM):
+            tasks.start_soon(store._hop, "read", go_on.wait)
+        await anyio.wait_all_tasks_blocked()
+        try:
+            with anyio.fail_after(60):
+                await store.heartbeat()
+        finally:
+            go_on.set()
+    holder = await other.holder(KEY)
+    assert holder is not None
+    assert holder.beat == 1
+
+
+async def test_a_letter_that_comes_while_its_reader_leaves_keeps_no_box(
+    open_store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = await open_store("one"), await open_store("other")
+    await take(store)
+    remove_folder = Folder.remove_folder
+
+    def late(self, name):
+        monkeypatch.setattr(Folder, "remove_folder", remove_folder)
+        other._owners.ask("one", KEY)
+        return remove_folder(self, name)
+
+    monkeypatch.setattr(Folder, "remove_folder", late)
+    await store.aclose()
+    assert {path.name for path in (root / "owners").iterdir()} == {
+        f"other.{part}" for part in ("lock", "json", "wanted")
+    }
 
 
 async def test_an_owner_of_another_boot_is_dead_here(open_store, root: Path) -> None:
@@ -252,9 +316,71 @@ async def test_a_takeover_leaves_no_litter(store, root: Path) -> None:
     ]
 
 
-async def test_an_acquire_that_nobody_waits_for_lets_go(store, disk) -> None:
-    import anyio
+async def test_a_takeover_from_the_dead_leaves_no_litter_below(store, root: Path) -> None:
+    """2.1: what killed holders left half-written goes with the next one who may remove it."""
+    grant = await filled(store)
+    places = [root / "agents/agent" / name for name in (".", "plugins", "quarantine")]
+    places[-1].mkdir()
+    for place in places:
+        (place / ".abc.tmp").write_bytes(b"half")
+    again = await take(store)
+    assert [path for place in places for path in place.glob(".*.tmp")] == []
+    for place in places:
+        (place / ".abc.tmp").write_bytes(b"secret")
+    await store.delete(KEY, again.epoch)
+    assert grant.epoch < again.epoch
+    assert not any(b"secret" in data for data in contents(root).values())
 
+
+@pytest.mark.parametrize("step", ["publish", "remove_owned"])
+async def test_an_acquire_that_fails_half_way_keeps_nobody_out(
+    open_store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Its owner lives and beats on, so nobody could wait for it to expire."""
+    store, other = await open_store("one"), await open_store("other")
+    await store.delete(KEY, (await filled(store)).epoch)
+
+    def failing(place: object) -> None:
+        original = getattr(place, step)
+
+        def fail(*args: object, **options: object) -> None:
+            original(*args, **options)
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(place, step, fail)
+
+    with monkeypatch.context():
+        failing(Folder if step == "publish" else leases)
+        with pytest.raises(StoreUnavailableError):
+            await store.acquire(KEY, after=2)
+        monkeypatch.undo()
+    holder = await other.holder(KEY)
+    assert holder is not None
+    assert (holder.epoch, holder.alive, holder.released) == (3, True, True)
+    assert (await take(other)).epoch == 4
+
+
+async def test_who_loses_a_race_to_itself_does_not_release_the_winner(store, monkeypatch) -> None:
+    await take(store)
+    original = Folder.publish
+
+    def beaten(self, name, data):
+        monkeypatch.setattr(Folder, "publish", original)
+        leases.take(store._root, KEY, 1, store._owners.me)
+        original(self, name, data)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Folder, "publish", beaten)
+    with pytest.raises(StoreUnavailableError):
+        await store.acquire(KEY, after=1)
+    holder = await store.holder(KEY)
+    assert holder is not None
+    assert (holder.epoch, holder.released) == (2, False)
+
+
+async def test_an_acquire_that_nobody_waits_for_lets_go(
+    store, disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with anyio.CancelScope() as scope:
 
         def cancel() -> None:
@@ -264,22 +390,22 @@ async def test_an_acquire_that_nobody_waits_for_lets_go(store, disk) -> None:
                 pass
 
         claims = []
-        original = store._acquire
+        original = Holding.take
 
-        def acquire(key, after, claim):
+        def take_it(self, here, key, after, claim):
             claims.append(claim)
-            return original(key, after, claim)
+            return original(self, here, key, after, claim)
 
-        store._acquire = acquire
+        monkeypatch.setattr(Holding, "take", take_it)
         disk.before_sync = cancel
         await store.acquire(KEY, after=0)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while True:
             holder = await store.holder(KEY)
             if holder is not None and holder.released:
                 break
             await anyio.sleep(0.001)
-    assert KEY not in store._writers
+    assert KEY not in store._holding._writers
     assert (await take(store)).epoch == 2
 
 
@@ -327,6 +453,35 @@ async def test_a_deletion_that_was_cut_short_is_finished_by_the_next_life(
     assert (grant.epoch, grant.head, grant.created) == (3, 1, True)
     assert segments(root) == ["3-0.jsonl"]
     assert not any(b"secret" in data for data in contents(root).values())
+
+
+async def test_scrubbing_finishes_a_deletion_that_was_cut_short(
+    store, open_store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody may ever open the session again; what was forgotten goes all the same."""
+    keys = [KEY, SessionKey("agent", "other"), SessionKey("agent", "third", "tenant")]
+    grants = [await filled(store, key) for key in keys]
+    for path in list(root.rglob("plugins")):
+        (path / ".abc.tmp").write_bytes(b"secret")
+    kept = SessionKey("kept")
+    await filled(store, kept)
+
+    def killed(*_: object, **__: object) -> None:
+        raise OSError(5, "killed here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "remove_owned", killed)
+        for key, grant in zip(keys, grants, strict=True):
+            with pytest.raises(StoreUnavailableError):
+                await store.delete(key, grant.epoch)
+    assert any(b"secret" in data for data in contents(root / "agents/agent").values())
+    other = await open_store("other")
+    await other.scrub()
+    left = {name for name, data in contents(root).items() if b"secret" in data}
+    assert all(name.startswith("agents/kept/") for name in left)
+    assert tuple(entries(await read(other, kept))) == group("secret")
+    assert set((await other.read_documents(kept)).found) == {"session.json", "plugins/x.json"}
+    assert (await take(other)).epoch == 3
 
 
 async def test_a_deleter_that_overslept_cannot_touch_the_next_life(store, root: Path) -> None:

@@ -7,13 +7,16 @@ import logging
 import os
 import stat
 import sys
+import threading
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from perdure._lib import platform
 from perdure.errors import ConfigError, StoreUnavailableError
-from perdure.stores.file import FileStore, place
+from perdure.stores.file import FileStore, home, place
 from perdure.testing.conformance._kit import append_ok, group, take
 from tests.stores.file.kit import KEY
 
@@ -68,8 +71,9 @@ async def test_the_environment_is_asked_when_the_store_is_opened(
 
 
 @posix
-async def test_everything_is_private_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
+@pytest.mark.parametrize("umask", [0, 0o177])
+async def test_everything_is_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
     try:
         store = await opened(tmp_path / "store")
         await append_ok(store, await take(store), 2, *group("a"))
@@ -173,3 +177,43 @@ async def test_it_says_what_it_is(tmp_path: Path) -> None:
     assert store.capabilities.durability == "fsync"
     assert not store.capabilities.shared
     assert not store.capabilities.memory_bound
+
+
+async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend_name: str
+) -> None:
+    """A native cancellation passes any shield: the thread goes on, and has to tidy up."""
+    if anyio_backend_name != "asyncio":
+        pytest.skip("trio waits for the thread")
+    import asyncio
+
+    store = FileStore(tmp_path / "store", owner="me")
+    began, go_on, entered = threading.Event(), threading.Event(), threading.Event()
+    enter = home._enter
+
+    def slow(*args):
+        began.set()
+        go_on.wait(60)
+        try:
+            return enter(*args)
+        finally:
+            entered.set()
+
+    monkeypatch.setattr(home, "_enter", slow)
+    task = asyncio.create_task(store.open())
+    await anyio.to_thread.run_sync(began.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    await anyio.to_thread.run_sync(entered.wait)
+    monkeypatch.setattr(home, "_enter", enter)
+    with anyio.fail_after(30):
+        while True:
+            try:
+                await store.open()  # under the same id
+                break
+            except ConfigError:
+                await anyio.sleep(0.001)
+    await store.aclose()
+    assert list((tmp_path / "store/owners").iterdir()) == []

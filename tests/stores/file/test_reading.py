@@ -10,10 +10,24 @@ from pathlib import Path
 import pytest
 
 from perdure.codec.frames import seal
-from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
+from perdure.errors import (
+    CorruptRecordError,
+    PerdureError,
+    StoreUnavailableError,
+    UnsupportedVersionError,
+)
 from perdure.model.keys import SessionKey
 from perdure.store import Asked, Holder
-from perdure.stores.file import FileStore, leases, reading, streaming, writing
+from perdure.stores.file import (
+    FileStore,
+    acts,
+    chain,
+    leases,
+    reading,
+    streaming,
+    trimming,
+    writing,
+)
 from perdure.stores.file.owners import Owner
 from perdure.testing.conformance._kit import (
     append_ok,
@@ -422,3 +436,65 @@ async def test_what_somebody_planted_raises_nothing_but_our_errors(
         path.write_bytes(good)
     assert await store.heartbeat() == Asked()
     assert len(await read(reader)) == 3
+
+
+# a holder who trims beside readers
+
+
+async def long_log(store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writing, "SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(reading, "SMALL", 0)
+    grant = await take(store)
+    for seq in range(2, 42):
+        await append_ok(store, grant, seq, *group(str(seq).ljust(100, ".")))
+    return grant
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("place", ["find_tip", "walk"])
+async def test_a_trim_while_a_reader_looks_is_no_damage(
+    store, open_store, monkeypatch: pytest.MonkeyPatch, place: str, again: bool
+) -> None:
+    """Whatever goes while somebody looks: no false alarm, and no log that seems empty."""
+    grant = await long_log(store, monkeypatch)
+    reader = await open_store("reader")
+    if again:
+        await store.trim(KEY, grant.epoch, 10)
+    writer = store._holding._writers[KEY]
+    read_first = chain.read_first
+
+    def trimmed_meanwhile(log, epoch, number, key):
+        if number == (0 if place == "find_tip" else 3):
+            monkeypatch.setattr(chain, "read_first", read_first)
+            trimming.trim(writer, 30)
+            acts.release(writer)
+        return read_first(log, epoch, number, key)
+
+    monkeypatch.setattr(chain, "read_first", trimmed_meanwhile)
+    seqs = [record.seq for record in await read(reader, after=5)]
+    assert seqs == list(range(seqs[0], 42))
+    assert 10 < seqs[0] <= 30
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_trim_under_a_reader_is_no_damage(
+    store, open_store, monkeypatch: pytest.MonkeyPatch, reverse: bool
+) -> None:
+    grant = await long_log(store, monkeypatch)
+    reader = await open_store("reader")
+    seqs: list[int] = []
+
+    async def read_on() -> None:
+        async for chunk in reader.read_log(KEY, reverse=reverse):
+            if not seqs:
+                await store.trim(KEY, grant.epoch, 30)
+            seqs.extend(record.seq for record in chunk.records)
+
+    if reverse:  # what is older is not there any more, and that is all
+        await read_on()
+        assert seqs == list(range(41, seqs[-1] - 1, -1))
+        assert 10 < seqs[-1] <= 30
+    else:  # the next records are gone: neither a gap nor damage
+        with pytest.raises(StoreUnavailableError, match="read it again"):
+            await read_on()
+        assert (await read(reader))[-1].seq == 41

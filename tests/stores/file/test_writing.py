@@ -136,6 +136,54 @@ async def test_a_batch_in_doubt_may_be_changed_by_the_sender(store, open_store, 
         assert tuple(entries(await read(reader))) == group("b") + group("c")
 
 
+@pytest.mark.parametrize("released", [True, False])
+async def test_what_a_failed_sync_has_lost_is_nothing_that_others_go_on_behind(
+    store, open_store, disk, root: Path, released: bool
+) -> None:
+    """F5: memory shows what is not on the disk; nobody may build on it."""
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    disk.bad_syncs, disk.remembers = 2, not released
+    assert (await append(store, grant, 3, *group("lost"))).status is Status.IN_DOUBT
+    if released:
+        await store.release(KEY, grant.epoch)
+    disk.remembers = False
+    other = await open_store("other")
+    grant = await take(other)
+    await append_ok(other, grant, grant.head + 1, *group("b"))
+    disk.cut(log_folder(root))
+    reader = await open_store("reader")
+    assert tuple(entries(await read(reader))) == group("a") + group("b")
+
+
+async def test_an_error_while_looking_for_a_successor_is_no_absence(
+    store, open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await take(store)
+    real = os.stat
+
+    def look(path, *args, **options):
+        if path == "lease-2.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return real(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", look)
+        outcome = await append(store, grant, 2, *group("a"))
+        assert outcome.status is Status.IN_DOUBT
+    await append_ok(store, grant, 2, *group("a"))
+
+
+async def test_an_append_that_is_begun_is_fenced_as_well(store) -> None:
+    old = await take(store)
+    new = await take(store)
+    outcomes = []
+    batch = Batch(KEY, old.epoch, new.head + 1, group("zombie"))
+    assert not store.begin_append(batch, outcomes.append)
+    assert (await append(store, old, new.head + 1, *group("zombie"))).status is Status.CONFLICT
+    assert len(await read(store)) == 2
+
+
 SENT = group("first", "second") + group("third")
 
 
@@ -219,9 +267,11 @@ async def test_an_error_of_the_disk_while_writing_leads_to_a_new_segment(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limit")
-async def test_a_limit_of_the_kernel_s_own_is_met_and_lifted(root: Path) -> None:
+async def test_limits_of_the_kernel_s_own_are_met_and_lifted(root: Path) -> None:
     program = f"""
 import anyio, resource
+from perdure.errors import StoreUnavailableError
+from perdure.model.keys import SessionKey
 from perdure.store import Status
 from perdure.stores.file import FileStore
 from perdure.testing.conformance._kit import append, append_ok, entries, group, read, take
@@ -239,6 +289,17 @@ async def main():
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     await append_ok(store, grant, 3, *group("b" * 2000))
     assert tuple(entries(await read(store))) == group("a") + group("b" * 2000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        await take(store, SessionKey("other"))
+    except StoreUnavailableError as error:
+        assert "ulimit -n" in str(error), error
+    else:
+        raise AssertionError("it needed no file")
+    await append_ok(store, grant, 4, *group("c"))  # its files are open
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (await take(store, SessionKey("other"))).head == 1
     await store.aclose()
     print("all of it is there")
 anyio.run(main)
@@ -250,7 +311,7 @@ anyio.run(main)
 async def test_a_file_that_somebody_cut_is_not_written_to(store, root: Path) -> None:
     grant = await take(store)
     await append_ok(store, grant, 2, *group("a"))
-    store._here.files.close(store._writers[KEY])
+    store._here.files.close(store._holding._writers[KEY])
     path = log_folder(root) / "1-0.jsonl"
     os.truncate(path, path.stat().st_size - 5)
     outcome = await append(store, grant, 3, *group("b"))
@@ -274,7 +335,9 @@ async def test_few_files_stay_open_and_every_session_goes_on(store) -> None:
     for round_ in range(3):
         for grant in grants:
             await append_ok(store, grant, 2 + round_, *group(str(round_)))
-        open_now = [writer for writer in store._writers.values() if writer._folder is not None]
+        open_now = [
+            writer for writer in store._holding._writers.values() if writer._folder is not None
+        ]
         assert len(open_now) == 3
     for key in keys:
         assert len(await read(store, key)) == 4
@@ -291,7 +354,7 @@ async def test_kinds_of_the_store_s_own_are_refused(store) -> None:
 
 async def test_an_abandoned_append_is_waited_for_without_a_thread(store) -> None:
     grant = await take(store)
-    writer = store._writers[KEY]
+    writer = store._holding._writers[KEY]
     writer.lock.acquire()
     import anyio
 

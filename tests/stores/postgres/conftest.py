@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 from perdure.stores.postgres import PostgresStore
@@ -48,3 +49,16 @@ async def open_store(server: Postgres, schema: str) -> AsyncIterator[OpenStore]:
 @pytest.fixture
 async def store(open_store: OpenStore) -> PostgresStore:
     return await open_store("one")
+
+
+@contextmanager
+def hasty(store: PostgresStore, seconds: float) -> Iterator[None]:
+    """Let an open store give its server this long to answer; before and behind, it is patient."""
+    calls = store._opened
+    assert calls is not None
+    patient = calls.connections._settings
+    calls._timeout = seconds
+    calls.connections._settings = msgspec.structs.replace(patient, timeout=seconds)
+    yield
+    calls._timeout = patient.timeout
+    calls.connections._settings = patient

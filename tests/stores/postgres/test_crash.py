@@ -8,11 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 ROOT = Path(__file__).parents[3]
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def crash(*arguments: str) -> dict[str, Any]:

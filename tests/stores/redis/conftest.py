@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 from perdure.stores.redis import RedisStore
@@ -49,3 +50,13 @@ async def open_store(url: str) -> AsyncIterator[OpenStore]:
 @pytest.fixture
 async def store(open_store: OpenStore) -> RedisStore:
     return await open_store("one")
+
+
+@contextmanager
+def hasty(store: RedisStore, seconds: float) -> Iterator[None]:
+    """Let an open store give its server this long to answer; before and behind, it is patient."""
+    link = store._link
+    patient = link.settings
+    link.settings = msgspec.structs.replace(patient, timeout=seconds)
+    yield
+    link.settings = patient

@@ -223,6 +223,23 @@ async def test_something_foreign_in_a_sessions_place_is_named(
         await store.acquire(KEY, after=0)
 
 
+async def test_a_damaged_session_hides_no_other(
+    store: RedisStore, server: Valkey, url: str
+) -> None:
+    other = await take(store, SessionKey("other"))
+    await written(store)
+    places = names_of(url).places(KEY)
+    for field in ("e", "h", "c", "u", "k"):
+        server.say("HSET", places.session, field, "x")
+    found = await store.sessions()
+    assert [(one.key, one.epoch) for one in found] == [(KEY, 0), (other.key, other.epoch)]
+    server.say("DEL", names_of(url).directory(""))
+    assert await store.rebuild_directory() == 2
+    assert await store.sessions() == found
+    with pytest.raises(CorruptRecordError):
+        await store.head(KEY)
+
+
 async def test_the_checksum_of_the_epoch_record_is_made_on_the_server(store: RedisStore) -> None:
     await take(store)
     (record,) = await read(store)  # verified by zlib

@@ -32,7 +32,7 @@ from tests.servers import LONG
 from tests.servers.cutting import CuttingProxy
 from tests.servers.underload import killed_under_load, texts_of
 from tests.servers.valkey import Valkey
-from tests.stores.redis.conftest import OpenStore
+from tests.stores.redis.conftest import OpenStore, hasty
 
 
 async def test_a_server_killed_under_load_comes_back_with_all_that_was_acknowledged(
@@ -61,11 +61,12 @@ async def test_a_server_that_is_down_has_done_nothing(own_server: Valkey) -> Non
 
 
 async def test_a_server_that_hangs_leaves_an_append_in_doubt(own_server: Valkey) -> None:
-    store = RedisStore(f"{own_server.url}?timeout=0.2&connect_timeout=0.2")
+    store = RedisStore(own_server.url)
     await store.open()
     grant = await take(store)
     own_server.freeze()
-    outcome = await append(store, grant, 2, *group("a"))
+    with hasty(store, 0.2):  # only now: a server may be slow and stand
+        outcome = await append(store, grant, 2, *group("a"))
     assert outcome.status is Status.IN_DOUBT
     own_server.thaw()
     await append_ok(store, grant, 2, *group("a"))

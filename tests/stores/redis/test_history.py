@@ -9,6 +9,8 @@ import pytest
 
 from perdure import connect, store_for
 from perdure.errors import ConfigError, CorruptRecordError, StoreError, StoreUnavailableError
+from perdure.model.keys import SessionKey
+from perdure.model.records import Record
 from perdure.store import Grant, Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -98,6 +100,42 @@ async def test_a_trim_and_a_deletion_reach_the_other_store(server: Valkey, url: 
     await store.aclose()
 
 
+async def test_the_newest_entry_never_moves(server: Valkey, url: str) -> None:
+    """It tells where the log ends: without it nobody could append, or open the session."""
+    store = await opened(url, MemoryStore())
+    grant = await take(store)
+    head = await append_ok(store, grant, 2, *group(LINE * 60))  # a segment's worth by itself
+    before = await read(store)
+    await fold(store, grant, head)
+    assert entries_left(server, url) >= 1
+    assert await store.head(KEY) == head
+    assert await read(store) == before
+    await append_ok(store, grant, head + 1, *group("and on"))
+    assert (await take(store)).head == head + 2
+    await store.aclose()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_reader_goes_on_where_history_moves_under_it(
+    server: Valkey, url: str, *, reverse: bool
+) -> None:
+    backing = MemoryBacking()
+    store = await opened(url, MemoryStore(backing=backing))
+    reader = await opened(url, MemoryStore(backing=backing), "reader")
+    grant = await take(store)
+    head = await fill(store, grant, 110)
+    before = await read(store, reverse=reverse)
+    found: list[Record] = []
+    async for chunk in reader.read_log(KEY, reverse=reverse):
+        if not found:
+            await fold(store, grant, head)
+        found += chunk.records
+    assert len(backing.blobs) >= 4
+    assert found == before
+    await store.aclose()
+    await reader.aclose()
+
+
 async def test_history_that_is_elsewhere_is_not_taken_for_none(server: Valkey, url: str) -> None:
     backing = MemoryBacking()
     store = await opened(url, MemoryStore(backing=backing))
@@ -152,6 +190,28 @@ async def test_a_move_whose_answer_is_lost_goes_on_with_the_next_fold(server: Va
     assert await read(store) == before
     await store.aclose()
     proxy.close()
+
+
+async def test_what_a_killed_deletion_left_is_swept(server: Valkey, url: str) -> None:
+    """Whoever is forgotten leaves nothing in the other store either."""
+    backing = MemoryBacking()
+    store = await opened(url, FaultyStore(MemoryStore(backing=backing), fail_on="remove_blobs"))
+    grants = [await take(store, SessionKey(name, tenant="t")) for name in ("kept", "gone")]
+    for grant in grants:
+        head = await append_ok(store, grant, 2, *group(LINE * 60))
+        head = await append_ok(store, grant, head + 1, *group("newest"))
+        documents = {"session.json": b"{}"}
+        await store.write_documents(grant.key, documents, manifest_of(grant, head, documents))
+    kept = await read(store, grants[0].key)
+    assert len(backing.blobs) == 2
+    with pytest.raises(StoreUnavailableError):
+        await store.delete(grants[1].key, 1)
+    assert len(backing.blobs) == 2
+    for _ in range(2):
+        await store.sweep("t", (), 0.0)
+    assert len(backing.blobs) == 1
+    assert await read(store, grants[0].key) == kept
+    await store.aclose()
 
 
 async def test_a_url_names_the_other_store(url: str, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,6 +16,7 @@ from perdure.model.keys import SessionKey
 from perdure.model.records import MESSAGE
 from perdure.store import Batch, Posted, Status
 from perdure.stores.redis import RedisStore
+from perdure.stores.redis.scripts import Call
 from perdure.testing.conformance._kit import (
     KEY,
     append,
@@ -27,7 +30,7 @@ from perdure.testing.conformance._kit import (
 )
 from tests.servers import LONG
 from tests.servers.valkey import Valkey, valkey
-from tests.stores.redis.conftest import OpenStore
+from tests.stores.redis.conftest import OpenStore, hasty
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,11 @@ from tests.stores.redis.conftest import OpenStore
         ({"appendonly": "yes", "appendfsync": "everysec"}, "", "fsync"),
         ({"appendonly": "yes", "appendfsync": "everysec"}, "?wait=no", "fsync every second"),
         ({"appendonly": "yes", "appendfsync": "no"}, "", "written, synced by the system"),
+        (
+            {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "yes"},
+            "",
+            "fsync, but not during a rewrite",
+        ),
         ({"appendonly": "no", "save": ""}, "", "memory"),
         ({"appendonly": "no", "save": "3600 1"}, "", "memory, with snapshots"),
     ],
@@ -62,19 +70,22 @@ async def test_durability_is_what_the_server_does(
 
 async def test_ok_waits_for_a_server_that_syncs_once_a_second() -> None:
     with valkey("--appendonly", "yes", "--appendfsync", "everysec") as server:
-        store = RedisStore(f"{server.url}?timeout=1")
+        store = RedisStore(f"{server.url}?timeout={LONG}")
         await store.open()
         grant = await take(store)
         server.say("CONFIG", "SET", "appendfsync", "no")  # it syncs no more: no OK either
-        outcome = await append(store, grant, 2, *group("a"))
-        assert outcome.status is Status.IN_DOUBT
-        outcome = await append(store, grant, 2, *group("a"))  # sent again: it still waits
-        assert outcome.status is Status.IN_DOUBT
-        with pytest.raises(StoreUnavailableError, match="not synced"):
-            await store.release(KEY, grant.epoch)
+        with hasty(store, 1.0):
+            outcome = await append(store, grant, 2, *group("a"), *group("b"))
+            assert outcome.status is Status.IN_DOUBT
+            for connection in list(store._link._all):  # the next one has not written anything yet
+                connection.invalidate("by a test")
+            outcome = await append(store, grant, 2, *group("a"))  # sent again: it still waits
+            assert outcome.status is Status.IN_DOUBT
+            with pytest.raises(StoreUnavailableError, match="not synced"):
+                await store.release(KEY, grant.epoch)
         server.say("CONFIG", "SET", "appendfsync", "always")
-        await append_ok(store, grant, 2, *group("a"))
-        assert tuple(entries(await read(store))) == group("a")
+        await append_ok(store, grant, 2, *group("a"), *group("b"))
+        assert tuple(entries(await read(store))) == group("a") + group("b")
         await store.aclose()
 
 
@@ -186,6 +197,29 @@ async def test_the_listing_is_made_anew_from_the_sessions(
     assert [await store.sessions(tenant=tenant) for tenant in ("", "t")] == before
     assert await store.tenants() == ["", "t"]
     assert await store.waiting() == sorted(waiting)
+
+
+@pytest.mark.parametrize("between", [0, 1, 2])
+async def test_a_session_that_begins_anew_beside_its_deletion_is_listed(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, between: int
+) -> None:
+    """What no listing has is not migrated, and its blobs are taken for garbage."""
+    store, other = await open_store("one"), await open_store("other")
+    grant = await take(store)
+    write, steps = store._link.write, [0]
+
+    async def then_take(calls: Sequence[Call]) -> list[Any]:
+        replies = await write(calls)
+        if steps[0] == between:
+            await take(other)
+        steps[0] += 1
+        return list(replies)
+
+    monkeypatch.setattr(store._link, "write", then_take)
+    await store.delete(KEY, grant.epoch)
+    if steps[0] <= between:
+        await take(other)
+    assert [(one.key, one.epoch) for one in await other.sessions()] == [(KEY, 2)]
 
 
 async def test_a_store_may_be_closed_in_another_task_than_it_was_opened_in(url: str) -> None:

@@ -88,7 +88,7 @@ class Gateway:
 def forward(
     port: int, request: BaseHTTPRequestHandler, body: bytes
 ) -> tuple[int, list[tuple[str, str]], bytes]:
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         link.putrequest(request.command, request.path, skip_host=True, skip_accept_encoding=True)
         for name, value in request.headers.items():

@@ -64,7 +64,7 @@ class Actor:
         if self.killed:
             raise Killed
         self.back.release()
-        assert self.go.acquire(timeout=20)
+        assert self.go.acquire(timeout=60)
         if self.killed:
             raise Killed
 
@@ -104,7 +104,7 @@ class World:
         actor = Actor(name, life)
         self.actors.append(actor)
         actor.thread.start()
-        assert actor.back.acquire(timeout=20)
+        assert actor.back.acquire(timeout=60)
         return actor
 
     def run(self, *, kills: int) -> None:
@@ -118,13 +118,13 @@ class World:
                     kills -= 1
                     actor.killed = True
                 actor.go.release()
-                assert actor.back.acquire(timeout=20)
+                assert actor.back.acquire(timeout=60)
                 if actor.done:
                     break
         for write in self.late:
             write()
         for actor in self.actors:
-            actor.thread.join(20)
+            actor.thread.join(60)
             if actor.error is not None:
                 raise actor.error
 

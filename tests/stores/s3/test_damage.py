@@ -14,7 +14,7 @@ from perdure.model.records import MESSAGE, Entry, Record
 from perdure.store import Batch, Grant, Posted, Status
 from perdure.stores.objects import framing, layout
 from perdure.stores.s3 import S3Store
-from perdure.testing.conformance._kit import manifest_of
+from perdure.testing.conformance._kit import manifest_of, take
 from tests.stores.s3.conftest import OpenS3
 
 KEY = SessionKey("agent")
@@ -165,10 +165,27 @@ async def test_a_damaged_head_is_never_an_empty_session(open_store: OpenS3, raw:
         lambda: store.read_documents(KEY),
         lambda: store.acquire(KEY, after=1),
         lambda: read(store),
-        store.sessions,
     ):
         with pytest.raises(CorruptRecordError, match=HEAD):
             await look()
+
+
+async def test_a_damaged_head_hides_no_other_session(open_store: OpenS3, raw: Any) -> None:
+    """What is listed, and made anew, is every session; what is damaged is so by itself."""
+    store = await open_store()
+    await write(store, fold=True)
+    other = await take(store, SessionKey("other"))
+    gone = await take(store, SessionKey("gone"))
+    await store.delete(gone.key, gone.epoch)
+    obstore.put(raw, HEAD, bytes(obstore.get(raw, HEAD).bytes())[:-20])
+    found = await store.sessions()
+    assert [(one.key, one.epoch) for one in found] == [(KEY, 0), (other.key, other.epoch)]
+    assert [one.key for one in await store.sessions(limit=1)] == [KEY]
+    assert await store.sessions(owner="somebody") == []
+    assert await store.rebuild_directory() == 1
+    assert await store.sessions() == found
+    await store.scrub()
+    assert await store.head(other.key) == other.head
 
 
 async def test_a_head_that_is_gone_is_not_an_empty_session_to_its_next_holder(

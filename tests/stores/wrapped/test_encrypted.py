@@ -5,11 +5,15 @@ from __future__ import annotations
 import base64
 import logging
 import random
+import sqlite3
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from perdure import Message, Shutdown, connect
@@ -17,7 +21,9 @@ from perdure.errors import (
     ConfigError,
     CorruptRecordError,
     MissingExtraError,
+    NotStorableError,
     PerdureError,
+    StoreUnavailableError,
     TooLargeError,
 )
 from perdure.model.keys import SessionKey
@@ -28,6 +34,7 @@ from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import EncryptedStore, MasterKeys, keyring
+from perdure.stores.wrapped.data_key import DataKey
 from perdure.testing.conformance._kit import (
     KEY,
     append,
@@ -39,7 +46,7 @@ from perdure.testing.conformance._kit import (
     read,
     take,
 )
-from perdure.testing.faulty import FaultyStore
+from perdure.testing.faulty import FaultyStore, How
 
 OLD, NEW = MasterKeys.new(), MasterKeys.new()
 CANARY = "CANARY-6f1b"
@@ -147,6 +154,26 @@ async def test_a_session_that_was_not_encrypted_is_not_taken_for_one(inner: Inne
     with pytest.raises(ConfigError, match="without encryption"):
         await take(store)
     await store.aclose()
+
+
+async def test_without_the_wrapper_a_session_is_an_error_and_is_not_written_to() -> None:
+    inner = MemoryStore()
+    async with connect(EncryptedStore(inner, OLD)) as sessions:
+        async with sessions.open("ada") as ada:
+            ada.append(Message.user("Hello"))
+    async with connect(inner) as sessions:
+        for act in (
+            lambda: sessions.open("ada"),
+            lambda: sessions.load("ada"),
+            lambda: sessions.plan_restore("ada"),
+            lambda: sessions.rebuild_working_context("ada"),
+            lambda: sessions.rebuild_working_context(keyring.KEYRING, session="tenant"),
+        ):
+            with pytest.raises(ConfigError, match="is encrypted: put encrypted"):
+                await act()
+    async with connect(EncryptedStore(inner, OLD)) as sessions:
+        async with sessions.open("ada") as ada:
+            assert [message.text for message in ada.context()] == ["Hello"]
 
 
 async def test_records_fit_only_their_own_place(inner: Inner) -> None:
@@ -258,6 +285,30 @@ async def test_a_holder_that_died_before_it_had_a_key_is_followed() -> None:
     assert tuple(entries(await read(next_one))) == group("a")
 
 
+@pytest.mark.parametrize("how", ["transient", "hang"])
+async def test_a_session_whose_key_could_not_be_written_is_let_go(how: How) -> None:
+    """Whoever asked for it was told that it failed, or went away: others need not wait."""
+    inner = FaultyStore(MemoryStore(), fail_on="write_documents", how=how)
+    store = EncryptedStore(inner, OLD)
+    await store.open()
+
+    async def acquire() -> None:
+        with pytest.raises(StoreUnavailableError):
+            await store.acquire(KEY, after=0)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(acquire)
+        while not inner.injected:
+            await anyio.lowlevel.checkpoint()
+        if how == "hang":
+            tasks.cancel_scope.cancel()
+    holder = await store.holder(KEY)
+    assert holder is not None
+    assert (holder.epoch, holder.released) == (1, True)
+    grant = await store.acquire(KEY, after=1)
+    await append_ok(store, grant, grant.head + 1, *group("a"))
+
+
 async def test_many_at_once_make_one_key_for_a_tenant(inner: Inner) -> None:
     stores = [await opened(inner) for _ in range(5)]
     names = [name_of(str(n).encode()) for n in range(5)]
@@ -303,6 +354,97 @@ async def test_a_lost_key_is_not_replaced() -> None:
             await call()
     outcome = await append(store, grant, 3, *group("b"))
     assert outcome.status is Status.CONFLICT
+
+
+def damage_manifests(folder: Path) -> None:
+    if (path := folder / "kept" / "x.db").exists():
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("UPDATE manifest SET data = x'7b7d'")
+        return
+    for one in folder.rglob("manifest-*.json"):
+        one.write_bytes(one.read_bytes().replace(b"as_of_seq", b"as_of_seQ"))
+
+
+async def test_a_fold_over_a_damaged_manifest_keeps_the_key(inner: Inner, tmp_path: Path) -> None:
+    """A manifest may be lost, since a fold makes it anew; what opens the session may not."""
+    store = await opened(inner)
+    grant = await take(store)
+    head = await append_ok(store, grant, 2, *group("a"))
+    damage_manifests(tmp_path)
+    documents = {"session.json": b"{}"}
+    await store.write_documents(KEY, documents, manifest_of(grant, head, documents))
+    await store.aclose()
+    again = await opened(inner)
+    assert tuple(entries(await read(again))) == group("a")
+    assert (await again.read_documents(KEY)).found["session.json"].data == b"{}"
+    assert (await take(again)).epoch == 2
+    await again.aclose()
+
+
+async def test_a_damaged_manifest_is_not_a_lost_key(inner: Inner, tmp_path: Path) -> None:
+    store, shutdown = EncryptedStore(inner(), OLD), Shutdown(signals=False)
+    async with connect(store, shutdown=shutdown) as sessions:
+        async with sessions.open("agent") as session, session.turn():
+            session.append(Message.user("hello"))
+        await store.put_blobs("", {name_of(b"kept"): b"kept"})
+    for keys in ((OLD,), (NEW, OLD), (NEW,)):  # read; wrapped anew; not needed any more
+        damage_manifests(tmp_path)
+        store = EncryptedStore(inner(), MasterKeys(*keys))
+        async with connect(store, shutdown=shutdown) as sessions:
+            assert (await sessions.load("agent")).context()[0].text == "hello"
+            async with sessions.open("agent") as session:
+                assert session.context()[0].text == "hello"
+            await store.put_blobs("", {name_of(keys[0].encode()): keys[0].encode()})
+            assert await store.get_blob("", name_of(b"kept")) == b"kept"
+            assert (await store.rewrap()).left == ()
+
+
+async def test_nothing_comes_into_the_place_of_a_key() -> None:
+    """As a bundle could bring it, that somebody made on purpose."""
+    store = EncryptedStore(MemoryStore(), OLD)
+    await store.open()
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    documents = {"keys/x.json": b"{}"}
+    with pytest.raises(NotStorableError, match="keys/x"):
+        await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
+    again = EncryptedStore(store._store, OLD)
+    assert tuple(entries(await read(again))) == group("a")
+
+
+async def test_a_key_is_no_evidence_of_damage(inner: Inner, tmp_path: Path) -> None:
+    """Evidence is kept among the blobs, and outlasts its session: a key must not."""
+    store = await opened(inner)
+    grant = await take(store)
+    documents = {"session.json": b"{}", "plugins/x.json": b"{}"}
+    await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
+    damage_manifests(tmp_path)
+    found = await store.read_documents(KEY)
+    assert found.manifest is None
+    assert set(found.damaged) == set(documents)
+    assert set(found.remains) <= set(documents)
+    await store.aclose()
+
+
+async def test_much_is_opened_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = EncryptedStore(MemoryStore(), OLD)
+    await store.open()
+    grant = await take(store)
+    large = b"x" * 1_000_000
+    documents = {"session.json": large}
+    await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
+    await store.put_blobs("", {name_of(large): large})
+    original, seen = DataKey.open, set[int]()
+
+    def open_there(self: DataKey, place: tuple[str | int | bool, ...], data: bytes) -> bytes:
+        seen.add(threading.get_ident() if len(data) > len(large) else 0)
+        return original(self, place, data)
+
+    monkeypatch.setattr(DataKey, "open", open_there)
+    assert await store.get_blob("", name_of(large)) == large
+    assert (await store.read_documents(KEY)).found["session.json"].data == large
+    assert seen - {0}
+    assert threading.get_ident() not in seen
 
 
 async def test_equal_content_does_not_look_equal() -> None:

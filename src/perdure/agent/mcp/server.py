@@ -11,16 +11,15 @@ import contextlib
 import importlib.util
 import os
 import shlex
-from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
-from urllib.parse import urlsplit
 
 import anyio
 import anyio.to_thread
 
 from perdure._lib.host import Host
 from perdure.agent.mcp.connection import Connection, ConnectionGoneError
+from perdure.agent.mcp.places import Address, Command, Place
 from perdure.agent.mcp.results import (
     effect_of,
     failure_of,
@@ -29,7 +28,6 @@ from perdure.agent.mcp.results import (
     tool_name,
     value_of,
 )
-from perdure.agent.mcp.stderr import LastLines
 from perdure.errors import ConfigError, MissingExtraError, ToolOutcomeUnknownError, ToolServerError
 
 if TYPE_CHECKING:
@@ -40,8 +38,6 @@ __all__ = ["McpServer", "start_servers"]
 
 START_TIMEOUT: Final = 30.0
 CALL_TIMEOUT: Final = 300.0
-SILENCE: Final = 300.0
-"""Seconds that a server at a URL may say nothing while it works."""
 
 
 @final
@@ -93,16 +89,16 @@ class McpServer:
         if importlib.util.find_spec("mcp") is None:
             message = "MCP servers need the package mcp: pip install 'perdure[mcp]'"
             raise MissingExtraError(message, extra="mcp")
-        self._words, self._url = words, url
-        self.name: str = name or (urlsplit(url).hostname or url if url else PurePath(words[0]).name)
+        self._place: Place = (
+            Address(url, headers=headers) if url else Command(words, env=env, cwd=cwd)
+        )
+        self.name: str = name or self._place.name
         self._prefix, self._only = prefix, only
-        self._env, self._cwd, self._headers = env, cwd, dict(headers or {})
         self._start_timeout, self._call_timeout = start_timeout, call_timeout
         self._users = 0
         self._lock = anyio.Lock()
         self._host: Host | None = None
         self._connection: Connection | None = None
-        self._stderr: LastLines | None = None
         self._offered: tuple[Any, ...] = ()
         self.starts: int = 0
         """How often it was started, or connected to."""
@@ -115,14 +111,10 @@ class McpServer:
         return cls(url=given) if given.startswith(("http://", "https://")) else cls(given)
 
     def __repr__(self) -> str:
-        return f"<McpServer {self._described}>"
+        return f"<McpServer {self}>"
 
-    @property
-    def _described(self) -> str:
-        if self._url is None:
-            return f"{self.name!r} ({shlex.join(self._words)})"
-        where = urlsplit(self._url)
-        return f"{self.name!r} ({where.scheme}://{where.hostname}:{where.port or ''}{where.path})"
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self._place})"
 
     @property
     def is_connected(self) -> bool:
@@ -179,7 +171,7 @@ class McpServer:
         missing = [name for name in self._only or () if name not in known]
         if missing:
             message = (
-                f"MCP server {self._described} has no tool {missing[0]!r}; it has: "
+                f"MCP server {self} has no tool {missing[0]!r}; it has: "
                 f"{', '.join(known) or 'none'}"
             )
             raise ConfigError(message, server=self.name, tool=missing[0])
@@ -206,21 +198,27 @@ class McpServer:
 
         """
         try:
-            return await self._call(tool, arguments, repeatable=repeatable)
+            return await self._once(tool, arguments, repeatable=repeatable)
+        except ConnectionGoneError:
+            pass  # nothing was done, or it does no harm to do it again
+        try:
+            return await self._once(tool, arguments, repeatable=repeatable)
         except ConnectionGoneError as gone:
-            if gone.asked and not repeatable:
-                message = (
-                    f"MCP server {self._described} died while it ran {tool!r}: whether that has "
-                    f"taken effect is unknown, and it was not called again{self._last_words()}"
-                )
-                raise ToolOutcomeUnknownError(message, server=self.name, tool=tool) from gone
+            message = f"MCP server {self} died twice while it ran {tool!r}{self._place.last_words}"
+            raise ToolServerError(message, server=self.name, tool=tool) from gone
+
+    async def _once(self, tool: str, arguments: dict[str, Any], *, repeatable: bool) -> Any:
+        """Call a tool; raise ConnectionGoneError only if it may be called once more."""
         try:
             return await self._call(tool, arguments, repeatable=repeatable)
         except ConnectionGoneError as gone:
+            if repeatable or not gone.asked:
+                raise
             message = (
-                f"MCP server {self._described} died twice while it ran {tool!r}{self._last_words()}"
+                f"MCP server {self} died while it ran {tool!r}: whether that has taken effect is "
+                f"unknown, and it was not called again{self._place.last_words}"
             )
-            raise ToolServerError(message, server=self.name, tool=tool) from gone
+            raise ToolOutcomeUnknownError(message, server=self.name, tool=tool) from gone
 
     async def _call(self, tool: str, arguments: dict[str, Any], *, repeatable: bool) -> Any:
         connection = await self._connected()
@@ -243,7 +241,7 @@ class McpServer:
     def _without_result(self, tool: str, error: Exception, *, repeatable: bool) -> ToolServerError:
         facts = {"server": self.name, "tool": tool}
         if is_refusal(error):
-            message = f"MCP server {self._described} refused {tool!r}: {error}"
+            message = f"MCP server {self} refused {tool!r}: {error}"
             return ToolServerError(message, **facts)
         why = f"has failed while it ran {tool!r}: {error}"
         if isinstance(error, TimeoutError):
@@ -252,14 +250,14 @@ class McpServer:
                 "give a longer call_timeout"
             )
         if repeatable:
-            return ToolServerError(f"MCP server {self._described} {why}", **facts)
-        message = f"MCP server {self._described} {why}; whether that has taken effect is unknown"
+            return ToolServerError(f"MCP server {self} {why}", **facts)
+        message = f"MCP server {self} {why}; whether that has taken effect is unknown"
         return ToolOutcomeUnknownError(message, **facts)
 
     async def _connected(self) -> Connection:
         """Return the connection, made again if it has ended."""
         if self._users <= 0:
-            message = f"MCP server {self._described} is not started: use `async with server`"
+            message = f"MCP server {self} is not started: use `async with server`"
             raise ToolServerError(message, server=self.name)
         async with self._lock:
             if self._connection is None or not self._connection.is_open:
@@ -271,7 +269,7 @@ class McpServer:
         if self._host is None:
             self._host = Host()
             await self._host.start()
-        connection = Connection(self._transport)
+        connection = Connection(self._place.transport)
         self._host.spawn(connection.run)
         try:
             with anyio.fail_after(self._start_timeout):
@@ -288,48 +286,10 @@ class McpServer:
         return connection
 
     def _not_started(self, why: BaseException) -> ToolServerError:
-        if isinstance(why, TimeoutError):
-            reason = f"it has not answered within {self._start_timeout:g} s"
-        elif isinstance(why, FileNotFoundError):
-            reason = f"there is no program {self._words[0]!r}: install it, or give its whole path"
-        elif self._url is not None:
-            reason = f"nobody answers there as one: {why}"
-        else:
-            reason = str(why) or type(why).__name__
-        begun = "could not be reached" if self._url is not None else "did not start"
-        message = f"MCP server {self._described} {begun}: {reason}{self._last_words()}"
+        place, late = self._place, f"it has not answered within {self._start_timeout:g} s"
+        reason = late if isinstance(why, TimeoutError) else place.why(why)
+        message = f"MCP server {self} {place.failed}: {reason}{place.last_words}"
         return ToolServerError(message, server=self.name)
-
-    def _last_words(self) -> str:
-        text = "" if self._stderr is None else self._stderr.text
-        return f"; it last wrote:\n{text}" if text else ""
-
-    @contextlib.asynccontextmanager
-    async def _transport(self) -> AsyncIterator[tuple[Any, Any]]:
-        if self._url is not None:
-            import httpx2
-            from mcp.client.streamable_http import streamable_http_client
-
-            limits = httpx2.Timeout(START_TIMEOUT, read=SILENCE)
-            async with (
-                httpx2.AsyncClient(headers=self._headers, timeout=limits) as http,
-                streamable_http_client(self._url, http_client=http) as streams,
-            ):
-                yield streams
-            return
-        from mcp import StdioServerParameters, stdio_client
-
-        self._stderr = LastLines()
-        parameters = StdioServerParameters(
-            command=self._words[0],
-            args=self._words[1:],
-            env=None if self._env is None else dict(self._env),
-            cwd=None if self._cwd is None else os.fspath(self._cwd),
-        )
-        with self._stderr.pipe as pipe:
-            async with stdio_client(parameters, errlog=pipe) as streams:
-                pipe.close()
-                yield streams
 
 
 def _within(seconds: float | None) -> contextlib.AbstractContextManager[object]:

@@ -38,6 +38,6 @@ class LastLines:
 
     def _read(self, fd: int) -> None:
         with open(fd, encoding="utf-8", errors="replace") as pipe:
-            for line in pipe:
+            while line := pipe.readline(_LONGEST):  # one that does not end is read in pieces
                 if line.strip():
-                    self._lines.append(line.rstrip()[:_LONGEST])
+                    self._lines.append(line.rstrip())

@@ -100,7 +100,8 @@ def _fresh(wanted: Path) -> Path:
 
 def _empty(folder: Path) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        message = f"{folder} is not empty: name a new folder with --dir, or remove it"
+        what = "not empty" if folder.is_dir() else "a file"
+        message = f"{folder} is {what}: name a new folder with --dir, or remove it"
         raise ConfigError(message, folder=str(folder))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder

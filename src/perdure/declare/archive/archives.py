@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final, final
 
@@ -23,9 +22,10 @@ from perdure.declare.archive.entries import DOCUMENT, Archive
 from perdure.declare.archive.exporting import export
 from perdure.declare.archive.homes import (
     files_of,
-    note_read,
     note_saved,
+    note_saving,
     require_known,
+    require_named,
     restored,
     why_kept,
 )
@@ -43,6 +43,7 @@ from perdure.declare.archive.saving import ArchiveSaved, Progress, Taken, take
 from perdure.declare.archive.selecting import Selection, selection_of
 from perdure.declare.archive.swapping import BusyError, Marker, entered, mark
 from perdure.errors import ConfigError, SessionError
+from perdure.model.keys import require_text
 from perdure.session.inside import document_of, store_of
 from perdure.session.session import Session
 from perdure.session.view import SessionView
@@ -143,7 +144,8 @@ class Archives:
             progress: Called as it goes on.
 
         Raises:
-            ConfigError: There is no home folder, or a path in it is a symbolic link.
+            ConfigError: There is no home folder, a path in it is a symbolic link, or the label is
+                no text.
             NotStorableError: A name cannot be in an archive, or the store keeps no blobs.
             TooLargeError: It is over a limit.
             SessionError: The session is read-only, or the home is just being saved or restored.
@@ -151,10 +153,11 @@ class Archives:
 
         """
         session = self._writable()
+        require_text("archive label", label)
         if keep < 1:
             raise ConfigError(f"keep={keep!r} does not fit: keep at least 1", option="keep")
-        before = await self.latest()
         async with self._alone() as (home, control):
+            before = await self.latest()
             taken = await take(
                 self._store,
                 self._key,
@@ -167,6 +170,7 @@ class Archives:
             archive = self._archive(taken, label)
             new = before is None or differ(archive, before)
             if new:
+                await hop(home.path, note_saving, control, self._key, archive.id)
                 gone = [one.id for one in (await self.all())[keep - 1 :]]
                 session.accept((entry_of(archive, gone),))
             await session.save()
@@ -257,7 +261,7 @@ class Archives:
                 replaced = await put_back(
                     self._store, self._key, home, control, plan, where=where, progress=progress
                 )
-            await hop(home.path, mark, control, Marker(self._key, archive.id))
+            await hop(home.path, mark, control, await self._as(archive.id))
             return await hop(home.path, restored, archive, home, control, replaced)
 
     async def resume(self, *, progress: Progress = None) -> ArchiveRestored:
@@ -277,6 +281,11 @@ class Archives:
             log.info("home kept", extra={"session": str(self._key), "why": why})
             return ArchiveRestored(archive=latest, changed=False, why=f"the home stays: {why}")
         return await self.restore(latest.id, progress=progress)
+
+    async def _as(self, archive: str) -> Marker:
+        """Return the marker of a home that was made what an archive has, whichever is newest."""
+        latest = await self.latest()
+        return Marker(self._key, archive, () if latest is None else (latest.id,))
 
     async def verify(self, name: str | None = None) -> Archive:
         """Read all of an archive, and say which it was.
@@ -324,19 +333,20 @@ class Archives:
         No archive is made of it: save one. All else is as for ``restore``.
 
         Raises:
+            ConfigError: It brings hidden folders that are not among ``paths`` here.
             CorruptRecordError: It is no such file, it is damaged, or it has what no archive has.
             TooLargeError: It is over a limit.
             UnsupportedVersionError: A newer release wrote it.
 
         """
         async with self._alone() as (home, control):
+
+            def check(plan: Plan) -> None:
+                require_named(Path(path), plan, self._selection)
+                require_known(home, control, self._key, force, plan)
+
             replaced = await put_back_from(
-                Path(path),
-                home,
-                control,
-                self._limits,
-                check=partial(require_known, home, control, self._key, force),
-                progress=progress,
+                Path(path), home, control, self._limits, check=check, progress=progress
             )
-            await hop(home.path, note_read, control, self._key)
+            await hop(home.path, mark, control, await self._as(""))
             return await hop(home.path, restored, None, home, control, replaced)

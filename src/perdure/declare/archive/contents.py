@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from typing import Final
 
+import anyio.to_thread
+
+from perdure._lib.several import each
 from perdure.declare.archive.checking import ArchiveLimits, Checker
 from perdure.declare.archive.entries import Archive, Entry, entry_of
-from perdure.declare.archive.hops import each
 from perdure.errors import CorruptRecordError, NotStorableError, StoreError
 from perdure.model.keys import SessionKey
 from perdure.store import Store
@@ -90,11 +92,16 @@ async def entries_of(
     checker = Checker(where, limits)
     for name in archive.pages:
         page = (await fetched(store, key.tenant, [name], where))[name]
-        for line in page.splitlines():
-            entry = entry_of(line, where)
-            checker.add(entry)
+        for entry in await anyio.to_thread.run_sync(_judged, page, where, checker):
             yield entry
     counted = (checker.files, checker.folders, checker.bytes)
     if counted != (archive.files, archive.folders, archive.bytes):
         message = f"{where}: its manifest does not have what the log says: nothing was changed"
         raise CorruptRecordError(message, where=where)
+
+
+def _judged(page: bytes, where: str, checker: Checker) -> list[Entry]:
+    entries = [entry_of(line, where) for line in page.splitlines()]
+    for entry in entries:
+        checker.add(entry)
+    return entries

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from perdure._lib.files import Folder
 from perdure.declare.archive.checking import CONTROL
 from perdure.declare.archive.entries import Archive
@@ -19,13 +21,21 @@ from perdure.declare.archive.swapping import (
     marker_of,
     occupied_by,
 )
-from perdure.errors import SessionError
+from perdure.errors import ConfigError, SessionError
 from perdure.model.keys import SessionKey
 from perdure.session.inside import store_of
 from perdure.session.session import Session
 from perdure.session.view import SessionView
 
-__all__ = ["files_of", "note_read", "note_saved", "require_known", "restored", "why_kept"]
+__all__ = [
+    "files_of",
+    "note_saved",
+    "note_saving",
+    "require_known",
+    "require_named",
+    "restored",
+    "why_kept",
+]
 
 FILES: Final = "files"
 """The agent's home, in its folder of the file store."""
@@ -51,15 +61,16 @@ def why_kept(
     if marker is not None and marker.is_of(key):
         if marker.key != key:
             return "another session of the agent has used it since"
-        return "it goes on from this archive" if marker.archive == latest.id else ""
+        return "it goes on from this archive" if marker.goes_on_from(latest.id) else ""
     return "it has files that were never archived" if occupied_by(home, selection) else ""
 
 
-def note_read(control: Folder, key: SessionKey) -> None:
-    """Note that a home has an agent's files, by an archive from elsewhere."""
+def note_saving(control: Folder, key: SessionKey, archive: str) -> None:
+    """Note which archive is being made of a home: after a kill it goes on, listed or not."""
     marker = marker_of(control)
-    if marker is None or not marker.is_of(key):
-        mark(control, Marker(key, ""))
+    if marker is not None and marker.is_of(key):
+        also = (*marker.newer_than, archive)
+        mark(control, msgspec.structs.replace(marker, newer_than=also))
 
 
 def require_known(home: Folder, control: Folder, key: SessionKey, force: bool, plan: Plan) -> None:  # noqa: FBT001  # from a thread
@@ -79,6 +90,23 @@ def require_known(home: Folder, control: Folder, key: SessionKey, force: bool, p
             "them: save them first, choose an empty folder, or say force=True (--force)"
         )
         raise SessionError(message, path=home.path, entries=len(occupied))
+
+
+def require_named(path: Path, plan: Plan, selection: Selection) -> None:
+    """Refuse hidden folders of a file from elsewhere that nobody here has asked for.
+
+    Raises:
+        ConfigError: It brings some.
+
+    """
+    beyond = plan.selection.hidden_beyond(selection)
+    if beyond:
+        message = (
+            f"{path} brings {', '.join(map(ascii, beyond[:5]))}, hidden and not named here: such "
+            "files may change how a shell or a tool behaves; to take them, name them in "
+            "persist_paths (paths=, --path); nothing was changed"
+        )
+        raise ConfigError(message, path=str(path), hidden=beyond)
 
 
 def restored(

@@ -5,7 +5,8 @@ Cancelling ends between two hops, and closes the generator; a hop is short.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
+import os
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ import anyio.to_thread
 from perdure._lib.files import LinkFoundError
 from perdure.errors import ConfigError, StoreUnavailableError
 
-__all__ = ["batches", "each", "hop"]
+__all__ = ["batches", "hop"]
 
 T = TypeVar("T")
 
@@ -39,10 +40,16 @@ async def hop(place: str, function: Callable[..., T], *args: Any) -> T:
         raise ConfigError(message, path=str(error.filename)) from error
     except OSError as error:
         message = (
-            f"{error.filename or place}: {error.strerror}: mend that, and try again; "
+            f"{_path_of(error, place)}: {error.strerror}: mend that, and try again; "
             "no archive was changed"
         )
         raise StoreUnavailableError(message, path=place, errno=error.errno) from error
+
+
+def _path_of(error: OSError, place: str) -> str:
+    """Return what an error is about: of what lies below an open folder, it knows the name alone."""
+    name = os.fsdecode(error.filename or place)
+    return name if os.path.isabs(name) else f"{name!r} in {place}"  # noqa: PTH117
 
 
 @asynccontextmanager
@@ -81,26 +88,3 @@ def _take(items: Iterator[T], size_of: Callable[[T], int], most: int) -> list[T]
         if size >= most:
             break
     return batch
-
-
-async def each(
-    items: Collection[T], act: Callable[[T], Awaitable[None]], *, at_once: int = 8
-) -> None:
-    """Do something with each item, some at a time; raise what the first failure raised."""
-    failed: list[Exception] = []
-    left = iter(items)
-
-    async def some() -> None:
-        for item in left:
-            if failed:
-                return
-            try:
-                await act(item)
-            except Exception as error:  # noqa: BLE001  # raised when all have ended
-                failed.append(error)
-
-    async with anyio.create_task_group() as group:
-        for _ in range(min(at_once, len(items))):
-            group.start_soon(some)
-    if failed:
-        raise failed[0]

@@ -17,6 +17,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure._lib.files import Folder
+from perdure._lib.several import each
 from perdure.declare.archive.checking import ArchiveLimits
 from perdure.declare.archive.contents import BATCH_BYTES, fetched
 from perdure.declare.archive.entries import (
@@ -27,7 +28,7 @@ from perdure.declare.archive.entries import (
     FolderEntry,
     blobs_of,
 )
-from perdure.declare.archive.hops import batches, each, hop
+from perdure.declare.archive.hops import batches, hop
 from perdure.declare.archive.saving import ArchiveProgress, Progress, weight
 from perdure.declare.archive.scanning import Scanned, scan
 from perdure.declare.archive.selecting import Selection
@@ -81,7 +82,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 async def is_same(home: Folder, plan: Plan, limits: ArchiveLimits) -> bool:
     """Say whether a home has just what a manifest lists; times may differ."""
-    wanted = [_content(one) for one in plan.entries if _counts(plan, one)]
+    wanted = await hop(home.path, _contents, plan)
     at = 0
     found = scan(home, plan.selection, limits)
     try:
@@ -96,6 +97,10 @@ async def is_same(home: Folder, plan: Plan, limits: ArchiveLimits) -> bool:
     except NotStorableError:
         return False  # it has what no archive can have
     return at == len(wanted)
+
+
+def _contents(plan: Plan) -> list[tuple[str, int, str]]:
+    return [_content(one) for one in plan.entries if _counts(plan, one)]
 
 
 def _counts(plan: Plan, entry: Entry) -> bool:
@@ -190,7 +195,7 @@ class _Count:
     """How far it is, told now and then."""
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
-        self._plan = plan
+        self._whole = (plan.files, plan.bytes)
         self._progress = progress
         self._files = self._bytes = 0
 
@@ -198,8 +203,7 @@ class _Count:
         self._files += files
         self._bytes += size
         if self._progress is not None:
-            plan = self._plan
-            self._progress(ArchiveProgress(self._files, self._bytes, plan.files, plan.bytes))
+            self._progress(ArchiveProgress(self._files, self._bytes, *self._whole))
 
 
 @asynccontextmanager

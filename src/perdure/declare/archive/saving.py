@@ -19,7 +19,7 @@ from perdure.declare.archive.entries import (
     name_of,
     pages_of,
 )
-from perdure.declare.archive.hops import batches
+from perdure.declare.archive.hops import batches, hop
 from perdure.declare.archive.scanning import ArchiveSkipped, Chunk, Found, Scanned, scan
 from perdure.declare.archive.selecting import Selection
 from perdure.errors import FormatError
@@ -108,10 +108,14 @@ async def take(
             await taking.add(batch)
             if progress is not None:
                 progress(ArchiveProgress(taking.taken.files, taking.taken.bytes))
-    pages = {name_of(page): page for page in pages_of(taking.taken.entries)}
+    pages = await hop(home.path, _named_pages, taking.taken.entries)
     await put(store, key.tenant, {name: page for name, page in pages.items() if name not in known})
     taking.taken.pages = tuple(pages)
     return taking.taken
+
+
+def _named_pages(entries: list[Entry]) -> dict[str, bytes]:
+    return {name_of(page): page for page in pages_of(entries)}
 
 
 def weight(item: Found) -> int:

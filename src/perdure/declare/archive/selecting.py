@@ -14,7 +14,9 @@ import msgspec
 from perdure.declare.archive.checking import ArchiveLimits, fault_of_path
 from perdure.errors import ConfigError
 
-__all__ = ["SYSTEM", "Fate", "Selection", "is_hidden", "selection_of"]
+__all__ = ["MAX_PATHS", "SYSTEM", "Fate", "Selection", "is_hidden", "selection_of"]
+
+MAX_PATHS: Final = 100
 
 SYSTEM: Final = frozenset(
     {"$recycle.bin", "__pycache__", "lost+found", "node_modules", "snap"}
@@ -55,6 +57,15 @@ class Selection(msgspec.Struct, frozen=True):
         """Say whether a path that is named is this one, or lies below it."""
         return any(_covers(path, one) for one in self.paths)
 
+    def hidden_beyond(self, other: Selection) -> list[str]:
+        """Return the hidden paths that are named here, and that another selection leaves out.
+
+        >>> selection_of([".config", "data"]).hidden_beyond(selection_of([]))
+        ['.config']
+        """
+        hidden = (one for one in self.paths if any(map(is_hidden, _steps(one))))
+        return [one for one in hidden if other.fate(one) != "taken"]
+
     def units(self, top: Iterable[str]) -> list[str]:
         """Return the paths that a restore replaces as a whole.
 
@@ -77,11 +88,14 @@ def selection_of(paths: Sequence[str], *, whole: bool = True) -> Selection:
     """Return what these ``persist_paths`` select.
 
     Raises:
-        ConfigError: A path is absolute, leaves the home folder, or cannot be a path.
+        ConfigError: A path is absolute, leaves the home folder, or cannot be a path; or there are
+            more than 100.
 
     """
     if isinstance(paths, str):
         raise _config("give a list of paths, not one text", paths)
+    if len(paths) > MAX_PATHS:
+        raise _config(f"{len(paths)} of them are over the limit of {MAX_PATHS}", paths[0])
     found: list[str] = []
     for given in paths:
         if not isinstance(given, str):

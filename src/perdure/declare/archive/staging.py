@@ -16,7 +16,8 @@ from perdure._lib.files import Folder, write_all
 from perdure._lib.ids import random_id
 from perdure._lib.platform import sync_file
 from perdure.declare.archive.entries import FileEntry, FolderEntry
-from perdure.declare.archive.swapping import NEW, PREFIX
+from perdure.declare.archive.removing import LEFT, set_mode
+from perdure.declare.archive.swapping import NEW
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 
 __all__ = ["Stage", "require_room"]
@@ -36,7 +37,7 @@ class Stage:
     """
 
     def __init__(self, control: Folder, where: str) -> None:
-        self.name: str = f"{PREFIX}{random_id()}"
+        self.name: str = f"{LEFT}{random_id()}"
         self._where = where
         self._root = control.make(self.name, NEW)
         self._files: list[str] = []
@@ -104,7 +105,7 @@ class Stage:
             with self._root.enter(*entry.path.split("/")) as folder:
                 folder.sync()
             parent, name = self._at(entry.path)
-            _set_mode(parent, name, entry.mode)
+            set_mode(parent, name, entry.mode)
         self._root.sync()
 
     def close(self) -> None:
@@ -159,15 +160,6 @@ class _File:
         finally:
             os.close(self.fd)
         return None
-
-
-def _set_mode(parent: Folder, name: str, mode: int) -> None:
-    if os.name == "posix":  # elsewhere folders have no such rights, and cannot be opened
-        fd = parent.open(name, getattr(os, "O_DIRECTORY", 0))
-        try:
-            os.fchmod(fd, mode)
-        finally:
-            os.close(fd)
 
 
 def require_room(home: Folder, wanted: int) -> None:

@@ -10,13 +10,15 @@ In the home's own folder ``.perdure``:
     replaced/old/…              the same, once all is done; until the next restore or save
 
 Without ``restoring.json`` nothing was changed. With it whoever comes next finishes the work
-(`recover`): each step is a rename that can be repeated. What an archive passes over (links,
-hidden files) moves from the old tree to the same place in the new one. All of it blocks.
+(`recover`): each step is a rename that can be repeated. One that the system refuses has all of
+them undone. What an archive passes over (links, hidden files) moves from the old tree to the same
+place in the new one. All of it blocks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -30,11 +32,19 @@ from perdure._lib.platform import try_lock
 from perdure.codec.decoders import decoder_of
 from perdure.codec.json import encode
 from perdure.declare.archive.checking import CONTROL
+from perdure.declare.archive.removing import LEFT, remove_left, set_aside
 from perdure.declare.archive.selecting import Selection
-from perdure.errors import ConfigError, CorruptRecordError, SessionError, StoreError
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    SessionError,
+    StoreError,
+    StoreUnavailableError,
+)
 from perdure.model.keys import SessionKey
 
 __all__ = [
+    "NEW",
     "OLD",
     "REPLACED",
     "BusyError",
@@ -48,11 +58,12 @@ __all__ = [
     "recover",
 ]
 
+log: logging.Logger = logging.getLogger("perdure")
+
 LOCK: Final = "lock"
 MARKER: Final = "home.json"
 JOURNAL: Final = "restoring.json"
 REPLACED: Final = "replaced"
-PREFIX: Final = "restore-"
 NEW: Final = "new"
 OLD: Final = "old"
 
@@ -67,6 +78,12 @@ class Marker(msgspec.Struct, frozen=True):
     key: SessionKey
     archive: str
     """Its id; empty for a file's."""
+    newer_than: tuple[str, ...] = ()
+    """Others that it is newer than: the one that is being saved, or the newest at a restore."""
+
+    def goes_on_from(self, archive: str) -> bool:
+        """Say whether the home is an archive, or newer than it."""
+        return archive == self.archive or archive in self.newer_than
 
     def is_of(self, key: SessionKey) -> bool:
         """Say whether it is of the same agent, in whichever session."""
@@ -106,7 +123,9 @@ def entered(path: str) -> Iterator[tuple[Folder, Folder]]:
                 f"the home {path} is just being saved or restored: try again when that is done"
             )
             raise BusyError(message, path=path)
-        recover(home, control)
+        refused = recover(home, control)
+        if refused is not None:
+            log.warning("restore undone", extra={"home": path, "error": str(refused)})
         yield home, control
 
 
@@ -135,6 +154,7 @@ def commit(home: Folder, control: Folder, stage: str, selection: Selection) -> l
 
     Raises:
         StoreError: Something of it cannot be moved; nothing was changed.
+        StoreUnavailableError: The system refuses to move it; nothing was changed.
 
     """
     with control.enter(stage, NEW) as new:
@@ -145,7 +165,13 @@ def commit(home: Folder, control: Folder, stage: str, selection: Selection) -> l
     journal = _Journal(stage, tuple(map(_written, puts)), tuple(map(_written, takes)), selection)
     if not control.publish(JOURNAL, encode(journal)):
         raise StoreError(f"{control.path}/{JOURNAL} is there: a restore is under way")
-    recover(home, control)
+    refused = recover(home, control)
+    if refused is not None:
+        message = (
+            f"{refused.filename!r} in {home.path} cannot be moved: {refused.strerror}: mend its "
+            "rights, or unmount it; nothing was changed"
+        )
+        raise StoreUnavailableError(message, path=home.path, errno=refused.errno) from refused
     return sorted({*puts, *takes})
 
 
@@ -178,18 +204,24 @@ def _require_movable(home: Folder, units: tuple[str, ...]) -> None:
             raise StoreError(message, path=f"{home.path}/{unit}")
 
 
-def recover(home: Folder, control: Folder) -> None:
-    """Finish a restore that was committed, and remove one that was not."""
-    data = control.read(JOURNAL)
+def recover(home: Folder, control: Folder) -> OSError | None:
+    """Finish a restore that was committed, and remove one that was not.
+
+    Return why the system refused one that was committed: then it was undone.
+    """
+    data, refused = control.read(JOURNAL), None
     if data is not None:
         journal = _journal_of(data, control)
-        _roll_forward(home, control, journal)
+        try:
+            _roll_forward(home, control, journal)
+        except OSError as error:
+            _roll_back(home, control, journal)
+            refused = error
         control.remove(JOURNAL)
         control.sync()
-    for name in control.names():
-        if name.startswith(PREFIX):
-            _remove_tree(control, name)
+    remove_left(control)
     control.remove_temporary()
+    return refused
 
 
 def _journal_of(data: bytes, control: Folder) -> _Journal:
@@ -201,7 +233,7 @@ def _journal_of(data: bytes, control: Folder) -> _Journal:
         raise CorruptRecordError(message, path=path) from None
     puts, takes = tuple(map(_named, journal.puts)), tuple(map(_named, journal.takes))
     inside = all(map(_is_inside, (*puts, *takes)))
-    if not inside or not journal.stage.startswith(PREFIX) or "/" in journal.stage:
+    if not inside or not journal.stage.startswith(LEFT) or "/" in journal.stage:
         raise CorruptRecordError(f"{path} was not written by perdure: remove it", path=path)
     return _Journal(journal.stage, puts, takes, journal.selection)
 
@@ -241,9 +273,28 @@ def _roll_forward(home: Folder, control: Folder, journal: _Journal) -> None:
             _move(new, home, unit)
         for unit in journal.puts:
             _carry(old, home, unit, journal.selection)
-    _remove_tree(control, REPLACED)
-    control.rename(journal.stage, REPLACED)
+    _keep_old(control, journal.stage)
+
+
+def _keep_old(control: Folder, stage: str) -> None:
+    set_aside(control, REPLACED)
+    control.rename(stage, REPLACED)
     control.sync()
+
+
+def _roll_back(home: Folder, control: Folder, journal: _Journal) -> None:
+    """Undo what is done already; a kill in between has it done, or undone, by who comes next."""
+    with control.enter(journal.stage) as stage, stage.enter(NEW) as new, stage.make(OLD) as old:
+        for unit in reversed(journal.puts):
+            if _stat(new, unit) is None and _stat(home, unit) is not None:
+                _carry(home, old, unit, journal.selection)
+                _move(home, new, unit)
+        for unit in (*journal.puts, *journal.takes):
+            if _stat(old, unit) is not None and _stat(home, unit) is None:
+                _move(old, home, unit)
+        is_kept = bool(old.names())
+    if is_kept:  # what came up in its place meanwhile
+        _keep_old(control, journal.stage)
 
 
 def _move(source: Folder, target: Folder, path: str) -> None:
@@ -285,7 +336,8 @@ def _is_passed_over(folder: Folder, name: str, fate: str) -> bool:
 
 def drop_replaced(control: Folder) -> None:
     """Remove what the last restore replaced."""
-    _remove_tree(control, REPLACED)
+    set_aside(control, REPLACED)
+    remove_left(control)
 
 
 def _stat(folder: Folder, path: str) -> os.stat_result | None:
@@ -295,17 +347,3 @@ def _stat(folder: Folder, path: str) -> os.stat_result | None:
             return here.stat(name)
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def _remove_tree(folder: Folder, name: str) -> None:
-    """Remove a file or a folder with all that is in it, no link followed."""
-    found = folder.stat(name)
-    if found is None:
-        return
-    if not stat.S_ISDIR(found.st_mode):
-        folder.remove(name)
-        return
-    with folder.enter(name) as inner:
-        for one in inner.names():
-            _remove_tree(inner, one)
-    folder.remove_folder(name)

@@ -15,8 +15,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from perdure._lib.files import TEMPORARY, Folder
-from perdure.codec.blob_names import fits, is_name
-from perdure.errors import CorruptRecordError, NotStorableError
+from perdure.codec.blob_names import is_name, require_named, verified
 from perdure.store import Swept
 from perdure.stores.file.layout import QUARANTINE, blobs_of
 
@@ -32,13 +31,7 @@ def put(root: Folder, tenant: str, blobs: Mapping[str, bytes], now: float) -> No
         NotStorableError: A name is not the SHA-256 of its bytes.
 
     """
-    for name, data in blobs.items():
-        if not fits(name, data):
-            message = (
-                f"blob {name!r} of {len(data)} bytes is not named by its SHA-256: name it by "
-                "the hash of exactly these bytes"
-            )
-            raise NotStorableError(message, blob=name, size=len(data))
+    require_named(blobs)
     if not blobs:
         return
     path = blobs_of(tenant)
@@ -61,9 +54,10 @@ def _put(folder: Folder, shelf: Folder, name: str, data: bytes, now: float) -> N
             else:
                 moved.remove(name)
     if shelf.read(name) == data:
-        shelf.touch(name, now)
-    else:
-        shelf.replace(name, data)
+        with contextlib.suppress(FileNotFoundError):  # a sweep has just moved it
+            shelf.touch(name, now)
+            return
+    shelf.replace(name, data)
 
 
 def get(root: Folder, tenant: str, name: str) -> bytes | None:
@@ -81,13 +75,8 @@ def get(root: Folder, tenant: str, name: str) -> bytes | None:
         return None
     with folder:
         data = _read(folder, name)
-        if data is not None and not fits(name, data):
-            message = (
-                f"{folder.path}/{name[:2]}/{name} does not match its name: put the right bytes "
-                "again, or restore the file from a copy"
-            )
-            raise CorruptRecordError(message, blob=name, size=len(data))
-        return data
+        where = f"{folder.path}/{name[:2]}/{name}"
+        return None if data is None else verified(name, data, at=where)
 
 
 def _read(folder: Folder, name: str) -> bytes | None:
@@ -130,7 +119,7 @@ def blob_names(root: Folder, tenant: str) -> list[str]:
     except FileNotFoundError:
         return []
     with folder:
-        return sorted({name for place in _places(folder) for name in place.names() if _is(name)})
+        return sorted({n for place in _places(folder) for n in place.names() if is_name(n)})
 
 
 def remove_blobs(root: Folder, tenant: str, names: Collection[str]) -> int:
@@ -142,16 +131,12 @@ def remove_blobs(root: Folder, tenant: str, names: Collection[str]) -> int:
     freed = 0
     with folder:
         for place in _places(folder):
-            for name in filter(_is, place.names()):
+            for name in filter(is_name, place.names()):
                 found = place.stat(name) if name in names else None
                 if found is not None and place.remove(name):
                     freed += found.st_size
             place.sync()
     return freed
-
-
-def _is(name: str) -> bool:
-    return is_name(name)
 
 
 def _places(folder: Folder) -> Iterator[Folder]:
@@ -183,20 +168,25 @@ def _end(
     folder: Folder, stamp: int, keep: frozenset[str], older_than: float, now: float
 ) -> Iterator[int]:
     """Bring back, or remove, what an earlier sweep moved; give the sizes that were freed."""
-    with folder.enter(QUARANTINE, str(stamp)) as moved:
-        for name in moved.names():
-            found = moved.stat(name)
-            if found is None:
-                continue
-            # Looked at again: it may have been reached, or put anew, since it was moved.
-            if name in keep or found.st_mtime > stamp / 1000:
-                with folder.make(name[:2]) as shelf:
-                    moved.rename(name, name, to=shelf)
-                    shelf.sync()
-            elif now - stamp / 1000 >= older_than and moved.remove(name):
-                yield found.st_size
-    with folder.enter(QUARANTINE) as quarantine:
-        quarantine.remove_folder(str(stamp))
+    with contextlib.suppress(FileNotFoundError):  # another sweep is faster
+        with folder.enter(QUARANTINE, str(stamp)) as moved:
+            for name in moved.names():
+                found = moved.stat(name)
+                if found is None:
+                    continue
+                # Looked at again: it may have been reached, or put anew, since it was moved.
+                if name in keep or found.st_mtime > stamp / 1000:
+                    _bring_back(folder, moved, name)
+                elif now - stamp / 1000 >= older_than and moved.remove(name):
+                    yield found.st_size
+        with folder.enter(QUARANTINE) as quarantine:
+            quarantine.remove_folder(str(stamp))
+
+
+def _bring_back(folder: Folder, moved: Folder, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError), folder.make(name[:2]) as shelf:
+        moved.rename(name, name, to=shelf)
+        shelf.sync()
 
 
 def _move_away(folder: Folder, keep: frozenset[str], older_than: float, now: float) -> int:

@@ -20,7 +20,7 @@ from perdure.codec.frames import Position, Scanner
 from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Record
-from perdure.stores.file.layout import segment_name, segment_of, start_name, start_of
+from perdure.stores.file.layout import segment_name, segment_of, start_of
 from perdure.stores.file.sealed import decoded
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "read_first",
     "require_key",
     "scan",
+    "starts",
     "walk",
 ]
 
@@ -108,14 +109,12 @@ def find_tip(
     An epoch counts from the moment its epoch record is whole; a taker that died before
     leaves nothing that anybody follows.
     """
-    names = log.names()
-    found = sorted(filter(None, map(segment_of, names)), reverse=True)
-    begun = {start[0] for start in map(start_of, names) if start}
+    found = sorted(filter(None, map(segment_of, log.names())), reverse=True)
     for epoch in sorted({epoch for epoch, _ in found}, reverse=True):
         if epoch < since or (below is not None and epoch >= below):
             continue
         zero = read_first(log, epoch, 0, key)
-        if zero is None and epoch not in begun:
+        if zero is None and not any(of == epoch for of, _ in starts(log)):
             continue
         for number in [number for of, number in found if of == epoch and number]:
             later = read_first(log, epoch, number, key)
@@ -124,6 +123,14 @@ def find_tip(
         if zero is not None:
             return zero
     return None
+
+
+def starts(log: Folder) -> list[tuple[int, int]]:
+    """Return the segments that a log is said to begin with; the last one counts.
+
+    A mark is there before anything goes: look for it when something is found to be missing.
+    """
+    return sorted(filter(None, map(start_of, log.names())))
 
 
 def read_first(log: Folder, epoch: int, number: int, key: SessionKey) -> Segment | None:
@@ -266,9 +273,10 @@ def walk(log: Folder, tip: Segment, key: SessionKey, *, down_to: int) -> list[Se
     chain = [tip]
     while chain[-1].start.seq > down_to and (prev := chain[-1].first.prev) is not None:
         segment = read_first(log, prev.epoch, prev.number, key)
-        if segment is None and log.has(start_name(chain[-1].epoch, chain[-1].number)):
-            break  # what was older was removed
         if segment is None:
+            marks = starts(log)
+            if marks and marks[-1] > (prev.epoch, prev.number):  # what was older was removed
+                return [one for one in chain if (one.epoch, one.number) >= marks[-1]]
             raise damaged(f"{log.path}/{segment_name(prev.epoch, prev.number)}", 0, prev.length)
         chain.append(segment)
     return chain

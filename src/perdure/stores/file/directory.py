@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure.codec.decoders import decoder_of
-from perdure.errors import CorruptRecordError, UnsupportedVersionError
+from perdure.codec.json import decode
+from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.model.keys import DEFAULT_SESSION, SessionKey
 from perdure.model.manifest import About, Manifest
 from perdure.store import SessionInfo
@@ -35,7 +35,7 @@ from perdure.stores.file.layout import (
 )
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease
 
-__all__ = ["Wanted", "list_sessions", "list_tenants", "list_waiting"]
+__all__ = ["Wanted", "end_deletions", "list_sessions", "list_tenants", "list_waiting"]
 
 _SESSION = "session.json"
 _MAX_SESSION_BYTES = 1024 * 1024
@@ -77,7 +77,7 @@ def list_tenants(root: Folder) -> list[str]:
         with root.enter(TENANTS) as tenants:
             for name in tenants.names():
                 with contextlib.suppress(OSError), tenants.enter(name) as folder:
-                    tenant = decode_name(name) or _tenant_inside(folder)
+                    tenant = _id_of(name) or ("~" in name and _tenant_inside(folder))
                     if tenant and _has_anything(folder):
                         found.add(tenant)
     return sorted(found)
@@ -127,37 +127,56 @@ def list_sessions(
 
 def list_waiting(root: Folder) -> list[SessionKey]:
     """List the sessions for which something waits, of all tenants, by key."""
-    found = set(_waiting_in(root))
-    with contextlib.suppress(FileNotFoundError), root.enter(TENANTS) as tenants:
-        for name in tenants.names():
-            with contextlib.suppress(OSError), tenants.enter(name) as folder:
-                found.update(_waiting_in(folder))
-    return sorted(found)
+    return sorted(filter(None, map(waits_in, _folders(root))))
 
 
-def _waiting_in(tenant: Folder) -> Iterator[SessionKey]:
-    with contextlib.suppress(FileNotFoundError), tenant.enter(AGENTS) as agents:
-        for name in agents.names():
-            with contextlib.suppress(OSError), agents.enter(name) as agent:
-                yield from filter(None, _waiting_at(agent))
+def end_deletions(root: Folder) -> None:
+    """Remove what deletions that were cut short have left, of all tenants."""
+    for folder in _folders(root):
+        lease = _newest_lease(folder)
+        if lease is not None and lease.deleted:
+            documents.remove_owned(folder, lease.key, below=lease.epoch, evidence=True)
 
 
-def _waiting_at(agent: Folder) -> Iterator[SessionKey | None]:
-    yield waits_in(agent)
-    with contextlib.suppress(FileNotFoundError), agent.enter(SESSIONS) as sessions:
-        for name in sessions.names():
-            with contextlib.suppress(OSError), sessions.enter(name) as inner:
-                yield waits_in(inner)
+def _folders(root: Folder) -> Iterator[Folder]:
+    """Give the folders of all sessions, each to be used before the next one is asked for."""
+    yield from _folders_in(root)
+    for tenant in _inside(root, TENANTS):
+        yield from _folders_in(tenant)
+
+
+def _folders_in(tenant: Folder) -> Iterator[Folder]:
+    for agent in _inside(tenant, AGENTS):
+        yield agent
+        yield from _inside(agent, SESSIONS)
+
+
+def _inside(folder: Folder, step: str) -> Iterator[Folder]:
+    """Give the folders in a folder below one; what is no folder is passed over."""
+    with contextlib.suppress(FileNotFoundError), folder.enter(step) as place:
+        for name in place.names():
+            try:
+                inner = place.enter(name)
+            except OSError:
+                continue
+            with inner:
+                yield inner
 
 
 def _agents(agents: Folder) -> Iterator[tuple[str, str]]:
     """Give the agents' ids and folders; what is no agent's folder is passed over."""
     for name in agents.names():
-        agent = decode_name(name)
-        if agent is None and "~" in name:
-            agent = _agent_inside(agents, name)
+        agent = _id_of(name) or ("~" in name and _agent_inside(agents, name))
         if agent:
             yield agent, name
+
+
+def _id_of(name: str) -> str | None:
+    """Return the id that a folder's name stands for, None if it is no id, or told only inside."""
+    text = decode_name(name)
+    with contextlib.suppress(ConfigError):  # somebody else's: nobody could have given that id
+        return text if text == name or not text else SessionKey(text).agent
+    return None
 
 
 def _agent_inside(agents: Folder, name: str) -> str | None:
@@ -189,8 +208,8 @@ def _sessions(folder: Folder, default: SessionKey) -> list[SessionInfo]:
     with contextlib.suppress(FileNotFoundError), folder.enter(SESSIONS) as sessions:
         for name in sessions.names():
             with contextlib.suppress(OSError), sessions.enter(name) as inner:
-                session = decode_name(name)
-                if session is None:
+                session = _id_of(name)
+                if "~" in name:
                     lease = _newest_lease(inner)
                     session = lease.key.session if lease else None
                 if session and session != DEFAULT_SESSION:
@@ -222,7 +241,7 @@ def _info(folder: Folder, key: SessionKey) -> SessionInfo | None:
 
 def _manifest(folder: Folder, key: SessionKey, since: int) -> Manifest | None:
     # One bad session must not hide the others: opening it says what is wrong.
-    with contextlib.suppress(CorruptRecordError, UnsupportedVersionError):
+    with contextlib.suppress(FormatError):
         seen = documents.read_manifests(folder, key, since=since)
         if seen and not seen[0].coming:
             return seen[0].manifest
@@ -231,10 +250,10 @@ def _manifest(folder: Folder, key: SessionKey, since: int) -> Manifest | None:
 
 def _about(folder: Folder) -> _About:
     """Read session.json as a hint: it may be of any shape, or half of another fold."""
-    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    with contextlib.suppress(OSError, FormatError):
         found = folder.stat(_SESSION)
         if found is not None and found.st_size <= _MAX_SESSION_BYTES:
-            return decoder_of(_About).decode(folder.read(_SESSION) or b"{}")
+            return decode(folder.read(_SESSION) or b"{}", _About)
     return _About()
 
 

@@ -44,6 +44,7 @@ __all__ = [
     "read",
     "read_manifests",
     "remove_owned",
+    "remove_unfinished",
     "require_folded",
     "write",
 ]
@@ -130,7 +131,34 @@ def read(
         if again == seen:
             break
         seen, found = again, _match(folder, again, names)
+    if found.manifest is None and _has_damaged_manifest(folder, since):
+        lost = [name for name in _lying(folder, names) if name not in found.found]
+        # A wrapper keeps its keys in folders, and needs them without a manifest too.
+        deep = {name: _bytes_of(folder, name) for name in lost if "/" in name}
+        remains = {name: data for name, data in deep.items() if data is not None}
+        return msgspec.structs.replace(found, damaged=tuple(lost), remains=remains)
     return found
+
+
+def _has_damaged_manifest(folder: Folder, since: int) -> bool:
+    names = [name for name in folder.names() if (manifest_epoch(name) or (-1,))[0] >= since]
+    found = [folder.read(name) for name in names]
+    return any(data is not None and unsealed(data, Manifest) is None for data in found)
+
+
+def _lying(folder: Folder, names: Collection[str] | None) -> list[str]:
+    """Return which documents lie there, whatever they are; of all, none in a folder's folder."""
+    if names is not None:
+        return [name for name in names if _bytes_of(folder, name) is not None]
+    there = list(filter(str.isascii, folder.names()))  # as all of our names are
+    for place in [name for name in there if document_path(f"{name}/x")[0] == name]:
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            folder.enter(place) as deep,
+        ):
+            there += [f"{place}/{name}" for name in filter(str.isascii, deep.names())]
+    ends = (".json", ".jsonl")
+    return [name for name in there if name.endswith(ends) and "/".join(document_path(name)) == name]
 
 
 def _match(folder: Folder, seen: list[Seen], names: Collection[str] | None) -> Documents:
@@ -241,9 +269,18 @@ def keep_evidence(folder: Folder, names: Collection[str]) -> None:
 
 def _keep(folder: Folder, name: str, data: bytes) -> None:
     copy = f"{encode_name(name)}.{hashlib.sha256(data).hexdigest()[:12]}"
-    with folder.make(QUARANTINE) as quarantine:
-        if quarantine.stat(copy) is None:
+    # A help, not a duty: on a full disk, what was folded is made again from the log all the same.
+    with contextlib.suppress(OSError), folder.make(QUARANTINE) as quarantine:
+        if not quarantine.has(copy):
             quarantine.replace(copy, data)
+
+
+def remove_unfinished(folder: Folder, key: SessionKey) -> None:
+    """Remove what killed holders left half-written; only for the holder."""
+    listed = (name for one in _others(folder, key) for name in one.manifest.documents)
+    for path in {(), (QUARANTINE,), *(document_path(name)[:-1] for name in listed)}:
+        with contextlib.suppress(FileNotFoundError), folder.enter(*path) as place:
+            place.remove_temporary()
 
 
 def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool) -> None:
@@ -253,10 +290,15 @@ def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool)
     deleter who overslept cannot touch the log of a later life. *evidence* takes what was
     put into quarantine as well.
     """
+    remove_unfinished(folder, key)
     dead = {name for name in folder.names() if (manifest_epoch(name) or (below,))[0] < below}
     if dead:
-        seen = [one for one in _others(folder, key) if one.manifest.epoch < below]
-        _remove_documents(folder, {name for one in seen for name in one.manifest.documents})
+        ours, later = set[str](), set[str]()
+        for one in _others(folder, key):
+            (ours if one.manifest.epoch < below else later).update(one.manifest.documents)
+        if any(unsealed(folder.read(name) or b"", Manifest) is None for name in dead):
+            ours.update(_lying(folder, None))  # a damaged one may have listed any of them
+        _remove_documents(folder, ours - later)
     for name in dead:
         folder.remove(name)
     _remove_files(

@@ -5,6 +5,7 @@ It belongs to the process that opened it; a forked child has to open one of its 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple, final
@@ -15,6 +16,7 @@ import anyio.to_thread
 from perdure._lib.files import Folder
 from perdure._lib.platform import open_files_limit
 from perdure._lib.threads import Threads
+from perdure.store import Asked
 from perdure.stores.file.open_files import OpenFiles
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.place import is_local, open_root, resolve_root
@@ -42,6 +44,7 @@ class Home:
         self.owners: Owners = owners
         self.files: OpenFiles = OpenFiles(min(_MOST_OPEN, open_files_limit() // 4))
         self.appends: Threads = Threads(PARALLELISM, name="perdure append")
+        self._beats = anyio.CapacityLimiter(1)
         self._others = anyio.CapacityLimiter(PARALLELISM)
         self._pid = os.getpid()
 
@@ -52,9 +55,18 @@ class Home:
 
     async def hop(self, doing: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Do something that blocks in a thread; cancelled, it goes on there to its end."""
+        return await self._hop(self._others, doing, function, *args)
+
+    async def beat(self) -> Asked:
+        """Renew the heartbeat, behind nothing else: whoever is late with it loses its leases."""
+        return await self._hop(self._beats, "write", self.owners.heartbeat)
+
+    async def _hop(
+        self, limiter: anyio.CapacityLimiter, doing: str, function: Callable[[*Ts], T], *args: *Ts
+    ) -> T:
         with troubles(doing, self.root.path):
             return await anyio.to_thread.run_sync(
-                function, *args, abandon_on_cancel=True, limiter=self._others
+                function, *args, abandon_on_cancel=True, limiter=limiter
             )
 
     async def aclose(self) -> None:
@@ -79,9 +91,31 @@ async def open_home(wanted: str | os.PathLike[str] | None, owner: str) -> Home:
 
     """
     path, parents = resolve_root(wanted)
-    with troubles("open", path):
-        root, owners = await anyio.to_thread.run_sync(_enter, path, parents, owner)
+    gone = False
+    entered: list[tuple[Folder, Owners]] = []
+
+    def enter() -> tuple[Folder, Owners]:
+        found = _enter(path, parents, owner)
+        entered.append(found)
+        if gone:
+            _leave(entered)
+        return found
+
+    try:
+        with troubles("open", path):
+            root, owners = await anyio.to_thread.run_sync(enter)
+    except BaseException:  # a native cancellation, which passes every shield
+        gone = True
+        _leave(entered)
+        raise
     return Home(root, owners)
+
+
+def _leave(entered: list[tuple[Folder, Owners]]) -> None:
+    with contextlib.suppress(IndexError):  # taken by whoever noticed first
+        root, owners = entered.pop()
+        owners.close()
+        root.close()
 
 
 def _enter(path: str, parents: bool, owner: str) -> tuple[Folder, Owners]:  # noqa: FBT001  # from a thread

@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure.errors import CorruptRecordError
+from perdure.errors import FormatError
 from perdure.model.keys import SessionKey
 from perdure.store import Posted
 from perdure.stores.file.layout import QUARANTINE, inbox_life, inbox_name, session_path
@@ -59,10 +59,12 @@ def post(root: Folder, owners: Owners, key: SessionKey, items: Sequence[Posted])
     wanted = {item.op_id: item for item in reversed(items)}  # the first of each id
     path = session_path(key)
     with root.make(*path) as folder:
-        with folder.make(inbox_name(_life(folder, key))) as box:
+        inbox = inbox_name(_life(folder, key))
+        with folder.make(inbox) as box:
             new = _leave(box, key, [one for one in items if wanted[one.op_id] is one])
         if new:
-            root.sync_path(*path)
+            # Whoever made these folders may have died before they were durable.
+            root.sync_path(*path, inbox)
         lease = read_lease(folder, newest_epoch(folder))  # now, so that no holder is missed
     if lease is not None and not lease.deleted:
         owners.tell(lease.owner, key)
@@ -114,12 +116,11 @@ def settle(writer: Writer, op_ids: Collection[str]) -> None:
 
 def waits_in(folder: Folder) -> SessionKey | None:
     """Return the session of a folder if something waits for it; the posts say whose they are."""
-    for name in folder.names():
-        if not inbox_life(name):
-            continue
-        with contextlib.suppress(OSError, CorruptRecordError), folder.enter(name) as box:
-            posts = (unsealed(box.read(one), _Post) for one in _names(box))
-            key = next((post.key for post in posts if post is not None), None)
+    with contextlib.suppress(OSError, FormatError):  # one bad session hides no other
+        for name in filter(inbox_life, folder.names()):
+            with folder.enter(name) as box:
+                posts = (unsealed(box.read(one), _Post) for one in _names(box))
+                key = next((post.key for post in posts if post is not None), None)
             if key is not None and inbox_name(_life(folder, key)) == name:
                 return key
     return None

@@ -56,6 +56,7 @@ _OURS = frozenset({LOG, QUARANTINE, SESSIONS, "files"})
 _SUFFIXES = (".jsonl", ".json")
 _DOCUMENT_CLASH = re.compile(r"(inbox|lease|manifest)-")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])\Z")
+_PLAIN = re.compile(r"[a-z0-9_\-]{1,150}\Z")
 _UNSAFE = re.compile(rb"[^a-z0-9_\-]")
 _ESCAPED = re.compile(rb"=([0-9a-f]{2})")
 
@@ -83,9 +84,11 @@ def decode_name(name: str) -> str | None:
     >>> decode_name("=4dy=20agent")
     'My agent'
     """
+    if _PLAIN.match(name):  # most are: a listing decodes every name there is
+        return None if _RESERVED.match(name) else name
     try:
         text = _ESCAPED.sub(lambda found: bytes((int(found[1], 16),)), name.encode()).decode()
-    except UnicodeDecodeError:
+    except UnicodeError:  # somebody else's: it is no text
         return None
     return text if "~" not in name and encode_name(text) == name else None
 

@@ -33,7 +33,12 @@ from perdure.model.records import EPOCH, Entry
 from perdure.store import Holder
 from perdure.stores.file import chain
 from perdure.stores.file.chain import First, Known, Previous, Segment
-from perdure.stores.file.documents import read_manifests, remove_owned, require_folded
+from perdure.stores.file.documents import (
+    read_manifests,
+    remove_owned,
+    remove_unfinished,
+    require_folded,
+)
 from perdure.stores.file.layout import (
     LOG,
     QUARANTINE,
@@ -125,10 +130,9 @@ def look(root: Folder, key: SessionKey, owners: Owners) -> Holder | None:
         if not epoch:
             return None
         lease = read_lease(folder, epoch)
-        released = folder.stat(released_name(epoch)) is not None
+        released = folder.has(released_name(epoch))
         if lease is None:
-            gone = folder.stat(lease_name(epoch)) is None
-            return Holder(epoch, "", released=released or gone)
+            return Holder(epoch, "", released=released or not folder.has(lease_name(epoch)))
     require_key(folder, key, lease)
     return Holder(
         epoch,
@@ -188,8 +192,6 @@ def take(root: Folder, key: SessionKey, after: int, me: Owner) -> Taken:
         fence = publish(folder, key, after + 1, me, since=since)
         if fence is None:
             raise held(key, after, newest_epoch(folder))
-        if since > 1:  # the end of a deletion that was cut short
-            remove_owned(folder, key, below=since, evidence=reborn)
         return _after_publishing(root, folder, key, fence, since, me)
 
 
@@ -197,17 +199,32 @@ def _after_publishing(
     root: Folder, folder: Folder, key: SessionKey, fence: Fence, since: int, me: Owner
 ) -> Taken:
     try:
+        if since > 1:  # the end of a deletion that was cut short
+            remove_owned(folder, key, below=since, evidence=since == fence.epoch)
         end, created = _begin(root, folder, key, fence.epoch, since, me)
         newest = newest_epoch(folder)
         if newest != fence.epoch:
             raise held(key, fence.epoch - 1, newest)  # noqa: TRY301  # undone below, as all else
+        with contextlib.suppress(OSError):  # litter keeps nobody out
+            _tidy(folder, key, fence.epoch - 1)
+        _remove_lower(folder, fence.epoch)
     except BaseException:
-        with contextlib.suppress(OSError):  # else it simply expires
-            folder.replace(released_name(fence.epoch), b"", durable=False)
+        _let_go(folder, fence.epoch)
         raise
-    _remove_lower(folder, fence.epoch)
-    folder.remove_temporary()
     return Taken(fence, end, created)
+
+
+def _tidy(folder: Folder, key: SessionKey, before: int) -> None:
+    if folder.has(released_name(before)):
+        folder.remove_temporary()
+    else:  # its holder may have died anywhere
+        remove_unfinished(folder, key)
+
+
+def _let_go(folder: Folder, epoch: int) -> None:
+    """Leave an epoch that is ours, and that nobody will use, to the next one who wants it."""
+    with contextlib.suppress(OSError):  # else it simply expires
+        folder.replace(released_name(epoch), b"", durable=False)
 
 
 def publish(
@@ -223,14 +240,20 @@ def publish(
         deleted=deleted,
         **msgspec.structs.asdict(me),
     )
-    name = lease_name(epoch)
-    while not folder.publish(name, sealed(lease)):
-        if newest_epoch(folder) != epoch - 1:
+    name, data = lease_name(epoch), sealed(lease)
+    try:
+        while not folder.publish(name, data):
+            if newest_epoch(folder) != epoch - 1:
+                return None
+            # Nobody was faster: the holder below us, tidying up, took our file for a dead one's.
+        found = folder.stat(name)
+        if found is None or newest_epoch(folder) != epoch:
             return None
-        # Nobody was faster: the holder below us, tidying up, took our file for a dead one's.
-    found = folder.stat(name)
-    if found is None or newest_epoch(folder) != epoch:
-        return None
+    except OSError:
+        with contextlib.suppress(OSError):
+            if folder.read(name) == data:  # it is there all the same
+                _let_go(folder, epoch)
+        raise
     return Fence(epoch, name, lease_name(epoch + 1), found.st_ino, found.st_mtime_ns)
 
 
@@ -239,11 +262,12 @@ def _begin(
 ) -> tuple[Position, bool]:
     """Seal what was written so far by the epoch record that follows it."""
     with folder.make(LOG) as log:
-        tip = chain.find_tip(log, key, since=since, below=epoch)
-        if tip is None:
+        prev = None
+        while prev is None and (tip := chain.find_tip(log, key, since=since, below=epoch)):
+            prev = _seal(folder, log, tip, key)
+        if prev is None:
             # Whoever made these folders may have died before they were durable.
             root.sync_path(*session_path(key), LOG)
-        prev = None if tip is None else _seal(folder, log, tip, _known(folder, key, tip))
         seq, crc = (prev.seq, prev.crc) if prev else (0, 0)
         # Not what a higher epoch folded: it has overtaken us, and its log goes on behind ours.
         seen = [one for one in read_manifests(folder, key) if one.manifest.epoch < epoch]
@@ -273,8 +297,13 @@ def _known(folder: Folder, key: SessionKey, tip: Segment) -> Position:
     return max([tip.start, *here], key=lambda at: at.offset)
 
 
-def _seal(folder: Folder, log: Folder, tip: Segment, start: Position) -> Previous:
-    """Decide how far the predecessor counts, and make sure that it lasts that far."""
+def _seal(folder: Folder, log: Folder, tip: Segment, key: SessionKey) -> Previous | None:
+    """Decide how far the predecessor counts, and make sure that it lasts that far.
+
+    None if only memory had it: a sync that failed for the old holder succeeds for us, with its
+    bytes lost, so only what the disk gives back is there.
+    """
+    start = _known(folder, key, tip)
     seen = chain.scan(log, tip, start)
     if seen.end == start and seen.size != start.offset:
         # Nothing sound follows: a torn write, or a wrong position. Only the beginning can tell.
@@ -284,10 +313,10 @@ def _seal(folder: Folder, log: Folder, tip: Segment, start: Position) -> Previou
     try:
         sync_file(fd)
         log.sync()
-        if folder.stat(released_name(tip.epoch)) is None:
-            # A sync that failed for the old holder succeeds for us, with its bytes lost:
-            # only what the disk gives back is there.
+        if not folder.has(released_name(tip.epoch)):
             drop_cache(fd)
+            if chain.read_first(log, tip.epoch, tip.number, key) is None:
+                return None
             seen = chain.scan(log, tip, start, upto=seen.end.offset)
     finally:
         os.close(fd)

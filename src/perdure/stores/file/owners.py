@@ -18,7 +18,8 @@ import weakref
 import msgspec
 
 from perdure._lib.files import TEMPORARY, Folder
-from perdure._lib.platform import boot_id, host_name, try_lock
+from perdure._lib.held import HeldFile, is_held, unheld
+from perdure._lib.platform import boot_id, host_name
 from perdure.errors import ConfigError
 from perdure.model.keys import SessionKey
 from perdure.store import Asked
@@ -60,8 +61,9 @@ class Owners:
         self._beat = 0
         self._folder = root.make(OWNERS)
         self._mailbox: Mailbox | None = None
+        self._held: HeldFile | None = None
         try:
-            self._lock: int | None = self._take_lock()
+            self._held = self._take()
             self._write_beat()
             self._mailbox = Mailbox(self._folder, owner)
             self._sweep()
@@ -70,37 +72,36 @@ class Owners:
             raise
         _open_owners.add(self)
 
-    def _take_lock(self) -> int:
-        name = self._name + _LOCK
-        for _ in range(_TRIES):  # a prober holds the lock for a moment
-            fd = self._folder.open(name, os.O_RDWR | os.O_CREAT)
-            if try_lock(fd) is not False:
-                found = self._folder.stat(name)
-                if found is not None and found.st_ino == os.fstat(fd).st_ino:
-                    return fd
-            os.close(fd)
-        message = (
-            f"owner id {self.me.owner!r} is in use by another process or store object at "
-            f"{self._folder.path}: leave owner out, or give each its own"
-        )
-        raise ConfigError(message, owner=self.me.owner)
+    def _take(self) -> HeldFile:
+        try:
+            return HeldFile(self._folder, self._name + _LOCK)
+        except BlockingIOError:
+            message = (
+                f"owner id {self.me.owner!r} is in use by another process or store object at "
+                f"{self._folder.path}: leave owner out, or give each its own"
+            )
+            raise ConfigError(message, owner=self.me.owner) from None
 
     def close(self) -> None:
         """Let go: from here on this owner counts as dead."""
         _open_owners.discard(self)
-        fd, self._lock = getattr(self, "_lock", None), None
+        held, self._held = self._held, None
         if self._mailbox is not None:
             self._mailbox.close()
-        if fd is not None:
-            with contextlib.suppress(OSError):  # what stays is swept by the next one who opens
-                self._forget(self._name, fd)
+        if held is not None:
+            try:
+                self._forget(self._name)
+            except OSError:
+                held.let_go()  # what stays is swept by the next one who opens
+            else:
+                held.remove()
         self._folder.close()
 
     def forked(self) -> None:
-        """Close the inherited lock in a forked child, which must not keep its parent alive."""
-        fd, self._lock = self._lock, None
-        if fd is not None:
-            os.close(fd)
+        """Close what was inherited in a forked child, which must not keep its parent alive."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.let_go()
         if self._mailbox is not None:
             self._mailbox.close()
 
@@ -152,19 +153,7 @@ class Owners:
             return None
         if boot and self.me.boot and not same_boot:
             return False  # this machine has been started anew since
-        return self._locked(encode_name(owner))
-
-    def _locked(self, name: str) -> bool | None:
-        try:
-            fd = self._folder.open(name + _LOCK, os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            # Shared, so that two who ask at once do not take each other for the owner.
-            free = try_lock(fd, shared=True)
-        finally:
-            os.close(fd)
-        return None if free is None else not free
+        return is_held(self._folder, encode_name(owner) + _LOCK)
 
     def tidy(self) -> None:
         """Remove what heartbeats that were cut short have left half-written."""
@@ -180,30 +169,22 @@ class Owners:
         self.tidy()
         if not self._local:
             return
-        for lock in self._folder.names():
-            name = lock.removesuffix(_LOCK)
-            if name in {lock, self._name}:
-                continue
-            with contextlib.suppress(FileNotFoundError):  # somebody else sweeps as well
-                fd = self._folder.open(lock, os.O_RDWR)
-                # Held while its name goes: a new owner of that name finds out and retries.
-                if try_lock(fd) is True:
-                    self._forget(name, fd)
-                else:
-                    os.close(fd)
+        mine = self._name + _LOCK
+        locks = [name for name in self._folder.names() if name.endswith(_LOCK) and name != mine]
+        for lock in unheld(self._folder, locks):
+            self._forget(lock.removesuffix(_LOCK))
 
-    def _forget(self, name: str, lock: int) -> None:
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                with self._folder.enter(name + WANTED) as box:
-                    for letter in box.names():
-                        box.remove(letter)
-                self._folder.remove_folder(name + WANTED)
-            self._folder.remove(name + _BEAT)
-        except BaseException:
-            os.close(lock)
-            raise
-        self._folder.remove_held(name + _LOCK, lock)
+    def _forget(self, name: str) -> None:
+        for _ in range(_TRIES):  # others may be writing letters still
+            if self._remove_box(name + WANTED):
+                break
+        self._folder.remove(name + _BEAT)
+
+    def _remove_box(self, box: str) -> bool:
+        with contextlib.suppress(FileNotFoundError), self._folder.enter(box) as letters:
+            for letter in letters.names():
+                letters.remove(letter)
+        return self._folder.remove_folder(box)
 
 
 _open_owners: weakref.WeakSet[Owners] = weakref.WeakSet()

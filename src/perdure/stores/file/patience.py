@@ -9,17 +9,11 @@ import anyio
 from perdure.stores.file.reading import Plan
 from perdure.stores.file.writing import Writer
 
-__all__ = ["Claim", "idle", "settled"]
+__all__ = ["idle", "settled"]
 
 _POLL = 0.01
 _SETTLE = 1.0
 """Seconds that a reader waits for a takeover to end."""
-
-
-class Claim:
-    """Whether somebody still waits for an acquire; guarded by the store's lock."""
-
-    abandoned: bool = False
 
 
 async def idle(writer: Writer) -> None:

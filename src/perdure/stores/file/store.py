@@ -9,20 +9,16 @@ and leaves the session's state whole.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TypeVar, TypeVarTuple, final
-
-import anyio
-import anyio.lowlevel
-import anyio.to_thread
 
 from perdure._lib.files import Folder
 from perdure._lib.ids import random_id
 from perdure._lib.platform import synced_by
-from perdure._lib.threads import Call
-from perdure.errors import StoreUnavailableError
+from perdure._lib.several import all_of
+from perdure._lib.unopened import unopened
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.store import (
@@ -36,19 +32,19 @@ from perdure.store import (
     Outcome,
     Posted,
     SessionInfo,
-    Status,
     Swept,
 )
 from perdure.stores.file import acts, directory, inbox, leases, reading, trimming
 from perdure.stores.file.blobs import blob_names, get, put, remove_blobs, sweep
+from perdure.stores.file.holding import Claim, Holding
 from perdure.stores.file.home import PARALLELISM, Home, open_home
 from perdure.stores.file.layout import session_path
 from perdure.stores.file.owners import Owners
-from perdure.stores.file.patience import Claim, idle, settled
+from perdure.stores.file.patience import settled
 from perdure.stores.file.place import resolve_root
 from perdure.stores.file.streaming import Stream
 from perdure.stores.file.trouble import troubles
-from perdure.stores.file.writing import MAX_RECORD_BYTES, Writer, lost
+from perdure.stores.file.writing import MAX_RECORD_BYTES, Writer
 
 __all__ = ["FileStore"]
 
@@ -84,8 +80,7 @@ class FileStore:
         self._wanted = root
         self._owner = owner or random_id()
         self._opened: Home | None = None
-        self._writers: dict[SessionKey, Writer] = {}
-        self._lock = threading.Lock()
+        self._holding = Holding()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -125,7 +120,7 @@ class FileStore:
     async def aclose(self) -> None:
         """Close every file; leases that were not released look like a dead owner's."""
         here, self._opened = self._opened, None
-        self._writers.clear()
+        self._holding.clear()
         if here is not None and here.mine:
             await here.aclose()
 
@@ -140,13 +135,7 @@ class FileStore:
         here = self._opened
         if here is not None and here.mine:
             return here
-        message = (
-            f"the file store at {self.location} was opened in another process: open a store of "
-            "its own in this one"
-            if here
-            else f"the file store at {self.location} is not open: await its open() first"
-        )
-        raise StoreUnavailableError(message, path=self.location)
+        raise unopened(self.location, elsewhere=here is not None)
 
     @property
     def _root(self) -> Folder:
@@ -160,41 +149,11 @@ class FileStore:
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         """Append each batch in a thread of its own; see the port."""
-        if len(batches) == 1:
-            return [await self._append(batches[0])]
-        outcomes: dict[int, Outcome] = {}
-
-        async def append(place: int, batch: Batch) -> None:
-            outcomes[place] = await self._append(batch)
-
-        async with anyio.create_task_group() as tasks:
-            for place, batch in enumerate(batches):
-                tasks.start_soon(append, place, batch)
-        return [outcomes[place] for place in range(len(batches))]
-
-    async def _append(self, batch: Batch) -> Outcome:
-        writer = self._writers.get(batch.key)
-        here = self._opened
-        if writer is None or writer.epoch != batch.epoch or here is None or not here.mine:
-            return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch))
-        if writer.lock.locked():
-            await idle(writer)
-        return self._told(writer, await here.appends.done(writer.append, batch))
+        return await all_of(batches, partial(self._holding.append, self._opened))
 
     def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
         """Append one batch without a task: ``done`` is called later. False: use append_many."""
-        writer, here = self._writers.get(batch.key), self._opened
-        if writer is None or here is None or writer.lock.locked() or not here.mine:
-            return False
-
-        here.appends.start(writer.append, batch, then=lambda call: done(self._told(writer, call)))
-        return True
-
-    def _told(self, writer: Writer, call: Call[Outcome]) -> Outcome:
-        outcome = Outcome(Status.IN_DOUBT, call.error) if call.error else call.value
-        if outcome.status is Status.CONFLICT and self._writers.get(writer.key) is writer:
-            del self._writers[writer.key]  # an epoch that is over never begins again
-        return outcome
+        return self._holding.begin_append(self._opened, batch, done)
 
     async def read_log(
         self,
@@ -231,14 +190,11 @@ class FileStore:
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove the log's files that lie wholly below a record; see the port."""
-        writer = self._held(key, epoch)
-        await idle(writer)
-        return await self._hop("trim", trimming.trim, writer, below)
+        return await self._hop("trim", trimming.trim, await self._idle(key, epoch), below)
 
     async def _plan(self, key: SessionKey, after: int, before: int | None) -> reading.Plan:
         async def look() -> reading.Plan:
-            writer = self._writers.get(key)
-            held = writer and writer.durable
+            held = self._holding.durable(key)
             return await self._hop(
                 "read", reading.plan, self._root, key, after, before, held, self._owners
             )
@@ -251,15 +207,14 @@ class FileStore:
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         """Read documents, verified against their manifests; see the port."""
-        held = key in self._writers
+        held = key in self._holding
         return await self._hop("read", acts.read_documents, self._root, key, names, held)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Fold: documents first, the manifest last; see the port."""
-        writer = self._held(key, manifest.epoch)
-        await idle(writer)
+        writer = await self._idle(key, manifest.epoch)
         await self._hop("write", acts.write_documents, writer, dict(documents), manifest)
 
     # blobs
@@ -296,38 +251,22 @@ class FileStore:
         """Take the session with epoch ``after + 1``; see the port."""
         claim = Claim()
         try:
-            return await self._hop("write", self._acquire, key, after, claim)
+            return await self._hop("write", self._holding.take, self._here, key, after, claim)
         except BaseException:
-            with self._lock:
-                claim.abandoned = True
+            self._holding.abandon(claim)
             raise
-
-    def _acquire(self, key: SessionKey, after: int, claim: Claim) -> Grant:
-        here = self._here
-        taken = leases.take(here.root, key, after, here.owners.me)
-        writer = Writer(here.root, key, taken, here.files)
-        with self._lock:
-            before = self._writers.get(key)
-            if not claim.abandoned and (before is None or before.epoch < writer.epoch):
-                self._writers[key] = writer
-        if claim.abandoned:
-            acts.release(writer)  # nobody waits for it: let the next one have it at once
-        elif before is not None:
-            here.files.close(before)
-        return Grant(key, writer.epoch, taken.end.seq, taken.created)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """Say that the epoch's holder writes no more; see the port."""
         self._require_open()
-        writer = self._writers.get(key)
-        if writer is not None and writer.epoch == epoch:
-            await idle(writer)
-            self._writers.pop(key, None)
+        if self._holding.of(key, epoch) is not None:
+            writer = await self._idle(key, epoch)
+            self._holding.drop(writer)
             await self._hop("write", acts.release, writer)
 
     async def heartbeat(self) -> Asked:
         """Renew this owner's heartbeat, and empty its letter box."""
-        return await self._hop("write", self._owners.heartbeat)
+        return await self._here.beat()
 
     async def news(self, at_most: float) -> None:
         """Return when somebody has left a letter, or after ``at_most`` seconds."""
@@ -345,14 +284,11 @@ class FileStore:
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """Return what waits for a session; see the port."""
-        writer = self._held(key, epoch)
-        await idle(writer)
-        return await self._hop("read", inbox.take, writer, limit)
+        return await self._hop("read", inbox.take, await self._idle(key, epoch), limit)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         """Remove items whose records are durable; see the port."""
-        writer = self._held(key, epoch)
-        await idle(writer)
+        writer = await self._idle(key, epoch)
         await self._hop("write", inbox.settle, writer, frozenset(op_ids))
 
     async def waiting(self) -> list[SessionKey]:
@@ -381,18 +317,15 @@ class FileStore:
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove what the session owns, as its holder; see the port."""
-        writer = self._held(key, epoch)
-        await idle(writer)
-        self._writers.pop(key, None)
+        writer = await self._idle(key, epoch)
+        self._holding.drop(writer)
         await self._hop("delete", acts.delete, writer, self._owners.me)
 
     async def scrub(self) -> None:
-        """Remove what was cut short; a file that was removed has no name any more."""
+        """End what was cut short: deletions, heartbeats. A file that was removed is gone."""
+        await self._hop("clean", directory.end_deletions, self._root)
         await self._hop("clean", self._owners.tidy)
 
-    def _held(self, key: SessionKey, epoch: int) -> Writer:
+    async def _idle(self, key: SessionKey, epoch: int) -> Writer:
         self._require_open()
-        writer = self._writers.get(key)
-        if writer is None or writer.epoch != epoch:
-            raise lost(key, epoch)
-        return writer
+        return await self._holding.idle(key, epoch)

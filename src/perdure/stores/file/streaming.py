@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 from collections import deque
 
+import anyio.to_thread
+
 from perdure._lib.files import Folder, read_part
 from perdure.codec import frames
 from perdure.codec.frames import Position, Scanner
-from perdure.errors import CorruptRecordError
+from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.records import Record
 from perdure.stores.file import chain
+from perdure.stores.file.chain import Segment
 from perdure.stores.file.layout import LOG, session_path
 from perdure.stores.file.reading import Plan, Span
 
@@ -27,11 +30,16 @@ _SEED = 11
 """The last bytes of a line that hold its checksum: 8 digits, ``"}`` and the newline."""
 
 
+class _TrimmedError(Exception):
+    """A file was removed by the session's holder, as history that is not kept any more."""
+
+
 class Stream:
     """The records of a plan in order, or in reverse; `part` returns the next few."""
 
     def __init__(self, root: Folder, key: SessionKey, plan: Plan, *, reverse: bool) -> None:
         self._root = root
+        self._key = key
         self._path = (*session_path(key), LOG)
         self._reverse = reverse
         self._spans = deque(reversed(plan.spans) if reverse else plan.spans)
@@ -47,7 +55,16 @@ class Stream:
                 if span.records is not None:
                     return list(span.records[::-1] if self._reverse else span.records)
                 self._open = (_Backward if self._reverse else _Forward)(self, span)
-            records = await self._open.part()
+            try:
+                records = await self._open.part()
+            except _TrimmedError:
+                if self._reverse:
+                    return None  # what is older is not there any more
+                message = (
+                    f"the oldest records of {self._key} were removed while they were read: read "
+                    "it again"
+                )
+                raise StoreUnavailableError(message, key=str(self._key)) from None
             if records is not None:
                 return records
             self._open = None
@@ -62,7 +79,13 @@ class Stream:
         try:
             return await read_part(opener, start, stop)
         except FileNotFoundError:
+            if await anyio.to_thread.run_sync(self._was_trimmed, span.segment):
+                raise _TrimmedError from None
             return b""
+
+    def _was_trimmed(self, segment: Segment) -> bool:
+        with self._root.enter(*self._path) as log:
+            return chain.starts(log)[-1:] > [(segment.epoch, segment.number)]
 
     def damaged(self, span: Span, offset: int) -> CorruptRecordError:
         """Return the error for a span that is not what the plan says."""

@@ -22,7 +22,7 @@ from typing import final
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure._lib.platform import sync_data
+from perdure._lib.platform import drop_cache, sync_data
 from perdure.codec import frames
 from perdure.codec.frames import Position, Scanner
 from perdure.errors import (
@@ -220,6 +220,7 @@ class Writer:
                     log.sync()
         except OSError:
             self._in_doubt = at.seq + len(records)
+            drop_cache(fd)  # what memory still shows of it the disk may not have
             self._give_up(tail)
             raise
         tail.at = Position(at.offset + len(lines), at.seq + len(records), crc)

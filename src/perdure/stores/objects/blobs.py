@@ -8,21 +8,16 @@ Blocking; each function is part of one hop into a thread.
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Collection, Mapping
 
 from perdure._lib.ids import random_id
-from perdure.errors import CorruptRecordError, NotStorableError
+from perdure.codec.blob_names import is_name, require_named, verified
 from perdure.store import Swept
 from perdure.stores.objects import tenancy
 from perdure.stores.objects.bucket import Bucket, Listed
 from perdure.stores.objects.layout import tenant_name
 
 __all__ = ["get", "names", "put", "remove", "sweep"]
-
-
-_NAME = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def _here(tenant: str) -> str:
@@ -36,9 +31,7 @@ def _quarantine(tenant: str) -> str:
 def put(bucket: Bucket, tenant: str, blobs: Mapping[str, bytes]) -> None:
     """Make blobs durable; what is there already grows young."""
     here = _here(tenant)
-    if not all(map(_NAME.match, blobs)):
-        message = "a blob's name is the SHA-256 of its bytes, in hex: these have other names"
-        raise NotStorableError(message, blobs=[name for name in blobs if not _NAME.match(name)])
+    require_named(blobs)
     if blobs:
         tenancy.remember(bucket, tenant)
     bucket.many(lambda blob: bucket.put(here + blob[0], blob[1]), blobs.items())
@@ -46,17 +39,12 @@ def put(bucket: Bucket, tenant: str, blobs: Mapping[str, bytes]) -> None:
 
 def get(bucket: Bucket, tenant: str, name: str) -> bytes | None:
     """Return a blob, verified; None when there is none."""
-    if not _NAME.match(name):
+    if not is_name(name):
         return None
     found = bucket.get(_here(tenant) + name) or bucket.get(_quarantine(tenant) + name)
     # A sweep may have brought it back between the two looks.
     found = found or bucket.get(_here(tenant) + name)
-    if found is None:
-        return None
-    if hashlib.sha256(found.data).hexdigest() != name:
-        message = f"blob {name} does not match its name: put the right bytes again"
-        raise CorruptRecordError(message, blob=name, size=len(found.data))
-    return found.data
+    return None if found is None else verified(name, found.data)
 
 
 def names(bucket: Bucket, tenant: str) -> list[str]:
@@ -72,7 +60,7 @@ def _listed(bucket: Bucket, prefix: str) -> dict[str, Listed]:
 
 def remove(bucket: Bucket, tenant: str, wanted: Collection[str]) -> int:
     """Remove blobs at once; return how many bytes were freed."""
-    known = [name for name in wanted if _NAME.match(name)]
+    known = [name for name in wanted if is_name(name)]
     places = [prefix + name for name in known for prefix in (_here(tenant), _quarantine(tenant))]
     there = [one for one in bucket.many(bucket.stat, places) if one is not None]
     bucket.remove([one.name for one in there])

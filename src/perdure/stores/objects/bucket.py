@@ -102,7 +102,10 @@ class Bucket(ABC):
         return [one for page in self.pages(prefix, after) for one in page]
 
     def many(self, function: Callable[[A], B], items: Iterable[A]) -> list[B]:
-        """Call a function on items, perhaps several at a time; return the results in order."""
+        """Call a function on items, perhaps several at a time; return the results in order.
+
+        The function must not call this: threads that wait for one another would never end.
+        """
         return [function(item) for item in items]
 
     def close(self) -> None:

@@ -9,12 +9,13 @@ Blocking; each function is part of one hop into a thread.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from perdure._lib.ids import random_id
-from perdure.errors import StoreUnavailableError
+from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import About
 from perdure.store import SessionInfo
@@ -25,6 +26,8 @@ from perdure.stores.objects.heads import Head
 from perdure.stores.objects.writing import Writer, lost
 
 __all__ = ["Wanted", "delete", "emptied", "rebuilt", "scrub", "sessions"]
+
+_log = logging.getLogger("perdure")
 
 _WINDOW = 32
 _TRIES = 50
@@ -103,11 +106,15 @@ def _key(bucket: Bucket, name: str, tenant: str) -> SessionKey | None:
 
 
 def _info(bucket: Bucket, key: SessionKey) -> SessionInfo | None:
-    seen = reading.look(bucket, key)
-    if seen is None or seen[0].deleted:
-        return None
-    head = seen[0]
-    manifest = heads.manifest_of(f"{layout.folder_of(key)}/head", head)
+    try:
+        seen = reading.look(bucket, key)
+        if seen is None or seen[0].deleted:
+            return None
+        head = seen[0]
+        manifest = heads.manifest_of(f"{layout.folder_of(key)}/head", head)
+    except CorruptRecordError as error:  # it hides no other; whoever opens this one is told
+        _log.warning("a session is damaged", extra={"session": str(key), "error": str(error)})
+        return SessionInfo(key=key)
     about = About() if manifest is None else manifest.about
     return SessionInfo(
         key=key,
@@ -124,12 +131,26 @@ def _info(bucket: Bucket, key: SessionKey) -> SessionInfo | None:
 
 def rebuilt(bucket: Bucket) -> int:
     """Enter all sessions into the directory, by a walk over their heads; return how many."""
-    places = [f"s/{folder}/head" for folder in bucket.folders("s/")]
-    found = zip(places, bucket.many(bucket.get, places), strict=True)
-    there = [heads.decode(place, one.data, None) for place, one in found if one is not None]
-    living = [head for head in there if not head.deleted]
-    bucket.many(lambda head: tenancy.enter(bucket, head.key, head.life), living)
-    return len(living)
+
+    def enter(folder: str) -> bool:
+        head = _head_in(bucket, f"s/{folder}")
+        if head is None or head.deleted:
+            return False
+        tenancy.enter(bucket, head.key, head.life)
+        return True
+
+    return sum(bucket.many(enter, bucket.folders("s/")))
+
+
+def _head_in(bucket: Bucket, folder: str) -> Head | None:
+    """Return the head in a folder; None where there is none, or none that can be read."""
+    name = f"{folder}/head"
+    found = bucket.get(name)
+    try:
+        return None if found is None else heads.decode(name, found.data, None)
+    except CorruptRecordError as error:
+        _log.warning("a session is damaged", extra={"object": name, "error": str(error)})
+        return None
 
 
 def delete(bucket: Bucket, writer: Writer) -> None:
@@ -193,14 +214,10 @@ def _epoch_of(name: str) -> int:
 def scrub(bucket: Bucket) -> None:
     """Remove what a delete or a fold that was killed has left."""
     for folder in bucket.folders("s/"):
-        name = f"s/{folder}/head"
-        found = bucket.get(name)
-        if found is None:
-            continue
-        head = heads.decode(name, found.data, None)
-        if head.deleted:
+        head = _head_in(bucket, f"s/{folder}")
+        if head is not None and head.deleted:
             _empty(bucket, head)
-        else:
+        elif head is not None:
             _unnamed(bucket, f"s/{folder}", head)
 
 

@@ -9,17 +9,17 @@ Blocking; each function is part of one hop into a thread.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
 from perdure._lib.ids import random_id
+from perdure.codec.matching import matched
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
-from perdure.store import Document, Documents
+from perdure.store import Documents
 from perdure.stores.objects import cutting, heads, layout, leases, merging, reading
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.heads import Head, Kept
@@ -67,17 +67,8 @@ def _matching(
         end = 0 if kept is None else kept.offset + kept.size
         return None if kept is None else bucket.part(kept.object, kept.offset, end)
 
-    read = bucket.many(read_one, there)
-    found: dict[str, Document] = {}
-    damaged: dict[str, bytes | None] = {}
-    for name, data in zip(wanted, read, strict=True):
-        folded = manifest.documents[name]
-        if data is None or hashlib.sha256(data).hexdigest() != folded.sha256:
-            damaged[name] = data
-        else:
-            found[name] = Document(data, folded.as_of_seq)
-    remains = {name: data for name, data in damaged.items() if data is not None}
-    return Documents(manifest, found, tuple(damaged), remains=remains)
+    read = zip(wanted, bucket.many(read_one, there), strict=True)
+    return matched(manifest, {name: data for name, data in read if data is not None}, names)
 
 
 def fold(bucket: Bucket, writer: Writer, written: Mapping[str, bytes], manifest: Manifest) -> None:

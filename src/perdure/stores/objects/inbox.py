@@ -15,7 +15,8 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby, islice
 from typing import final
 
 import msgspec
@@ -33,6 +34,8 @@ __all__ = ["Wishes", "ask", "clear", "heartbeat", "post", "settle", "take", "wai
 _log = logging.getLogger("perdure")
 
 _TRIES = 100
+_WINDOW = 64
+"""Posts that are read at a time."""
 _HANDOVER, _MAIL = "handover", "mail"
 
 
@@ -51,39 +54,52 @@ class _Found(msgspec.Struct):
     post: _Post
 
 
-def _posts(bucket: Bucket, key: SessionKey) -> list[_Found]:
-    """Return what waits, oldest first; the last one may be empty."""
-    return _posts_in(bucket, layout.inbox_name(layout.folder_of(key), 0).rpartition("/")[0] + "/")
+def _names(bucket: Bucket, key: SessionKey) -> list[str]:
+    """Return the names of a session's posts, oldest first; the last one may be empty."""
+    prefix = layout.inbox_name(layout.folder_of(key), 0).rpartition("/")[0] + "/"
+    return sorted(one.name for one in bucket.listed(prefix))
 
 
-def _posts_in(bucket: Bucket, prefix: str) -> list[_Found]:
-    names = sorted(one.name for one in bucket.listed(prefix))
-    found = bucket.many(bucket.get, names)
-    return [
-        _Found(name, one.tag, heads.opened(name, one.data, _Post))
-        for name, one in zip(names, found, strict=True)
-        if one is not None
-    ]
+def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[_Found]:
+    """Give posts in the order of their names, some read at a time."""
+    for at in range(0, len(names), _WINDOW):
+        window = names[at : at + _WINDOW]
+        for name, one in zip(window, bucket.many(bucket.get, window), strict=True):
+            if one is not None:
+                yield _Found(name, one.tag, heads.opened(name, one.data, _Post))
 
 
 def waiting(bucket: Bucket) -> list[SessionKey]:
     """List the sessions for which something waits: one look at every inbox that was ever used."""
-    inboxes = bucket.folders(layout.INBOX)
-    found = bucket.many(lambda one: _posts_in(bucket, f"{layout.INBOX}{one}/"), inboxes)
-    return sorted({one.post.key for posts in found for one in posts if one.post.items})
+    names = [one.name for page in bucket.pages(layout.INBOX) for one in page]
+    inboxes = [list(run) for _, run in groupby(names, key=lambda name: name.rpartition("/")[0])]
+    found = bucket.many(lambda names: _waits_in(bucket, names), inboxes)
+    return sorted(key for key in found if key is not None)
+
+
+def _waits_in(bucket: Bucket, names: Sequence[str]) -> SessionKey | None:
+    """Return whose inbox it is, if something waits there; where all was taken, that is one look."""
+    for name in names:
+        found = bucket.get(name)
+        post = None if found is None else heads.opened(name, found.data, _Post)
+        if post is not None and post.items:
+            return post.key
+    return None
 
 
 def post(bucket: Bucket, key: SessionKey, items: Sequence[Posted]) -> int:
     """Leave items, all or none; return how many are new."""
     folder = layout.folder_of(key)
     for _ in range(_TRIES):
-        there = _posts(bucket, key)
-        waiting = {item.op_id for one in there for item in one.post.items}
+        names = _names(bucket, key)
+        waiting = {item.op_id for one in _posts(bucket, names) for item in one.post.items}
         new = {item.op_id: item for item in reversed(items) if item.op_id not in waiting}
         fresh = [item for item in items if new.get(item.op_id) is item]
         if not fresh:
+            if items:  # whoever posts again may have been cut off before it told of it
+                _tell(bucket, key)
             return 0
-        number = layout.number_of(there[-1].name) + 1 if there else 1
+        number = layout.number_of(names[-1]) + 1 if names else 1
         name = layout.inbox_name(folder, number)
         if bucket.create(name, heads.sealed(_Post(key, fresh))) is not None:
             _tell(bucket, key)
@@ -110,29 +126,38 @@ def _leave(bucket: Bucket, key: SessionKey, owner: str, what: str) -> None:
 def take(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[Posted]:
     """Return what waits, oldest first."""
     _require_newest(bucket, key, epoch)
-    return [item for one in _posts(bucket, key) for item in one.post.items][:limit]
+    posts = _posts(bucket, _names(bucket, key))
+    return list(islice((item for one in posts for item in one.post.items), max(limit, 0)))
 
 
 def settle(bucket: Bucket, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-    """Remove items."""
+    """Remove items; those behind the last of them are not looked at."""
     _require_newest(bucket, key, epoch)
-    _remove(bucket, _posts(bucket, key), set(op_ids))
+    wanted = set(op_ids)
+    names = _names(bucket, key)
+    gone: list[str] = []
+    for one in _posts(bucket, names):
+        left = [item for item in one.post.items if item.op_id not in op_ids]
+        if not left and one.name != names[-1]:
+            gone.append(one.name)
+        elif len(left) < len(one.post.items):
+            _shorten(bucket, one, left)
+        wanted.difference_update(item.op_id for item in one.post.items)
+        if not wanted:
+            break
+    bucket.remove(gone)
 
 
 def clear(bucket: Bucket, key: SessionKey) -> None:
     """Remove all items."""
-    there = _posts(bucket, key)
-    _remove(bucket, there, {item.op_id for one in there for item in one.post.items})
+    names = _names(bucket, key)
+    bucket.remove(names[:-1])
+    for one in _posts(bucket, names[-1:]):
+        _shorten(bucket, one, [])
 
 
-def _remove(bucket: Bucket, there: Sequence[_Found], op_ids: Collection[str]) -> None:
-    # Oldest first: whatever cuts it short leaves the order of the others.
-    for one in there:
-        left = [item for item in one.post.items if item.op_id not in op_ids]
-        if not left and one is not there[-1]:
-            bucket.remove([one.name])
-        elif len(left) < len(one.post.items):
-            bucket.replace(one.name, heads.sealed(_Post(one.post.key, left)), one.tag)
+def _shorten(bucket: Bucket, one: _Found, left: list[Posted]) -> None:
+    bucket.replace(one.name, heads.sealed(_Post(one.post.key, left)), one.tag)
 
 
 def _require_newest(bucket: Bucket, key: SessionKey, epoch: int) -> None:

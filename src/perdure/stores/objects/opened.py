@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -122,7 +123,8 @@ class Opened:
             return Outcome(Status.IN_DOUBT, error)
         if writer.loose >= _COMPACT:
             writer.loose = 0
-            self._merges.submit(_compact, self.bucket, writer)
+            with contextlib.suppress(RuntimeError):  # it closes: the next holder's fold does it
+                self._merges.submit(_compact, self.bucket, writer)
         return outcome
 
 

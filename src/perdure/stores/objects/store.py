@@ -18,7 +18,8 @@ from typing import TypeVar, TypeVarTuple
 import anyio
 
 from perdure._lib.ids import random_id
-from perdure.errors import StoreUnavailableError
+from perdure._lib.several import all_of
+from perdure._lib.unopened import unopened
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.store import (
@@ -134,29 +135,13 @@ class ObjectStore:
         here = self._opened
         if here is not None and here.mine:
             return here
-        message = (
-            f"the store at {self.location} was opened in another process: open a store of its "
-            "own in this one"
-            if here
-            else f"the store at {self.location} is not open: await its open() first"
-        )
-        raise StoreUnavailableError(message, path=self.location)
+        raise unopened(self.location, elsewhere=here is not None)
 
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         """Append each batch in a thread of its own; see the port."""
-        if len(batches) == 1:
-            return [await self._append(batches[0])]
-        outcomes: dict[int, Outcome] = {}
-
-        async def append(place: int, batch: Batch) -> None:
-            outcomes[place] = await self._append(batch)
-
-        async with anyio.create_task_group() as tasks:
-            for place, batch in enumerate(batches):
-                tasks.start_soon(append, place, batch)
-        return [outcomes[place] for place in range(len(batches))]
+        return await all_of(batches, self._append)
 
     async def _append(self, batch: Batch) -> Outcome:
         writer, here = self._writers.get(batch.key), self._opened

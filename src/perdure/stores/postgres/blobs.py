@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping
 
-from perdure.errors import CorruptRecordError
+from perdure.codec.blob_names import require_named, verified
 from perdure.store import Swept
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.leases import tenant_id
@@ -18,6 +17,7 @@ PUT_BYTES = 16 * 1024 * 1024
 
 def put(connection: Connection, sql: Statements, tenant: str, blobs: Mapping[str, bytes]) -> None:
     """Make blobs durable, as many in a statement as are not too large together."""
+    require_named(blobs)
     if blobs:
         number = tenant_id(connection, sql, tenant)
         for part in _parts(blobs):
@@ -40,13 +40,7 @@ def _parts(blobs: Mapping[str, bytes]) -> Iterator[list[str]]:
 def get(connection: Connection, sql: Statements, tenant: str, name: str) -> bytes | None:
     """Return a blob, verified; None when there is none."""
     found = connection.execute(sql["get_blob"], (tenant, name), binary=True).fetchone()
-    if found is None:
-        return None
-    data: bytes = found[0]
-    if hashlib.sha256(data).hexdigest() != name:
-        message = f"blob {name} does not match its name: put the right bytes again"
-        raise CorruptRecordError(message, blob=name, size=len(data), table="blobs")
-    return data
+    return None if found is None else verified(name, found[0])
 
 
 def names(connection: Connection, sql: Statements, tenant: str) -> list[str]:

@@ -1,7 +1,8 @@
 """How a call reaches the server: one hop into a thread, there a connection, and a deadline.
 
 Cancelling a caller abandons its call, which goes on in its thread to its end, or until it is
-cut. A call that finds its connection dead is made again on a new one, if that is safe.
+cut. A call that finds its connection dead is made again on a new one, if that is safe; so is
+one that gave way to another transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from perdure.stores.postgres.migrate import durability_of, migrate
 from perdure.stores.postgres.rows import Holding
 from perdure.stores.postgres.settings import Settings
 from perdure.stores.postgres.statements import Statements
-from perdure.stores.postgres.trouble import is_broken
+from perdure.stores.postgres.trouble import gave_way, is_broken
 
 __all__ = ["LONG", "PARALLELISM", "Calls", "open_calls"]
 
@@ -86,7 +87,7 @@ class Calls:
         return [silent if outcome is None else outcome for outcome in outcomes]
 
     async def again(self, doing: str, function: Function[P, T], *args: P.args, **_: P.kwargs) -> T:
-        """Call a function with a connection, and once more if that was dead: it must be safe."""
+        """Call a function that may be called twice: once more if its connection was dead."""
         return await self._run(doing, function, args, 2, self._timeout)
 
     async def once(
@@ -100,8 +101,8 @@ class Calls:
         return await self._run(doing, function, args, 1, self._timeout)
 
     async def long(self, doing: str, function: Function[P, T], *args: P.args, **_: P.kwargs) -> T:
-        """Call a function once that may take long."""
-        return await self._run(doing, function, args, 1, LONG)
+        """Call a function that may be called twice, and may take long."""
+        return await self._run(doing, function, args, 2, LONG)
 
     async def _run(
         self,
@@ -138,7 +139,7 @@ class Calls:
                 try:
                     return function(connection, self._sql, *args)
                 except self.connections.errors as error:
-                    if not tries or not is_broken(error, connection):
+                    if not tries or not (is_broken(error, connection) or gave_way(error)):
                         raise self.connections.failed(error, connection, doing) from error
 
     def listen(self, owner: str, ring: Callable[[], None]) -> None:

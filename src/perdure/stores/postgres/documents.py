@@ -14,10 +14,11 @@ import msgspec
 
 from perdure.codec import json
 from perdure.codec.frames import open_sealed, seal
+from perdure.codec.matching import matched
 from perdure.errors import CorruptRecordError, FormatError, UnsupportedVersionError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FORMAT, Manifest
-from perdure.store import Document, Documents
+from perdure.store import Documents
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.log import require
 from perdure.stores.postgres.statements import Statements
@@ -49,20 +50,9 @@ def read(
         else:
             stored[row[2].decode("utf-8", "replace")] = row[3]
     manifest = _manifest(key, sealed, head) if sealed else None
-    if manifest is None:
-        return Documents()
-    found: dict[str, Document] = {}
-    damaged: list[str] = []
-    for name, folded in manifest.documents.items():
-        if names is not None and name not in names:
-            continue
-        data = stored.get(name)
-        if data is None or hashlib.sha256(data).hexdigest() != folded.sha256:
-            damaged.append(name)
-        else:
-            found[name] = Document(data, folded.as_of_seq)
-    remains = {name: stored[name] for name in damaged if name in stored}
-    return Documents(manifest, found, tuple(damaged), remains=remains)
+    if manifest is None:  # lost, or damaged: what there is of documents matches nothing
+        return Documents(damaged=tuple(sorted(stored)), remains=stored)
+    return matched(manifest, stored, names)
 
 
 def _manifest(key: SessionKey, sealed: bytes, head: int) -> Manifest | None:

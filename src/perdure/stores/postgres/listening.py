@@ -6,6 +6,7 @@ ever more slowly, and nobody is told: whoever waits for news wakes up in time by
 
 from __future__ import annotations
 
+import contextlib
 import random
 import select
 import threading
@@ -35,6 +36,7 @@ class Listener:
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._connection: Connection | None = None
+        self._failures = 0
         self._thread = threading.Thread(target=self._run, name="perdure listen", daemon=True)
         self._thread.start()
 
@@ -50,16 +52,12 @@ class Listener:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        attempt = 0
         while not self._stopped.is_set():
-            try:
+            with contextlib.suppress(PerdureError, self._connections.errors, OSError):
                 self._listen()
-            except (PerdureError, self._connections.errors, OSError):
-                attempt += 1
-            else:
-                attempt = 0
+            self._failures += 1
             chance = 0.5 + random.random() / 2
-            self._stopped.wait(backoff(max(attempt, 1), base=0.1, cap=_SLOWEST, chance=chance))
+            self._stopped.wait(backoff(self._failures, base=0.1, cap=_SLOWEST, chance=chance))
 
     def _listen(self) -> None:
         with self._connections.connect() as connection:
@@ -69,6 +67,7 @@ class Listener:
                 self._connection = connection
             try:
                 connection.execute(f"LISTEN {self._channel}".encode(), prepare=False)
+                self._failures = 0
                 self._ring()
                 self._hear(connection)
             finally:

@@ -304,14 +304,17 @@ def page(connection: Connection, sql: Statements, run: Run, span: Span) -> Page:
         binary=True,
     ).fetchall()
     begins = Row._make(found[0]) if found else None
-    if begins is None or not begins.first <= (high if reverse else low) <= begins.last:
+    records: list[Record] = []
+    try:
+        if begins is None or not begins.first <= (high if reverse else low) <= begins.last:
+            raise missing(key, state, low, high)
+        for row in map(Row._make, found):
+            records += run.records(row)
+    except CorruptRecordError:
         now = state_of(connection, sql, key)
         if now is None or now.deleted or now.life != state.life or now.since > low:
             return Page([], None)  # it was deleted or trimmed meanwhile
-        raise missing(key, state, low, high)
-    records: list[Record] = []
-    for row in map(Row._make, found):
-        records += run.records(row)
+        raise
     end = records[-1].seq
     if reverse:
         return Page(records, None if end <= low else end - 1)

@@ -16,6 +16,7 @@ import anyio.lowlevel
 import msgspec
 
 from perdure._lib.ids import random_id
+from perdure._lib.unopened import unopened
 from perdure.errors import StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
@@ -135,13 +136,7 @@ class PostgresStore:
         here = self._opened
         if here is not None and here.is_here:
             return here
-        message = (
-            f"the store at {self.location} was opened in another process: open a store of its "
-            "own in this one"
-            if here
-            else f"the store at {self.location} is not open: await its open() first"
-        )
-        raise StoreUnavailableError(message)
+        raise unopened(self.location, elsewhere=here is not None)
 
     # the log
 

@@ -16,7 +16,7 @@ from perdure.store import Outcome, Status
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = ["is_broken", "outcome_of", "trouble"]
+__all__ = ["gave_way", "is_broken", "outcome_of", "trouble"]
 
 _VALUES = frozenset({"22", "54"})
 """Classes of errors that are the values' own fault."""
@@ -31,7 +31,7 @@ _CURES = {
     "28": "look at user, password and pg_hba.conf",
     "3D": "create the database first",
     "3F": "the schema was removed while it was in use: open the store again",
-    "40": "it gave way to another transaction, and will be tried again",
+    "40": "it gave way to other transactions again and again: look at pg_stat_activity",
     "42": "the schema was changed by somebody else: open the store again",
     "42501": "grant this user USAGE and CREATE on the schema, and its tables",
     "53": "the server has no more of a resource; saving goes on by itself",
@@ -73,6 +73,11 @@ def is_broken(error: psycopg.Error, connection: psycopg.Connection[object]) -> b
     """Say whether the connection was lost, so that nobody knows what was committed."""
     code = error.sqlstate
     return connection.broken or connection.closed or code is None or code.startswith(_ENDING)
+
+
+def gave_way(error: psycopg.Error) -> bool:
+    """Say whether the server ended a transaction for the sake of another, as in a deadlock."""
+    return (error.sqlstate or "").startswith("40")
 
 
 def outcome_of(mapped: PerdureError, *, broken: bool) -> Outcome:

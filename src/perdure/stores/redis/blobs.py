@@ -1,12 +1,11 @@
-"""Blobs: one key each, on 16 shelves a tenant that know their ages and what is out of the way."""
+"""Blobs: one key each, on 17 shelves a tenant that know their ages and what is out of the way."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import final
 
-from perdure.errors import CorruptRecordError
+from perdure.codec.blob_names import require_named, verified
 from perdure.store import Swept
 from perdure.stores.redis.link import Link
 from perdure.stores.redis.names import Names
@@ -14,7 +13,8 @@ from perdure.stores.redis.scripts import Call, Script, script
 
 __all__ = ["Blobs"]
 
-_DIGITS = "0123456789abcdef"
+_DIGITS = "0123456789abcdefx"
+"""What names begin with: a digit of a hash, or the mark of a wrapper's own."""
 _AT_ONCE = 256
 """Blobs that one write looks after."""
 _MUCH = 4 * 1024 * 1024
@@ -32,6 +32,7 @@ class Blobs:
 
     async def put(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
         """Keep blobs; bytes that are already there grow young again."""
+        require_named(blobs)
         calls: list[Call] = []
         size = 0
         for name, data in blobs.items():
@@ -46,12 +47,7 @@ class Blobs:
     async def get(self, tenant: str, name: str) -> bytes | None:
         """Return a blob, verified; see the port."""
         (data,) = await self._link.send([Call(b"GET", self._names.blob(tenant, name))])
-        if data is None:
-            return None
-        if hashlib.sha256(data).hexdigest() != name:
-            message = f"blob {name} does not match its name: put the right bytes again"
-            raise CorruptRecordError(message, blob=name, size=len(data))
-        return bytes(data)
+        return None if data is None else verified(name, bytes(data))
 
     async def names(self, tenant: str) -> list[str]:
         """List a tenant's blobs."""

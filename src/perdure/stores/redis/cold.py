@@ -3,7 +3,7 @@
 A segment is a run of whole entries as they stood in the stream, kept as a blob of the other
 store under the hash of its bytes. The session's own stream of segments says which seqs lie in
 which. A segment is durable there before its entries leave the server, so a kill in between
-costs nothing but a blob that nobody names.
+costs nothing but a blob that nobody names, until the next sweep.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from perdure.errors import StoreError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
-from perdure.store import Store
+from perdure.store import Store, Swept
 from perdure.stores.redis.entries import damaged, span_of
 from perdure.stores.redis.link import Link
 from perdure.stores.redis.names import Names
@@ -49,9 +49,10 @@ class Cold:
     async def move(self, key: SessionKey, manifest: Manifest) -> None:
         """Move what is folded, as its holder; what cannot be moved now stays where it is."""
         folded = [one.as_of_seq for one in manifest.documents.values()]
+        # One less: the newest entry stays, since it tells where the log ends.
+        upto = max(min(folded, default=0) - 1, 0)
         try:
             for _ in range(_AT_ONCE):
-                upto = min(folded, default=0)
                 if self._place is None or not await self._step(key, manifest.epoch, upto):
                     break
         except StoreError:
@@ -125,6 +126,29 @@ class Cold:
         if not names or self._place is None:
             return 0
         return await self._place.remove_blobs(key.tenant, names)
+
+    async def tenants(self) -> list[str]:
+        """List the tenants of whom the other store has anything."""
+        return [] if self._place is None else await self._place.tenants()
+
+    async def sweep(self, tenant: str, older_than: float) -> Swept:
+        """Sweep the other store of segments that no session names, whatever was killed when.
+
+        Walks over all keys: a directory may lack sessions, and their history is not to be lost.
+        """
+        if self._place is None:
+            return Swept()
+        named: set[str] = set()
+        cursor: Any = b"0"
+        while True:
+            match = self._names.every_history(tenant)
+            scan = Call(b"SCAN", cursor, b"MATCH", match, b"COUNT", 1000)
+            ((cursor, found),) = await self._link.send([scan])
+            calls = [Call(b"XRANGE", stream, b"-", b"+") for stream in found]
+            for entries in await self._link.send(calls) if calls else ():
+                named.update(entry[1][1].decode() for entry in entries)
+            if int(cursor) == 0:
+                return await self._place.sweep(tenant, named, older_than)
 
 
 _RETIRE = script("retire")

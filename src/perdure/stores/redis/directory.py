@@ -19,7 +19,7 @@ from perdure.stores.redis.cold import Cold
 from perdure.stores.redis.documents import Shown
 from perdure.stores.redis.link import Link
 from perdure.stores.redis.log import lost
-from perdure.stores.redis.names import Names, key_of, member_of, members_between
+from perdure.stores.redis.names import Names, key_in, key_of, member_of, members_between
 from perdure.stores.redis.scripts import Call, script
 
 __all__ = ["Directory"]
@@ -86,8 +86,12 @@ class Directory:
         if reply != 0:
             raise lost(key, epoch, reply[1], deleted=bool(reply[2]))
         await self._cold.remove(key, segments)
-        # Not if somebody has begun its next life by now: that adds the name again behind us.
-        await self._link.write([Call(b"ZREM", self._names.directory(key.tenant), member_of(key))])
+        names, place = self._names.directory(key.tenant), places.session
+        remove = Call(b"ZREM", names, member_of(key))
+        look = Call(b"HMGET", place, b"d")
+        _, (deleted,) = await self._link.write([remove, look])
+        if deleted is None:  # somebody has begun its next life before it was taken out
+            await self._link.write([Call(b"ZADD", names, 0, member_of(key))])
 
     async def rebuild(self) -> int:
         """Make the directory anew from the sessions themselves, and return how many there are."""
@@ -101,17 +105,20 @@ class Directory:
                 return count
 
     async def _enter(self, hashes: Sequence[bytes]) -> int:
-        calls = [Call(b"HMGET", name, b"k", b"d") for name in hashes]
+        calls = [Call(b"HMGET", name, b"e", b"d") for name in hashes]
         replies = await self._link.send(calls) if calls else []
-        written = [written for written, deleted in replies if written and deleted is None]
-        keys = [decoder_of(SessionKey).decode(one) for one in written]
+        keys = {
+            key_in(name)
+            for name, (epoch, deleted) in zip(hashes, replies, strict=True)
+            if epoch is not None and deleted is None
+        }
         entries = [
             Call(b"ZADD", self._names.directory(key.tenant), 0, member_of(key)) for key in keys
         ]
         tenants = [Call(b"ZADD", self._names.tenants, 0, key.tenant) for key in keys]
         if keys:
             await self._link.write([*entries, *tenants])
-        return len(set(keys))
+        return len(keys)
 
 
 class Fits(msgspec.Struct, frozen=True):
@@ -135,8 +142,8 @@ def _info(key: SessionKey, fields: Sequence[Any]) -> SessionInfo | None:
         said = Shown()
     return SessionInfo(
         key=key,
-        epoch=int(epoch),
-        head=int(head or 0),
+        epoch=_number(epoch),
+        head=_number(head),
         created_at=_time(created),
         updated_at=_time(updated),
         owner=said.owner,
@@ -146,8 +153,16 @@ def _info(key: SessionKey, fields: Sequence[Any]) -> SessionInfo | None:
     )
 
 
+def _number(text: bytes | None) -> int:
+    """Return a number; 0 for one that is damaged, of which whoever opens the session is told."""
+    return int(text) if text is not None and text.isdigit() else 0
+
+
 def _time(text: bytes | None) -> float | None:
-    return None if text is None else float(text)
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
 
 
 _DELETE = script("delete")

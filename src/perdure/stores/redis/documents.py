@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -12,10 +11,11 @@ import msgspec
 
 from perdure.codec import frames
 from perdure.codec.decoders import decoder_of
+from perdure.codec.matching import matched
 from perdure.errors import UnsupportedVersionError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FORMAT, Manifest
-from perdure.store import Document, Documents
+from perdure.store import Documents
 from perdure.stores.redis.entries import damaged
 from perdure.stores.redis.link import Link
 from perdure.stores.redis.log import lost
@@ -59,18 +59,7 @@ class Views:
         manifest = None if sealed is None else _manifest_of(key, sealed)
         if manifest is None:  # lost, or damaged: what there is of documents matches nothing
             return Documents(damaged=tuple(sorted(held)), remains=held)
-        found: dict[str, Document] = {}
-        broken: list[str] = []
-        for name, folded in manifest.documents.items():
-            if names is not None and name not in names:
-                continue
-            data = held.get(name)
-            if data is None or hashlib.sha256(data).hexdigest() != folded.sha256:
-                broken.append(name)
-            else:
-                found[name] = Document(data, folded.as_of_seq)
-        remains = {name: held[name] for name in broken if name in held}
-        return Documents(manifest, found, tuple(broken), remains=remains)
+        return matched(manifest, held, names)
 
     async def write(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Collection, Sequence
 from typing import Any, final
@@ -22,6 +23,8 @@ from perdure.stores.redis.scripts import Call, script
 __all__ = ["Inbox"]
 
 _CRC = 4
+_PAGE = 1000
+"""Inboxes that one write looks into."""
 _items: msgspec.msgpack.Decoder[Posted] = msgspec.msgpack.Decoder(Posted)
 
 
@@ -40,9 +43,12 @@ class Inbox:
         parts = [part for item in items for part in (item.op_id, _sealed(item, places.seed))]
         keys = (places.session, places.items, places.order)
         tenant = Call(b"ZADD", self._names.tenants, 0, key.tenant)
-        # Before and behind: a listing, or a delete, may come in between.
-        known = Call(b"ZADD", self._names.posted, 0, written_key(key))
-        replies = await self._link.write([tenant, known, _POST(keys, *parts), known])
+        # Before and behind, and each time with another score: see `forget`.
+        now = time.time_ns() // 1000
+        before, behind = (
+            Call(b"ZADD", self._names.posted, score, written_key(key)) for score in (now, now + 1)
+        )
+        replies = await self._link.write([tenant, before, _POST(keys, *parts), behind])
         new, holder = replies[2]
         if holder and items:
             # Also for what was there already: whoever posts again may have been cut off here.
@@ -65,16 +71,22 @@ class Inbox:
         places = self._names.places(key)
         keys = (places.session, places.items, places.order)
         (reply,) = await self._link.write([_SETTLE(keys, epoch, *op_ids)])
-        if reply != 0:
+        if reply == 0:
+            await self.forget(key)
+        elif isinstance(reply, list):
             _require(key, epoch, reply)
 
     async def waiting(self) -> list[SessionKey]:
         """List the sessions for which something waits; see the port."""
         (known,) = await self._link.send([Call(b"ZRANGE", self._names.posted, 0, -1)])
         keys = [decoder_of(SessionKey).decode(written) for written in known]
-        calls = [Call(b"ZCARD", self._names.places(key).order) for key in keys]
-        counts = await self._link.send(calls) if calls else []
-        return sorted(key for key, count in zip(keys, counts, strict=True) if count)
+        found: list[SessionKey] = []
+        for at in range(0, len(keys), _PAGE):
+            page = keys[at : at + _PAGE]
+            calls = [Call(b"ZCARD", self._names.places(key).order) for key in page]
+            counts = await self._link.send(calls)
+            found += [key for key, count in zip(page, counts, strict=True) if count]
+        return sorted(found)
 
     async def rebuild(self) -> None:
         """Make the set of inboxes anew, by a walk over all keys."""
@@ -83,19 +95,24 @@ class Inbox:
             scan = Call(b"SCAN", cursor, b"MATCH", self._names.every_inbox, b"COUNT", 1000)
             ((cursor, found),) = await self._link.send([scan])
             written = [written_key(key_in(name)) for name in found]
-            calls = [Call(b"ZADD", self._names.posted, 0, one) for one in written]
+            calls = [Call(b"ZADD", self._names.posted, b"NX", 0, one) for one in written]
             if calls:
                 await self._link.write(calls)
             if int(cursor) == 0:
                 return
 
     async def forget(self, key: SessionKey) -> None:
-        """Forget the name of a session that was deleted, unless something waits again."""
-        known = self._names.posted
-        await self._link.write([Call(b"ZREM", known, written_key(key))])
-        (count,) = await self._link.send([Call(b"ZCARD", self._names.places(key).order)])
-        if count:
-            await self._link.write([Call(b"ZADD", known, 0, written_key(key))])
+        """Forget that something waited for a session, unless something does by now.
+
+        A post gives the name another score behind its item: either the item is seen here, or the
+        score is another one than was seen, or the post adds the name again.
+        """
+        known, order = self._names.posted, self._names.places(key).order
+        score, count = await self._link.send(
+            [Call(b"ZSCORE", known, written_key(key)), Call(b"ZCARD", order)]
+        )
+        if score is not None and not count:
+            await self._link.send([_UNLIST((known,), written_key(key), b"%.0f" % score)])
 
 
 def _require(key: SessionKey, epoch: int, reply: Any) -> None:
@@ -128,3 +145,4 @@ def _damaged(key: SessionKey, why: str) -> CorruptRecordError:
 _POST = script("post")
 _TAKE = script("take")
 _SETTLE = script("settle")
+_UNLIST = script("unlist")

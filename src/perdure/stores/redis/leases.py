@@ -106,8 +106,8 @@ class Leases:
         payload = msgspec.json.encode({"owner": self._owner})
         now = b"%.3f" % time.time()
         take = _ACQUIRE(places[:2], after, self._owner, written_key(key), now, payload, places.seed)
-        # In the directory before and after: whoever deletes the session's last life meanwhile
-        # cannot take the new one out of it.
+        # In the directory before and after: whoever deletes the session's last life meanwhile may
+        # take it out between the two, and looks whether there is a new one if it comes behind.
         index = Call(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
         tenant = Call(b"ZADD", self._names.tenants, 0, key.tenant)
         word, *said = (await self._link.write([tenant, index, take, index]))[2]

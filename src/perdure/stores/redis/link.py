@@ -20,7 +20,8 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from perdure._lib.host import Host, HostClosedError
-from perdure.errors import MissingExtraError, StoreUnavailableError
+from perdure._lib.unopened import unopened
+from perdure.errors import MissingExtraError
 from perdure.stores.redis.scripts import Call, all_scripts
 from perdure.stores.redis.settings import Settings
 from perdure.stores.redis.trouble import in_doubt, meaning_of, unreachable
@@ -108,13 +109,9 @@ class Link:
         host = self._host
         if host is not None and self._pid == os.getpid():
             return host
-        message = (
-            f"the store at {self.location} was opened in another process: open a store of its "
-            "own in this one"
-            if host
-            else f"the store at {self.location} is not open: await its open() first"
-        )
-        raise StoreUnavailableError(message, location=self.location, sent=False)
+        failure = unopened(self.location, elsewhere=host is not None)
+        failure.facts["sent"] = False
+        raise failure
 
     async def send(self, calls: Sequence[Call]) -> list[Any]:
         """Send calls in one write, and return their answers in order.

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, final
 
 from perdure.codec import frames
-from perdure.errors import LeaseLostError, PerdureError
+from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError
 from perdure.model.keys import SessionKey
 from perdure.model.records import Record
 from perdure.store import Batch, LogChunk, Outcome, Status
@@ -159,35 +159,43 @@ class Log:
         left = look.head if limit is None else limit
         count = _FIRST
         while left > 0 and stop - after > 1:
-            entries = await self._part(key, look, after, stop, count, reverse=reverse)
-            records = self._decoded(key, entries, reverse=reverse)
-            # What comes next is known: a hole is damage, unless the session was deleted or
-            # trimmed under the reader.
-            wanted = stop - 1 if reverse else after + 1
-            records = [record for record in records if after < record.seq < stop]
-            if not records or records[0].seq != wanted:
+            try:
+                records, size = await self._records(key, look, after, stop, count, reverse=reverse)
+            except CorruptRecordError:
                 now = await self.look(key)
-                if not now.deleted and now.base == look.base and now.head >= look.head:
-                    raise damaged(key, "the log", f"record {wanted} is missing")
-                return
+                if now.deleted or now.base != look.base or now.head < look.head:
+                    return  # deleted or trimmed under the reader
+                if now.moved == look.moved:
+                    raise
+                look = now
+                continue
             yield LogChunk(tuple(records[:left]))
             left -= len(records)
             if reverse:
                 stop = records[-1].seq
             else:
                 after = records[-1].seq
-            size = sum(len(entry[1][1]) for entry in entries)
             count = max(1, min(count * _PART // max(size, 1), count * 4, _MOST))
 
-    async def _part(
+    async def _records(
         self, key: SessionKey, look: Look, after: int, stop: int, count: int, *, reverse: bool
-    ) -> list[Any]:
-        """Return the next entries, from the server or from the store of its old history."""
+    ) -> tuple[list[Record], int]:
+        """Return the next records, and how many bytes lie there of them.
+
+        Raises:
+            CorruptRecordError: They are damaged, or not where the session was seen to have them.
+
+        """
         wanted = stop - 1 if reverse else after + 1
         if wanted > look.moved:
-            return await self._entries(key, after, stop, count, reverse=reverse)
-        entries = await self._cold.entries(key, wanted)
-        return entries[::-1] if reverse else entries
+            entries = await self._entries(key, after, stop, count, reverse=reverse)
+        else:
+            entries = (await self._cold.entries(key, wanted))[:: -1 if reverse else 1]
+        decoded = self._decoded(key, entries, reverse=reverse)
+        records = [record for record in decoded if after < record.seq < stop]
+        if not records or records[0].seq != wanted:
+            raise damaged(key, "the log", f"record {wanted} is missing")
+        return records, sum(len(entry[1][1]) for entry in entries)
 
     async def _entries(
         self, key: SessionKey, after: int, stop: int, count: int, *, reverse: bool

@@ -74,6 +74,10 @@ class Names:
         ]
         return Places(session, log, documents, items, order, segments, zlib.crc32(tag.encode()))
 
+    def every_history(self, tenant: str) -> str:
+        """Return a pattern that fits what names the old history of a tenant's sessions."""
+        return f"{self._prefix}:{{{quote(tenant, safe='')}:*}}:x"
+
     def directory(self, tenant: str) -> bytes:
         """Return the key of a tenant's directory: a sorted set of its sessions."""
         return f"{self._prefix}:{{@{quote(tenant, safe='')}}}:sessions".encode()
@@ -86,7 +90,7 @@ class Names:
     def shelf(self, tenant: str, digit: str) -> tuple[bytes, bytes]:
         """Return the keys of a shelf of blobs: since when each is there, and out of the way.
 
-        A tenant's blobs lie on 16 shelves, by the first digit of their names.
+        A tenant's blobs lie on 17 shelves, by what their names begin with.
         """
         base = self._shelf(tenant, digit)
         return (base + "ages").encode(), (base + "away").encode()

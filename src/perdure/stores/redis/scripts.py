@@ -29,6 +29,7 @@ _NAMES: Final = (
     "sweep",
     "take",
     "trim",
+    "unlist",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 import anyio
@@ -17,7 +18,8 @@ log: logging.Logger = logging.getLogger("perdure")
 
 UNKNOWN: Final = "unknown"
 _KEEPS = "noeviction"
-_ASKED = ("maxmemory-policy", "appendonly", "appendfsync", "save")
+_PAUSES = "no-appendfsync-on-rewrite"
+_ASKED = ("maxmemory-policy", "appendonly", "appendfsync", "save", _PAUSES)
 _POLL = 0.05
 
 
@@ -43,29 +45,27 @@ async def examine(link: Link) -> str:
     if link.settings.wait and said.get("appendonly") == "yes":
         wait = said.get("appendfsync") == "everysec" and await _has_waitaof(link)
     link.waits = wait
-    return durability_of(said.get("appendonly"), said.get("appendfsync"), said.get("save"), wait)
+    return durability_of(said, waits=wait)
 
 
-def durability_of(
-    appendonly: str | None,
-    appendfsync: str | None,
-    save: str | None,
-    waits: bool,  # noqa: FBT001  # as it was found
-) -> str:
-    """Say what OK means, from the server's settings; None for what it does not tell.
+def durability_of(said: Mapping[str, str], *, waits: bool) -> str:
+    """Say what OK means, from those of the server's settings that it tells.
 
-    >>> durability_of("yes", "everysec", "", False)
+    >>> durability_of({"appendonly": "yes", "appendfsync": "everysec"}, waits=False)
     'fsync every second'
     """
-    if appendonly is None:
+    appends, syncs = said.get("appendonly"), said.get("appendfsync")
+    if appends is None:
         return UNKNOWN
-    if appendonly != "yes":
-        return "memory, with snapshots" if save else "memory"
-    if appendfsync == "always" or waits:
+    if appends != "yes":
+        return "memory, with snapshots" if said.get("save") else "memory"
+    if waits:
         return "fsync"
-    if appendfsync == "everysec":
+    if syncs == "always":
+        return "fsync" if said.get(_PAUSES) != "yes" else "fsync, but not during a rewrite"
+    if syncs == "everysec":
         return "fsync every second"
-    return UNKNOWN if appendfsync is None else "written, synced by the system"
+    return UNKNOWN if syncs is None else "written, synced by the system"
 
 
 async def _settings(link: Link) -> dict[str, str]:

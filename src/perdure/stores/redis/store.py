@@ -219,8 +219,17 @@ class RedisStore:
         return await self._blobs.get(tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
-        """Move away what nobody reaches, and remove what was moved long ago; see the port."""
-        return await self._blobs.sweep(tenant, reachable, older_than)
+        """Move away what nobody reaches, and remove what was moved long ago; see the port.
+
+        History that nobody names any more goes with it, from its own store.
+        """
+        here = await self._blobs.sweep(tenant, reachable, older_than)
+        there = await self._cold.sweep(tenant, older_than)
+        return Swept(
+            here.quarantined + there.quarantined,
+            here.removed + there.removed,
+            here.bytes + there.bytes,
+        )
 
     async def blob_names(self, tenant: str) -> list[str]:
         """List the tenant's blobs, by name."""
@@ -290,8 +299,8 @@ class RedisStore:
         return await self._directory.sessions(tenant, prefix, after, limit, Fits(owner, tag))
 
     async def tenants(self) -> list[str]:
-        """List the tenants that have a session or a blob, by name."""
-        return await self._directory.tenants()
+        """List the tenants that have a session, a blob or old history, by name."""
+        return sorted({*await self._directory.tenants(), *await self._cold.tenants()})
 
     async def rebuild_directory(self) -> int:
         """Make the listing anew from the sessions themselves; return how many there are.

@@ -134,9 +134,10 @@ class S3Bucket(Bucket):
             answer = self._obs.put(
                 self._writes, self._prefix + name, data, mode=mode, use_multipart=False
             )
-        except self._exists:
-            return None
         except self._errors as error:
+            # What has no condition fails none: a conflict there is a refusal like any other.
+            if mode != "overwrite" and isinstance(error, self._exists):
+                return None
             if isinstance(mode, dict) and _gone(error):
                 return None
             raise trouble(error, f"write {name} to", self._where) from error

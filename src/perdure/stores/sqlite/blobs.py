@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from perdure.codec.blob_names import fits
-from perdure.errors import CorruptRecordError, NotStorableError
+from perdure.codec.blob_names import require_named, verified
 from perdure.store import Swept
 from perdure.stores.sqlite.sql import Q
 
@@ -23,13 +22,7 @@ def put(con: sqlite3.Connection, tenant: str, blobs: Mapping[str, bytes], now: f
         NotStorableError: A name is not the SHA-256 of its bytes.
 
     """
-    for name, data in blobs.items():
-        if not fits(name, data):
-            message = (
-                f"blob {name!r} of {len(data)} bytes is not named by its SHA-256: name it by "
-                "the hash of exactly these bytes"
-            )
-            raise NotStorableError(message, blob=name, size=len(data))
+    require_named(blobs)
     con.executemany(Q["put_blob"], [(tenant, name, now, data) for name, data in blobs.items()])
 
 
@@ -44,10 +37,7 @@ def get(con: sqlite3.Connection, tenant: str, name: str) -> bytes | None:
     if found is None:
         return None
     (data,) = found
-    if not isinstance(data, bytes) or not fits(name, data):
-        message = f"blob {name} does not match its name: put the right bytes again"
-        raise CorruptRecordError(message, blob=name)
-    return data
+    return verified(name, data if isinstance(data, bytes) else b"")
 
 
 def names(con: sqlite3.Connection, tenant: str) -> list[str]:

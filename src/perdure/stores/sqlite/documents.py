@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
@@ -11,10 +10,11 @@ import msgspec
 
 from perdure.codec.frames import open_sealed, seal
 from perdure.codec.json import decode
+from perdure.codec.matching import matched
 from perdure.errors import ConfigError, FormatError, UnsupportedVersionError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FORMAT, Manifest
-from perdure.store import Document, Documents
+from perdure.store import Documents
 from perdure.stores.sqlite.rows import DELETED, find, held
 from perdure.stores.sqlite.sql import Q
 
@@ -42,25 +42,27 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
     manifest = manifest_in(stored[0])
     if manifest is None or manifest.key != key:
         log.warning("a manifest is damaged; it is rebuilt", extra={"session": str(key)})
-        return Documents()
+        return _unlisted(con, row.id, names)
     if manifest.format > FORMAT:
         message = (
             f"the manifest of {key} has format {manifest.format}, this release reads up to "
             f"{FORMAT}: use a newer release of perdure"
         )
         raise UnsupportedVersionError(message, key=str(key), format=manifest.format)
-    found: dict[str, Document] = {}
-    damaged: dict[str, object] = {}
-    for name, folded in manifest.documents.items():
-        if names is not None and name not in names:
-            continue
-        (data,) = con.execute(Q["document"], {"id": row.id, "name": name}).fetchone() or (None,)
-        if isinstance(data, bytes) and hashlib.sha256(data).hexdigest() == folded.sha256:
-            found[name] = Document(data, folded.as_of_seq)
-        else:
-            damaged[name] = data
-    remains = {name: data for name, data in damaged.items() if isinstance(data, bytes)}
-    return Documents(manifest, found, tuple(damaged), remains=remains)
+    wanted = [name for name in manifest.documents if names is None or name in names]
+    return matched(manifest, _lying(con, row.id, wanted), names)
+
+
+def _lying(con: sqlite3.Connection, id: int, names: Collection[str]) -> dict[str, bytes]:
+    rows = {name: con.execute(Q["document"], {"id": id, "name": name}).fetchone() for name in names}
+    return {name: row[0] for name, row in rows.items() if row and isinstance(row[0], bytes)}
+
+
+def _unlisted(con: sqlite3.Connection, id: int, names: Collection[str] | None) -> Documents:
+    """Return what lies there without a manifest that could say what it is."""
+    rows = con.execute(Q["document_names"], {"id": id}).fetchall()
+    lost = [name for (name,) in rows if names is None or name in names]
+    return Documents(damaged=tuple(lost), remains=_lying(con, id, lost))
 
 
 def manifest_in(data: object) -> Manifest | None:

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, final
 
 from perdure._lib.ids import random_id
+from perdure._lib.unopened import unopened
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
@@ -134,13 +135,7 @@ class SqliteStore:
         here = self._opened
         if here is not None and here.pid == os.getpid():
             return here
-        message = (
-            f"the store at {self._path} was opened in another process: open a store of its own "
-            "in this one"
-            if here
-            else f"the store at {self._path} is not open: await its open() first"
-        )
-        raise StoreUnavailableError(message, path=self._path)
+        raise unopened(self._path, elsewhere=here is not None)
 
     # the log
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
+from perdure.codec.blob_names import require_named
+from perdure.errors import CorruptRecordError, NotStorableError
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Entry, Record
-from perdure.store import Batch, Posted
+from perdure.store import Batch, Document, Posted
 from perdure.stores.wrapped.sealing import Place, Seal
 
-__all__ = ["LARGE", "in_thread", "opened_records", "posted", "sealed_all", "sealed_batch"]
+__all__ = [
+    "LARGE",
+    "done",
+    "opened_documents",
+    "opened_records",
+    "posted",
+    "require_hashed",
+    "sealed_all",
+    "sealed_batch",
+]
 
 T = TypeVar("T")
 
@@ -52,6 +64,29 @@ def opened_records(seal: Seal, records: Sequence[Record]) -> tuple[Record, ...]:
     )
 
 
+def opened_documents(seal: Seal, sealed: Mapping[str, Document]) -> dict[str, Document]:
+    """Return documents opened, but for those that are damaged."""
+    found: dict[str, Document] = {}
+    for name, one in sealed.items():
+        with suppress(CorruptRecordError):
+            found[name] = Document(seal.open(("document", name), one.data), one.as_of_seq)
+    return found
+
+
+def require_hashed(blobs: Mapping[str, bytes]) -> None:
+    """Refuse blobs whose names are not the hashes of their bytes, a wrapper's own included.
+
+    Raises:
+        NotStorableError: There is such a one.
+
+    """
+    sealed = next((name for name in blobs if name.startswith("x")), None)
+    if sealed is not None:
+        message = f"blob {sealed!r} was sealed by another wrapper: a store takes one of each kind"
+        raise NotStorableError(message, blob=sealed)
+    require_named(blobs)
+
+
 def posted(key: SessionKey, item: Posted) -> Place:
     """Return the place of an item in an inbox."""
     return ("inbox", key.agent, key.session, item.op_id, item.kind)
@@ -65,16 +100,16 @@ async def sealed_all(
     def work() -> dict[str, bytes]:
         return {name: seal.seal((what, name), one) for name, one in data.items()}
 
-    if sum(map(len, data.values())) >= LARGE:
-        return await in_thread(work)
-    return work()
+    return await done(sum(map(len, data.values())), work)
 
 
 _limiter: RunVar[anyio.CapacityLimiter] = RunVar("perdure_sealing")
 
 
-async def in_thread(work: Callable[[], T]) -> T:
-    """Do what takes long beside the event loop; a few at a time, however many wait."""
+async def done(size: int, work: Callable[[], T]) -> T:
+    """Do something to so many bytes: much of it beside the event loop, a few at a time."""
+    if size < LARGE:
+        return work()
     try:
         limiter = _limiter.get()
     except LookupError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import final
 
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.store import Grant, Store
 from perdure.stores.wrapped.layer import Layer
 from perdure.stores.wrapped.packing import Packing
@@ -100,7 +99,10 @@ class _Packed:
     def at_hand(self, key: SessionKey) -> Seal | None:
         return self
 
-    def own_documents(self, manifest: Manifest) -> dict[str, FoldedDocument]:
+    def is_own(self, name: str) -> bool:
+        return False
+
+    def own_anew(self, key: SessionKey, seal: Seal) -> dict[str, bytes]:
         return {}
 
     def forget(self, key: SessionKey) -> None:

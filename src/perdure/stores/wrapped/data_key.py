@@ -46,6 +46,7 @@ class DataKey:
         self._nonces = hashlib.blake2b(key=_derived(key, b"nonces", 32), digest_size=_NONCE)
         self._whose = whose
         self._packing = packing
+        self.key: bytes = key
         self.id: bytes = _derived(key, b"id", _ID)
         """Stands in front of what it sealed."""
         self._start = _VERSION + self.id

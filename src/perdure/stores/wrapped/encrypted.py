@@ -16,7 +16,6 @@ import msgspec
 
 from perdure.errors import LeaseHeldError, LeaseLostError
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.store import Grant, Store
 from perdure.stores.wrapped import keyring
 from perdure.stores.wrapped.data_key import GROWTH, DataKey
@@ -129,10 +128,12 @@ class _Encryption:
 
     async def begin(self, store: Store, grant: Grant) -> None:
         self._sessions.pop(grant.key, None)
-        found = await keyring.find(store, grant.key, self._masters)
-        if found is None:
-            if not grant.created:
+        found = None
+        if not grant.created:
+            found = await keyring.find(store, grant.key, self._masters)
+            if found is None:
                 await keyring.require_new(store, grant.key)
+        if found is None:
             new = secrets.token_bytes(KEY_BYTES)
             await keyring.write(store, grant, new, self._masters, None)
             self._remember(grant.key, new)
@@ -176,8 +177,12 @@ class _Encryption:
     def at_hand(self, key: SessionKey) -> Seal | None:
         return self._sessions.get(key)
 
-    def own_documents(self, manifest: Manifest) -> dict[str, FoldedDocument]:
-        return {name: one for name, one in manifest.documents.items() if keyring.is_key(name)}
+    def is_own(self, name: str) -> bool:
+        return keyring.is_key(name)
+
+    def own_anew(self, key: SessionKey, seal: Seal) -> dict[str, bytes]:
+        assert isinstance(seal, DataKey)  # as `of_session` gave it
+        return dict([keyring.wrapped(key, seal.key, self._masters)])
 
     def forget(self, key: SessionKey) -> None:
         self._sessions.pop(key, None)

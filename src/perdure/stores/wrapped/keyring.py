@@ -3,6 +3,9 @@
 A session's key is a document of the session's own, made by its first holder and removed with
 it: deleting the session destroys the key. A tenant's key is a document of a session that only
 holds it. A key's document is never written over: wrapped anew, it gets a new name.
+
+A manifest may be damaged, for a fold makes it anew. A wrapped key proves itself, so it is good
+without one, where the inner store shows what is left.
 """
 
 from __future__ import annotations
@@ -16,18 +19,33 @@ import anyio
 import msgspec
 
 from perdure._lib.ids import random_id
-from perdure.errors import ConfigError, CorruptRecordError, LeaseHeldError, LeaseLostError
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    LeaseHeldError,
+    LeaseLostError,
+    PerdureError,
+)
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import FoldedDocument, Manifest
+from perdure.model.manifest import KEYS, FoldedDocument, Manifest
 from perdure.model.records import EPOCH
 from perdure.store import Grant, Store
 from perdure.stores.wrapped.keys import KEY_BYTES, MasterKeys
 
-__all__ = ["KEYRING", "Found", "find", "is_key", "keyring_of", "require_new", "tenant_key", "write"]
+__all__ = [
+    "KEYRING",
+    "Found",
+    "find",
+    "is_key",
+    "keyring_of",
+    "require_new",
+    "tenant_key",
+    "wrapped",
+    "write",
+]
 
 KEYRING = "perdure:keyring"
 """The agent id of the sessions that hold tenants' keys."""
-_FOLDER = "keys/"
 _TRIES = 100
 _PAUSE = 0.02
 
@@ -37,8 +55,8 @@ class Found(msgspec.Struct, frozen=True):
 
     key: bytes
     is_current: bool
-    """Whether the newest master key wraps it."""
-    manifest: Manifest
+    """Whether the newest master key wraps it, and a manifest names it."""
+    manifest: Manifest | None
 
 
 def keyring_of(tenant: str) -> SessionKey:
@@ -48,7 +66,7 @@ def keyring_of(tenant: str) -> SessionKey:
 
 def is_key(name: str) -> bool:
     """Say whether a document holds a key."""
-    return name.startswith(_FOLDER)
+    return name.startswith(KEYS)
 
 
 def bound(key: SessionKey) -> bytes:
@@ -65,8 +83,10 @@ async def find(store: Store, key: SessionKey, masters: MasterKeys) -> Found | No
 
     """
     manifest = (await store.read_documents(key, ())).manifest
-    names = [name for name in manifest.documents if is_key(name)] if manifest else []
-    if manifest is None or not names:
+    if manifest is None:
+        return await _left(store, key, masters)
+    names = [name for name in manifest.documents if is_key(name)]
+    if not names:
         return None
     read = await store.read_documents(key, names)
     for document in read.found.values():
@@ -78,6 +98,29 @@ async def find(store: Store, key: SessionKey, masters: MasterKeys) -> Found | No
     raise CorruptRecordError(message, key=str(key))
 
 
+async def _left(store: Store, key: SessionKey, masters: MasterKeys) -> Found | None:
+    """Return the key of a session whose manifest is damaged, None if it has none."""
+    there = await store.read_documents(key)
+    if there.manifest is not None:
+        return await find(store, key, masters)  # it was just begun
+    trouble: PerdureError | None = None
+    for data in [data for name, data in there.remains.items() if is_key(name)]:
+        try:
+            opened, _ = masters.unwrap(data, bound(key), f"session {key}")
+        except (ConfigError, CorruptRecordError) as error:
+            trouble = error  # an older one may lie beside it
+        else:
+            return Found(opened, is_current=False, manifest=None)
+    if trouble is not None:
+        raise trouble
+    return None
+
+
+def wrapped(key: SessionKey, data_key: bytes, masters: MasterKeys) -> tuple[str, bytes]:
+    """Return a session's key as a document, with the document's name."""
+    return f"{KEYS}{random_id()}.json", masters.wrap(data_key, bound(key))
+
+
 async def write(
     store: Store, grant: Grant, data_key: bytes, masters: MasterKeys, before: Manifest | None
 ) -> None:
@@ -87,9 +130,8 @@ async def write(
         LeaseLostError: The epoch is not the newest.
 
     """
-    data = masters.wrap(data_key, bound(grant.key))
+    name, data = wrapped(grant.key, data_key, masters)
     folded = FoldedDocument(grant.head, hashlib.sha256(data).hexdigest(), len(data))
-    name = f"{_FOLDER}{random_id()}.json"
     if before is None:
         manifest = Manifest(key=grant.key, epoch=grant.epoch, as_of_seq=grant.head)
     else:

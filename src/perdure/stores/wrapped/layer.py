@@ -9,13 +9,14 @@ Sealing much is done in a thread; cancelling a call then is as with the inner st
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import NamedTuple
 
+import anyio
 import msgspec
 
+from perdure.codec.blob_names import verified
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -26,7 +27,7 @@ from perdure.errors import (
     TooLargeError,
 )
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import Manifest
+from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.model.records import EPOCH, Entry, Record
 from perdure.store import (
     Batch,
@@ -43,14 +44,16 @@ from perdure.store import (
     Swept,
 )
 from perdure.stores.wrapped.batches import (
-    LARGE,
-    in_thread,
+    done,
+    opened_documents,
     opened_records,
     posted,
+    require_hashed,
     sealed_all,
     sealed_batch,
 )
 from perdure.stores.wrapped.manifests import (
+    folded_of,
     inner_of,
     is_ours,
     listed,
@@ -114,10 +117,10 @@ class Layer(Passing):
                 for one, batch in zip(found, batches, strict=True)
             ]
 
-        sealed = await in_thread(seal_all) if size >= LARGE else seal_all()
+        sealed = await done(size, seal_all)
         rest = [one for one in sealed if isinstance(one, Batch)]
-        done = iter(await self._store.append_many(rest) if rest else ())
-        return [one if isinstance(one, Outcome) else next(done) for one in sealed]
+        outcomes = iter(await self._store.append_many(rest) if rest else ())
+        return [one if isinstance(one, Outcome) else next(outcomes) for one in sealed]
 
     async def _sealer(self, batch: Batch) -> _ToSeal | Outcome:
         try:
@@ -173,9 +176,8 @@ class Layer(Passing):
         if first is None:
             return tuple(records)
         seal = await self._session(key, first.payload)
-        if sum(len(one.payload) for one in records) >= LARGE:
-            return await in_thread(lambda: opened_records(seal, records))
-        return opened_records(seal, records)
+        size = sum(len(one.payload) for one in records)
+        return await done(size, lambda: opened_records(seal, records))
 
     def seal_spill(
         self, key: SessionKey, epoch: int, base: int, entries: Sequence[Entry]
@@ -197,35 +199,41 @@ class Layer(Passing):
         if manifest is None or not is_ours(manifest.about.title):
             return self._foreign(inner)
         tenant = await self._seals.of_tenant(self._store, key.tenant, make=False)
-        own = self._seals.own_documents(manifest)
         outer = outer_of(manifest, tenant)
+        lost = [name for name in inner.damaged if not self._seals.is_own(name)]
+        wanted = {name: one for name, one in inner.found.items() if not self._seals.is_own(name)}
         found: dict[str, Document] = {}
-        damaged = [name for name in inner.damaged if name not in own]
-        wanted = {name: one for name, one in inner.found.items() if name not in own}
         if wanted:
             seal = await self._session(key, next(iter(wanted.values())).data)
-            for name, one in wanted.items():
-                try:
-                    data = seal.open(("document", name), one.data)
-                except CorruptRecordError:
-                    damaged.append(name)
-                else:
-                    found[name] = Document(data, one.as_of_seq)
+            size = sum(len(one.data) for one in wanted.values())
+            found = await done(size, lambda: opened_documents(seal, wanted))
+        damaged = (*lost, *(name for name in wanted if name not in found))
         sealed = {**inner.remains, **{name: one.data for name, one in wanted.items()}}
         remains = {name: sealed[name] for name in damaged if name in sealed}
-        return Documents(outer, found, tuple(damaged), remains=remains)
+        return Documents(outer, found, damaged, remains=remains)
 
     def _foreign(self, inner: Documents) -> Documents:
         """Answer for a manifest that no engine has folded through this wrapper yet."""
         manifest = inner.manifest
-        if manifest is None or self._seals.own_documents(manifest):
+        if manifest is None:
+            left = [name for name in inner.damaged if not self._seals.is_own(name)]
+            remains = {name: inner.remains[name] for name in left if name in inner.remains}
+            return Documents(damaged=tuple(left), remains=remains)
+        if self._own(manifest):
             return Documents()
         return inner if self._seals.takes_plain else Documents()
+
+    def _own(self, manifest: Manifest | None) -> dict[str, FoldedDocument]:
+        listed = {} if manifest is None else manifest.documents
+        return {name: one for name, one in listed.items() if self._seals.is_own(name)}
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Seal documents and what their manifest tells, and write them; see the port."""
+        if taken := self._own(manifest):
+            message = f"documents named as {min(taken)} are this store's own: choose another name"
+            raise NotStorableError(message, key=str(key), documents=sorted(taken))
         seal = await self._seals.of_session(self._store, key)
         if seal is None:
             message = f"epoch {manifest.epoch} of {key} may not write: nobody has it"
@@ -234,24 +242,20 @@ class Layer(Passing):
         before = (await self._store.read_documents(key, ())).manifest
         plain = {name: documents[name] for name in documents if name in manifest.documents}
         sealed = await sealed_all(seal, plain)
-        own = self._seals.own_documents(before) if before else {}
+        own = self._own(before)
+        anew = {} if own else self._seals.own_anew(key, seal)
+        own |= {name: folded_of(data, manifest.as_of_seq) for name, data in anew.items()}
         inner = inner_of(manifest, sealed, before, own, tenant)
         for name in unfit(manifest, plain):  # the engine's own promise is broken: say it later
             lost = msgspec.structs.replace(inner.documents[name], sha256="0" * 64)
             inner.documents[name] = lost
-        await self._store.write_documents(key, sealed, inner)
+        await self._store.write_documents(key, sealed | anew, inner)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
         """Seal blobs under names of their own, and keep them; see the port."""
-        for name, data in blobs.items():
-            if hashlib.sha256(data).hexdigest() != name:
-                message = (
-                    f"blob {name!r} of {len(data)} bytes is not named by its SHA-256: name it by "
-                    "the hash of exactly these bytes"
-                )
-                raise NotStorableError(message, blob=name, size=len(data))
+        await done(sum(map(len, blobs.values())), lambda: require_hashed(blobs))
         if not blobs:
             return
         seal = await self._tenant(tenant)
@@ -266,11 +270,7 @@ class Layer(Passing):
         data = await self._store.get_blob(tenant, seal.name(name))
         if data is None:
             return await self._store.get_blob(tenant, name) if self._seals.takes_plain else None
-        opened = seal.open(("blob", name), data)
-        if hashlib.sha256(opened).hexdigest() != name:
-            message = f"blob {name} does not match its name: put the right bytes again"
-            raise CorruptRecordError(message, blob=name, size=len(opened))
-        return opened
+        return await done(len(data), lambda: verified(name, seal.open(("blob", name), data)))
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
         """See the port; the bytes are those that people put, where blobs are not packed."""
@@ -314,7 +314,12 @@ class Layer(Passing):
         if after:
             await self._seals.check(self._store, key)
         grant = await self._store.acquire(key, after=after)
-        await self._seals.begin(self._store, grant)
+        try:
+            await self._seals.begin(self._store, grant)
+        except BaseException:  # nobody knows that it was taken
+            with anyio.CancelScope(shield=True), suppress(PerdureError):
+                await self._store.release(key, grant.epoch)
+            raise
         return grant
 
     # inbox

@@ -19,7 +19,7 @@ from perdure.model.manifest import About, FoldedDocument, Manifest
 from perdure.store import SessionInfo
 from perdure.stores.wrapped.sealing import Place, Seal
 
-__all__ = ["inner_of", "is_ours", "listed", "outer_of", "place_of", "unfit"]
+__all__ = ["folded_of", "inner_of", "is_ours", "listed", "outer_of", "place_of", "unfit"]
 
 _MARK = "perdure-sealed:"
 _LOST = "0" * 64
@@ -65,7 +65,7 @@ def inner_of(
         data = sealed.get(name)
         old = known.get(name)
         if data is not None:
-            there = FoldedDocument(folded.as_of_seq, _sha256(data), len(data))
+            there = folded_of(data, folded.as_of_seq)
         else:
             there = FoldedDocument(folded.as_of_seq, old.sha256 if old else _LOST, folded.size)
         documents[name] = there
@@ -84,6 +84,11 @@ def inner_of(
             tags=tuple(map(seal.token, about.tags)),
         ),
     )
+
+
+def folded_of(data: bytes, as_of_seq: int) -> FoldedDocument:
+    """Return what a manifest says of a document with these bytes."""
+    return FoldedDocument(as_of_seq, _sha256(data), len(data))
 
 
 def outer_of(inner: Manifest, seal: Seal | None) -> Manifest:

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.store import Grant, Store
 
 __all__ = ["Place", "Seal", "Seals", "from_text", "said", "to_text"]
@@ -94,8 +93,12 @@ class Seals(Protocol):
         """Return the seal of a session that was used before, without waiting."""
         ...
 
-    def own_documents(self, manifest: Manifest) -> dict[str, FoldedDocument]:
-        """Return those of a manifest's documents that are the wrapper's own."""
+    def is_own(self, name: str) -> bool:
+        """Say whether a document of this name is the wrapper's own."""
+        ...
+
+    def own_anew(self, key: SessionKey, seal: Seal) -> dict[str, bytes]:
+        """Return the wrapper's own documents of a session that no manifest names any more."""
         ...
 
     def forget(self, key: SessionKey) -> None:

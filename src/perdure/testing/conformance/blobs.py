@@ -48,6 +48,17 @@ class BlobConformance(Suite):
             with pytest.raises(CorruptRecordError):
                 await store.get_blob("", _NAME)
 
+    async def test_names_of_a_wrapper_s_own_are_kept(self, store: Store) -> None:
+        """What is sealed or packed has a name that begins with x, and proves nothing here."""
+        data, names = b"sealed", ("x" + _NAME, "x" + "0" * 96)
+        await store.put_blobs("", dict.fromkeys(names, data))
+        assert [await store.get_blob("", name) for name in names] == [data, data]
+        assert sorted(await store.blob_names("")) == sorted(names)
+        assert await store.sweep("", {names[0]}, 0) == Swept(quarantined=1)
+        assert await store.sweep("", {names[0]}, 0) == Swept(removed=1, bytes=len(data))
+        assert await store.remove_blobs("", names) == len(data)
+        assert await store.blob_names("") == []
+
     async def test_names_are_those_of_what_can_be_read(self, store: Store) -> None:
         assert await store.blob_names("") == []
         blobs = {name_of(data): data for data in (_DATA, b"", b"another")}

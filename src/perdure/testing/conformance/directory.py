@@ -21,6 +21,7 @@ from perdure.testing.conformance._kit import (
     entries,
     group,
     manifest_of,
+    name_of,
     read,
     take,
 )
@@ -151,6 +152,9 @@ class DirectoryConformance(Suite):
         assert await store.tenants() == sorted(names)
         await take(store)
         assert await store.tenants() == ["", *sorted(names)]
+        if store.capabilities.blobs:
+            await store.put_blobs("blobs only", {name_of(b"a"): b"a"})
+            assert await store.tenants() == sorted(["", *names, "blobs only"])
 
     async def test_scrubbing_leaves_what_is_there(self, store: Store) -> None:
         grant = await take(store)

@@ -136,6 +136,11 @@ class LogConformance(Suite):
 
     async def test_nothing_to_append_is_fine(self, store: Store) -> None:
         assert await store.append_many([]) == []
+        grant = await take(store)
+        assert (await append(store, grant, 2)).status is Status.OK
+        assert await store.head(KEY) == 1
+        await append_ok(store, grant, 2, *group("a"))
+        assert tuple(entries(await read(store))) == group("a")
 
     async def test_without_a_lease_nothing_is_written(self, store: Store) -> None:
         for epoch in (0, 1):

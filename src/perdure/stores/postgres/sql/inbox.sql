@@ -23,9 +23,16 @@ SELECT pg_notify(%(channel)s, '') FROM told
 SELECT i.id, i.op, i.item FROM {schema}.inbox AS i WHERE i.session = %s ORDER BY i.id LIMIT %s
 
 -- name: inboxes
-SELECT t.name, s.agent, s.session FROM {schema}.sessions AS s
+-- From one inbox in which something waits to the next: the others are not looked at.
+WITH RECURSIVE w (session) AS (
+    SELECT min(i.session) FROM {schema}.inbox AS i
+    UNION ALL
+    SELECT (SELECT min(i.session) FROM {schema}.inbox AS i WHERE i.session > w.session)
+    FROM w WHERE w.session IS NOT NULL
+)
+SELECT t.name, s.agent, s.session
+FROM w JOIN {schema}.sessions AS s ON s.id = w.session
 JOIN {schema}.tenants AS t ON t.id = s.tenant
-WHERE EXISTS (SELECT FROM {schema}.inbox AS i WHERE i.session = s.id)
 
 -- name: settle
 DELETE FROM {schema}.inbox WHERE session = %s AND op = ANY(%b::bytea[])

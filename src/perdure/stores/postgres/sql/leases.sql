@@ -39,9 +39,12 @@ WHERE t.name = %s AND s.tenant = t.id AND s.agent = %s AND s.session = %s AND s.
     AND NOT s.released
 
 -- name: enter
--- Owners whom nobody refers to any more are forgotten after a week.
+-- Owners are forgotten a week after their last heartbeat, with what was asked of them.
 WITH forgotten AS (
     DELETE FROM {schema}.owners WHERE seen < now() - interval '7 days' AND owner <> %(owner)s
+    RETURNING owner
+), unheard AS (
+    DELETE FROM {schema}.requests AS r USING forgotten AS f WHERE r.owner = f.owner
 )
 INSERT INTO {schema}.owners (owner, beat, seen, host, pid)
 VALUES (%(owner)s, 1, now(), %(host)s, %(pid)s)

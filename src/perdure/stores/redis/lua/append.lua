@@ -8,6 +8,8 @@ if s[1] ~= ARGV[1] or s[3] then
 end
 local head, first = tonumber(s[2] or 0), tonumber(ARGV[2])
 local id = ARGV[3] .. '-' .. ARGV[2]
+if first > head + 1 then return {'gap', head} end
+if tonumber(ARGV[3]) < first then return 0 end
 if first == head + 1 then
   -- A log that is gone is not begun anew in its middle.
   if not redis.call('XADD', KEYS[2], 'NOMKSTREAM', id, ARGV[1], ARGV[4]) then
@@ -16,11 +18,8 @@ if first == head + 1 then
   redis.call('HSET', KEYS[1], 'h', ARGV[3], 'u', ARGV[5])
   return 0
 end
-if first > head then return {'gap', head} end
+-- Sent again. A write all the same, so that WAITAOF on this connection waits for the first one.
+redis.call('HSET', KEYS[1], 'u', ARGV[5])
 local held = redis.call('XRANGE', KEYS[2], id, id)[1]
-if held and held[2][1] == ARGV[1] and held[2][2] == ARGV[4] then
-  -- Sent again. A write all the same, so that WAITAOF on this connection waits for the first one.
-  redis.call('HSET', KEYS[1], 'u', ARGV[5])
-  return 0
-end
+if held and held[2][1] == ARGV[1] and held[2][2] == ARGV[4] then return 0 end
 return {'overlap', head}

@@ -1,7 +1,7 @@
 -- Remove items that are in the log.
 -- KEYS: session, inbox items, inbox order
 -- ARGV: epoch, then the ids
--- Returns 0, or {'lost', epoch, deleted}.
+-- Returns how many wait on, or {'lost', epoch, deleted}.
 local s = redis.call('HMGET', KEYS[1], 'e', 'd')
 if s[1] ~= ARGV[1] or s[2] then
   return {'lost', tonumber(s[1] or 0), s[2] and 1 or 0}
@@ -10,4 +10,4 @@ for at = 2, #ARGV do
   redis.call('ZREM', KEYS[3], ARGV[at])
   redis.call('HDEL', KEYS[2], ARGV[at])
 end
-return 0
+return redis.call('ZCARD', KEYS[3])

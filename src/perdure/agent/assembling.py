@@ -1,0 +1,197 @@
+"""Putting an agent together: its session opened and claimed, its parts made around it.
+
+The restore itself happens in the agent's bootstrap. What was opened on the way is given back if
+it fails, so a missing agent leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
+
+from perdure.agent.context import AgentContext, AgentRuntimeState
+from perdure.agent.handlers import set_aside
+from perdure.agent.memory import MemoryManager
+from perdure.agent.plugins import AgentPlugins
+from perdure.agent.requests import LLMRequestAssembler
+from perdure.agent.runtime import AgentRuntime
+from perdure.agent.tools import Toolbox
+from perdure.errors import ConfigError, SessionError
+from perdure.memory.compaction import Compactor
+from perdure.session.entries import meta_entry
+from perdure.session.inside import claim, disclaim, has_content
+
+if TYPE_CHECKING:
+    from perdure.agent.agent import Agent
+    from perdure.agent.config import AgentConfig
+    from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
+    from perdure.session.manager import SessionManager
+    from perdure.session.session import Session
+
+__all__ = ["IfExists", "Release", "assemble", "clear_the_way", "open_session"]
+
+IfExists = Literal["resume", "error", "replace"]
+"""What to do about an agent of the same id: go on with it, refuse, or delete it first."""
+
+DEFAULT_TYPE: Final = "agent"
+"""What a session is stored as unless somebody says otherwise."""
+
+Release = Callable[[], Awaitable[object]]
+A = TypeVar("A", bound="Agent")
+
+
+async def clear_the_way(
+    sessions: SessionManager, agent_id: str, config: AgentConfig, if_exists: IfExists
+) -> None:
+    """Refuse, or delete, what is stored under an agent's id, as is wished.
+
+    Raises:
+        ConfigError: The wish does not fit.
+        SessionAlreadyActiveError: It is to be deleted, and an agent runs on it here.
+        SessionError: It exists, and shall not.
+
+    """
+    if if_exists not in get_args(IfExists):
+        message = f"if_exists={if_exists!r} does not fit: choose resume, error or replace"
+        raise ConfigError(message, option="if_exists")
+    place = {"session": config.session, "tenant": config.tenant}
+    if if_exists == "resume" or not await sessions.exists(agent_id, **place):
+        return
+    if if_exists == "error":
+        raise _exists(agent_id)
+    session = await open_session(sessions, agent_id, config, create=False)
+    try:
+        owner = object()
+        claim(session, owner)  # refuses to delete under a running agent
+        await sessions.delete(agent_id, **place, on_held=config.on_held, wait=config.wait)
+        disclaim(session, owner)
+    finally:
+        await session.__aexit__(None, None, None)
+
+
+async def open_session(
+    sessions: SessionManager,
+    agent_id: str,
+    config: AgentConfig,
+    *,
+    create: bool,
+    new: bool = False,
+) -> Session:
+    """Open an agent's session, as its config says."""
+    return await sessions.open(
+        agent_id,
+        session=config.session,
+        tenant=config.tenant,
+        create=create,
+        new=new,
+        on_held=config.on_held,
+        wait=config.wait,
+        strict=config.restore.strict,
+        autosave=config.autosave,
+    )
+
+
+async def assemble(
+    kind: type[A],
+    session: Session,
+    config: AgentConfig,
+    sessions: SessionManager,
+    *,
+    restore: bool = False,
+    load: bool = True,
+    save_on_close: bool = True,
+    release: Release | None = None,
+) -> A:
+    """Claim an open session, and put an agent together around it.
+
+    Raises:
+        SessionAlreadyActiveError: An agent runs on it here.
+        SessionError: It is stored as another kind of agent.
+
+    """
+    context: AgentContext | None = None
+    undo: list[Callable[[], object]] = []
+    try:
+        _check_type(session, config)
+        restore = restore or (load and has_content(session))
+        runtime = AgentRuntime()
+        options = config.restore if restore and config.features.history else None
+        context = _context(session, config, runtime, options)
+        context.sets_aside = not restore and has_content(session)
+        context.declared.sessions = sessions
+        claim(session, context)
+        undo.append(lambda: disclaim(session, context))
+        if not config.features.history:
+            set_aside(context)
+        forget = sessions.on("drain", lambda _: runtime.drain())
+        undo.append(forget)
+
+        async def let_go() -> None:
+            forget()
+            if release is not None:
+                await release()
+
+        return kind(context, runtime, save_on_close=save_on_close, release=let_go)
+    except BaseException:
+        for step in reversed(undo):
+            step()
+        await session.__aexit__(None, None, None)
+        raise
+
+
+def _context(
+    session: Session,
+    config: AgentConfig,
+    runtime: AgentRuntime,
+    restore_options: WorkingContextSnapshotBootstrapOptions | None,
+) -> AgentContext:
+    memory = MemoryManager(
+        session,
+        compaction_policy=config.compaction,
+        compactor=Compactor(config.summarizer),
+        options=config.restore,
+        history=config.features.history,
+        redact_arguments=config.redact_arguments,
+    )
+    plugins = AgentPlugins(config, session)
+    notes = plugins.notes
+    assembler = LLMRequestAssembler(
+        memory,
+        renderer=config.renderer,
+        emit=runtime.emit,
+        notes=None if notes is None else notes.text,
+    )
+    state = AgentRuntimeState(
+        session.id, workspace=config.workspace, restore_options=restore_options
+    )
+    return AgentContext(
+        config,
+        state,
+        memory,
+        toolbox=Toolbox([*config.tools, *(() if notes is None else notes.tools())]),
+        plugins=plugins,
+        assembler=assembler,
+        emit=runtime.emit,
+    )
+
+
+def _check_type(session: Session, config: AgentConfig) -> None:
+    """Note the type of a new agent; refuse to go on with one of another type."""
+    stored, wanted = session.info.agent_type, config.agent_type
+    if stored == wanted:
+        return
+    if has_content(session) or stored != DEFAULT_TYPE:
+        message = (
+            f"agent {session.id!r} is stored as a {stored!r}, not as a {wanted!r}: give "
+            f"agent_type={stored!r}, or choose another id"
+        )
+        raise SessionError(message, agent=session.id, stored=stored, wanted=wanted)
+    session.accept((meta_entry(agent_type=wanted),))
+
+
+def _exists(agent_id: str) -> SessionError:
+    message = (
+        f"agent {agent_id!r} exists: choose another id, or if_exists='resume' to go on with it, "
+        "'replace' to delete it and begin anew"
+    )
+    return SessionError(message, agent=agent_id)

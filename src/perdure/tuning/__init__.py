@@ -1,0 +1,36 @@
+"""Which autosave setting fits a store and a workload: measure, replay, advise.
+
+`observed` reads from a store when its sessions changed, or `made_up` makes such a workload;
+`measure` finds out what the store can take; `advise` replays the workload with each setting,
+through the same decisions that autosave makes, and weighs what comes out.
+"""
+
+from __future__ import annotations
+
+from perdure.tuning.advice import Advice, Needs, Option, advise
+from perdure.tuning.chart import chart
+from perdure.tuning.made_up import made_up
+from perdure.tuning.measure import measure
+from perdure.tuning.measured import Level, Measured
+from perdure.tuning.observed import observed
+from perdure.tuning.replay import Cost, replay
+from perdure.tuning.workload import Change, Workload, changes_of, workload_of
+
+__all__ = [
+    "Advice",
+    "Change",
+    "Cost",
+    "Level",
+    "Measured",
+    "Needs",
+    "Option",
+    "Workload",
+    "advise",
+    "changes_of",
+    "chart",
+    "made_up",
+    "measure",
+    "observed",
+    "replay",
+    "workload_of",
+]

@@ -1,0 +1,141 @@
+"""A picture of the trade: how much each setting saves, and what a crash costs with it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from perdure.tuning.advice import Advice, Option
+
+__all__ = ["chart"]
+
+_WIDTH, _HEIGHT = 720, 460
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 40, 64, 64
+
+_APART: Final = 12
+"""Pixels between points that can have labels of their own."""
+
+_LABEL: Final = 110
+"""The most pixels of a label, about."""
+
+_STYLE: Final = """
+  .page { fill: #ffffff } text { font: 13px system-ui, sans-serif; fill: #24292f }
+  .title { font-size: 17px; font-weight: 600 } .small { fill: #57606a }
+  .axis { stroke: #8c959f; fill: none } .grid { stroke: #d8dee4; fill: none }
+  .line { stroke: #8c959f; stroke-dasharray: 4 4; fill: none }
+  .fits { fill: #0969da } .not { fill: none; stroke: #8c959f; stroke-width: 2 }
+  .best { fill: #1a7f37 } .best-label { font-weight: 600; fill: #1a7f37 }
+  @media (prefers-color-scheme: dark) {
+    .page { fill: #0d1117 } text { fill: #e6edf3 } .small { fill: #9198a1 }
+    .axis, .line { stroke: #656c76 } .grid { stroke: #262c36 }
+    .fits { fill: #4493f8 } .not { stroke: #656c76 }
+    .best { fill: #3fb950 } .best-label { fill: #3fb950 }
+  }
+"""
+
+
+def chart(advice: Advice, sessions: int) -> str:
+    """Return an SVG: saves in a second to the right, seconds at risk upwards, both logarithmic.
+
+    Args:
+        advice: What was weighed.
+        sessions: How many are active, for the number of saves.
+
+    """
+    across = _Axis([one.cost.saves * sessions for one in advice.options], _LEFT, _WIDTH - _RIGHT)
+    up = _Axis([one.cost.worst for one in advice.options], _HEIGHT - _BOTTOM, _TOP)
+    points = [
+        _Point(across.at(one.cost.saves * sessions), up.at(one.cost.worst), one)
+        for one in advice.options
+    ]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in sorted(points, key=lambda one: one.x))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">',
+        "<title>Autosave settings by saves in a second and seconds at risk</title>",
+        f"<style>{_STYLE}</style>",
+        f'<rect class="page" width="{_WIDTH}" height="{_HEIGHT}"/>',
+        f'<text class="title" x="{_LEFT}" y="30">Debounce / longest delay, in seconds</text>',
+        f'<text class="small" x="{_LEFT}" y="50">green: recommended; hollow: does not fit</text>',
+        *_grid(across, up),
+        f'<polyline class="line" points="{line}"/>',
+        *[_circle(point, best=point.option is advice.best) for point in points],
+        *[_label(group, advice.best) for group in _together(points)],
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+class _Point(NamedTuple):
+    x: float
+    y: float
+    option: Option
+
+
+class _Axis:
+    """Where a number lies between two ends, by its logarithm."""
+
+    def __init__(self, values: Sequence[float], start: float, end: float) -> None:
+        positive = [value for value in values if value > 0] or [1.0]
+        self.low = math.floor(math.log10(min(positive)))
+        self.high = max(math.ceil(math.log10(max(positive))), self.low + 1)
+        self.start, self.end = start, end
+
+    def at(self, value: float) -> float:
+        share = (math.log10(value) - self.low) / (self.high - self.low) if value > 0 else 0.0
+        return self.start + (self.end - self.start) * share
+
+    def ticks(self) -> list[float]:
+        return [10.0**power for power in range(self.low, self.high + 1)]
+
+
+def _grid(across: _Axis, up: _Axis) -> list[str]:
+    bottom, right = up.start, across.end
+    found = []
+    for value in across.ticks():
+        x = across.at(value)
+        found.append(f'<path class="grid" d="M{x:.1f} {up.end}V{bottom}"/>')
+        found.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{value:,g}</text>')
+    for value in up.ticks():
+        y = up.at(value)
+        found.append(f'<path class="grid" d="M{across.start} {y:.1f}H{right}"/>')
+        found.append(
+            f'<text x="{across.start - 10}" y="{y + 4:.1f}" text-anchor="end">{value:,g}</text>'
+        )
+    middle = (across.start + right) / 2
+    found.append(
+        f'<text x="{middle}" y="{_HEIGHT - 16}" text-anchor="middle">saves in a second</text>'
+    )
+    found.append(
+        f'<text transform="translate(22 {(bottom + up.end) / 2}) rotate(-90)" '
+        f'text-anchor="middle">seconds that a crash costs, at the worst</text>'
+    )
+    return found
+
+
+def _circle(point: _Point, *, best: bool) -> str:
+    kind = "best" if best else "not" if point.option.against else "fits"
+    return f'<circle class="{kind}" cx="{point.x:.1f}" cy="{point.y:.1f}" r="{7 if best else 5}"/>'
+
+
+def _together(points: Sequence[_Point]) -> list[list[_Point]]:
+    """Return the points in groups that one label is for, because they lie on each other."""
+    groups: list[list[_Point]] = []
+    for point in points:
+        for group in groups:
+            if math.dist((point.x, point.y), (group[0].x, group[0].y)) < _APART:
+                group.append(point)
+                break
+        else:
+            groups.append([point])
+    return groups
+
+
+def _label(group: Sequence[_Point], best: Option | None) -> str:
+    settings = [point.option.cost.autosave for point in group]
+    text = ", ".join(f"{one.debounce:g} / {one.max_delay:g}" for one in settings)
+    kind = ' class="best-label"' if any(point.option is best for point in group) else ""
+    x, y = group[0].x, group[0].y - 8
+    if x > _WIDTH - _RIGHT - _LABEL:  # to the left of it, or the picture would cut it
+        return f'<text{kind} x="{x - 10:.1f}" y="{y:.1f}" text-anchor="end">{text}</text>'
+    return f'<text{kind} x="{x + 10:.1f}" y="{y:.1f}">{text}</text>'

@@ -1,0 +1,138 @@
+"""What a store can take: sessions of a tenant of their own, saved together, and removed again."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from statistics import median
+from time import perf_counter
+from typing import Final
+
+import anyio
+import msgspec
+
+from perdure.errors import StoreUnavailableError
+from perdure.model.keys import SessionKey
+from perdure.model.records import MESSAGE, Entry
+from perdure.store import Batch, Grant, Outcome, Status, Store
+from perdure.tuning.measured import Level, Measured
+
+__all__ = ["TENANT", "measure"]
+
+TENANT: Final = "perdure-tune"
+"""Whose the sessions are that are made for it."""
+
+LEVELS: Final = (1, 8, 64)
+_ROUNDS: Final = 3
+"""The fewest rounds of a level, however slow the store is."""
+_AT_ONCE: Final = 16
+
+
+async def measure(
+    store: Store, *, size: int = 1000, seconds: float = 4.0, levels: Sequence[int] = LEVELS
+) -> Measured:
+    """Save sessions to a store in the same batches as autosave does, and see how long it takes.
+
+    They belong to the tenant `TENANT`, and are deleted in the end; those that a killed
+    run has left are deleted first.
+
+    Args:
+        store: An open one.
+        size: Bytes of a record.
+        seconds: For how long, about, in all.
+        levels: How many sessions are due at once.
+
+    Raises:
+        StoreUnavailableError: A save failed.
+
+    """
+    await _clear(store)
+    payload = msgspec.json.encode(secrets.token_hex(max(size // 2, 1)))
+    async with _sessions(store, max(levels)) as heads:
+        share = seconds / len(levels)
+        found = [await _level(store, heads, count, payload, share) for count in levels]
+    return Measured(tuple(found), size)
+
+
+async def _level(
+    store: Store, heads: dict[Grant, int], count: int, payload: bytes, seconds: float
+) -> Level:
+    """Save some of the sessions again and again; ``heads`` are their logs' ends, and move."""
+    until = perf_counter() + seconds
+    took: list[float] = []
+    some = list(heads)[:count]
+    while len(took) < _ROUNDS or perf_counter() < until:
+        entry = (Entry(MESSAGE, payload),)
+        batches = [Batch(one.key, one.epoch, heads[one] + 1, entry) for one in some]
+        start = perf_counter()
+        await _save(store, batches)
+        took.append(perf_counter() - start)
+        for one in some:
+            heads[one] += 1
+    return Level(count, median(took), len(took))
+
+
+async def _save(store: Store, batches: Sequence[Batch]) -> None:
+    """Save as autosave would: as many batches at once as the store takes."""
+    most = store.capabilities.batch_max
+    waiting = [batches[at : at + most] for at in range(0, len(batches), most)]
+    outcomes: list[Outcome] = []
+
+    async def work() -> None:
+        while waiting:
+            outcomes.extend(await store.append_many(waiting.pop()))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(min(store.capabilities.parallelism, len(waiting))):
+            group.start_soon(work)
+    for outcome in outcomes:
+        if outcome.status is not Status.OK:
+            message = f"{store.location} could not be measured: {outcome.error or outcome.status}"
+            raise StoreUnavailableError(message, path=store.location) from outcome.error
+
+
+@asynccontextmanager
+async def _sessions(store: Store, count: int) -> AsyncGenerator[dict[Grant, int], None]:
+    """Make sessions, and delete them in the end; gives their logs' ends."""
+    run = secrets.token_hex(4)
+    heads: dict[Grant, int] = {}
+    limiter = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def make(name: str) -> None:
+        async with limiter:
+            grant = await store.acquire(SessionKey(name, tenant=TENANT), after=0)
+            heads[grant] = grant.head
+
+    async def remove(grant: Grant) -> None:
+        async with limiter:
+            await store.delete(grant.key, grant.epoch)
+
+    try:
+        async with anyio.create_task_group() as group:
+            for n in range(count):
+                group.start_soon(make, f"{run}-{n:03d}")
+        yield heads
+    finally:
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as group:
+                for grant in heads:
+                    group.start_soon(remove, grant)
+
+
+async def _clear(store: Store) -> None:
+    """Delete what a run has left that was killed."""
+    while left := await store.sessions(tenant=TENANT, limit=1000):
+        mine = [info.key for info in left]
+        gone = [key for key in mine if await _delete(store, key)]
+        if len(gone) < len(mine):
+            return  # another run goes on beside this one
+
+
+async def _delete(store: Store, key: SessionKey) -> bool:
+    holder = await store.holder(key)
+    if holder is None or not (holder.released or holder.alive is False):
+        return False
+    grant = await store.acquire(key, after=holder.epoch)
+    await store.delete(key, grant.epoch)
+    return True

@@ -1,0 +1,129 @@
+"""What a session could not read back is refused at the door, before anything is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import Archives, Autosave, ConfigError, Message, NotStorableError
+from perdure.memory.storage import MemoryItem
+
+
+def wrong(value: Any) -> Any:
+    return value
+
+
+WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "title": (lambda session: session.describe(title=5), "title must be a string, not int"),
+    "owner": (lambda session: session.describe(owner=5), "owner must be a string, not int"),
+    "tag": (lambda session: session.describe(tags=["a", 5]), "tag must be a string, not int"),
+    "tags": (lambda session: session.describe(tags="draft"), r"tags='draft'.*\['draft'\]"),
+    "turn id": (lambda session: session.turn(5), "turn id must be a string, not int"),
+    "no turn id": (lambda session: session.turn(""), "turn id is empty"),
+    "key": (lambda session: session.memory.set(5, 1), "memory key must be a string, not int"),
+    "dropped key": (lambda session: session.memory.drop(5), "memory key must be a string"),
+    "description": (
+        lambda session: session.memory.set("a", 1, description=5),
+        "memory description must be a string",
+    ),
+    "scope": (lambda session: session.memory.set("a", 1, scope=None), "scope must be a string"),
+    "time": (
+        lambda session: session.memory.put(MemoryItem(key="a", value=1, created_at=wrong("now"))),
+        "created_at='now'",
+    ),
+    "pinned": (lambda session: session.memory.set("a", 1, pinned="yes"), "pinned='yes'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_a_value_of_a_wrong_type_never_enters_the_log(name: str) -> None:
+    act, said = WRONG[name]
+    store = perdure.store_for("memory:")
+    async with perdure.connect(store) as sessions, sessions.open("ada") as session:
+        session.append(Message.user("Hello"))
+        before = session.version
+        with pytest.raises(ConfigError, match=said):
+            act(session)
+        assert session.version == before
+    async with perdure.connect(store) as sessions, sessions.open("ada") as session:
+        assert [message.text for message in session.context()] == ["Hello"]
+        assert session.info.turns == 0
+        assert await session.memory.keys() == []
+
+
+async def test_the_label_of_an_archive_is_text(tmp_path: Path) -> None:
+    async with perdure.connect("memory:") as sessions, sessions.open("ada") as session:
+        archives = Archives(session, tmp_path)
+        with pytest.raises(ConfigError, match="archive label must be a string, not int"):
+            await archives.save(label=wrong(5))
+        assert list(await archives.all()) == []
+
+
+@pytest.mark.parametrize("after", [1.0, True, "1"])
+async def test_a_retraction_goes_to_a_record_s_number(after: Any) -> None:
+    async with perdure.connect("memory:") as sessions, sessions.open("ada") as session:
+        session.append(Message.user("Hello"))
+        with pytest.raises(ConfigError, match=f"none at {after}"):
+            await session.retract(after=after)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"owner": 5}, "owner must be a string, not int"),
+        ({"tags": ["a", 5]}, "tag must be a string, not int"),
+        ({"tags": "draft"}, r"tags='draft'.*\['draft'\]"),
+        ({"on_held": "stael"}, "on_held='stael'.*handover, raise, steal"),
+        ({"autosave": True}, "autosave=True.*Autosave"),
+    ],
+    ids=["owner", "tag", "tags", "on_held", "autosave"],
+)
+async def test_an_open_that_does_not_fit_makes_no_session(
+    options: dict[str, Any], said: str
+) -> None:
+    async with perdure.connect("memory:") as sessions:
+        with pytest.raises(ConfigError, match=said):
+            sessions.open("ada", **options)
+        assert not await sessions.exists("ada")
+
+
+@pytest.mark.parametrize("name", ["autosave", "lease", "shutdown", "limits", "engine"])
+def test_an_option_that_is_no_group_of_options_is_named(name: str) -> None:
+    options: dict[str, Any] = {name: "server"}
+    with pytest.raises(ConfigError, match=f"{name}='server' does not fit: give {name.title()}"):
+        perdure.connect("memory:", **options)
+
+
+async def test_who_forgot_to_await_an_open_is_told() -> None:
+    async with perdure.connect("memory:") as sessions:
+        session = wrong(sessions.open("ada"))
+        with pytest.raises(AttributeError, match=r"append: .*async with sessions.open"):
+            session.append(Message.user("Hello"))
+        assert not hasattr(session, "turn")
+
+
+async def test_plain_text_is_sent_into_a_message() -> None:
+    async with perdure.connect("memory:") as sessions, sessions.open("ada") as session:
+        with pytest.raises(NotStorableError, match=r"str cannot .*Message.user"):
+            session.append("Hello")
+
+
+async def test_autosave_goes_on_as_it_was_behind_a_tune_that_does_not_fit() -> None:
+    connected = perdure.connect("memory:", autosave=Autosave.write_through())
+    async with connected as sessions, sessions.open("ada") as session:
+        with pytest.raises(ConfigError, match=r"autosave=5.*Autosave.server\(\)"):
+            sessions.tune(wrong(5))
+        with pytest.raises(ConfigError, match="hook for drain"):
+            sessions.on("drain", wrong(5))
+        session.append(Message.user("Hello"))
+        await session.wait_durable()
+
+
+async def test_a_filter_of_a_wrong_type_is_named() -> None:
+    async with perdure.connect("memory:") as sessions:
+        with pytest.raises(ConfigError, match="tag must be a string, not int"):
+            await sessions.list(tag=wrong(5))

@@ -1,0 +1,385 @@
+"""How a session leaves memory, what may go wrong then, and that it is never half-way out."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+from perdure import (
+    Message,
+    Session,
+    SessionClosedError,
+    SessionError,
+    SessionManager,
+    SessionQuarantinedError,
+    Shutdown,
+    UnsavedChangesError,
+    connect,
+)
+from perdure.session.options import Engine
+from perdure.store import Outcome, Status
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing import SwitchedStore
+from tests._virtual import BACKENDS, run
+from tests.session.conftest import Connect
+from tests.session.lives import said
+from tests.session.test_meanwhile import QUIET, Store
+
+pytestmark = pytest.mark.anyio
+
+
+def runtime(sessions: SessionManager) -> Any:
+    return sessions._connected.runtime  # type: ignore[union-attr]
+
+
+async def by_close(session: Session) -> None:
+    await session.aclose()
+
+
+async def by_idleness(session: Session) -> None:
+    session._keeper.unpin(session)
+    await session._keeper.idle(session)
+
+
+async def by_handover(session: Session) -> None:
+    await session._keeper.hand_over(session.key)
+
+
+@pytest.mark.parametrize("leave", [by_close, by_idleness, by_handover])
+async def test_a_session_whose_release_failed_opens_again(
+    leave: Callable[[Session], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SwitchedStore(MemoryStore())
+    async with connect(store, shutdown=QUIET) as sessions:
+        session = await sessions.open("a")
+        session.append(Message.user("one"))
+        await session.save()
+        store.fail_next("release")
+        await leave(session)
+        assert "release failed" in caplog.text
+        again = await sessions.open("a")
+        assert again is not session
+        again.append(Message.user("two"))
+        assert said(again) == ["one", "two"]
+
+
+async def test_a_lease_that_was_not_released_is_given_to_whoever_asks() -> None:
+    backing = MemoryBacking()
+    store = SwitchedStore(MemoryStore(backing=backing))
+    one, two = (connect(place, shutdown=QUIET) for place in (store, MemoryStore(backing=backing)))
+    async with one, two:
+        session = await one.open("a")
+        session.append(Message.user("one"))
+        store.fail_next("release")
+        await session.aclose()
+        assert said(await two.open("a")) == ["one"]
+
+
+async def test_a_session_that_could_not_be_saved_in_time_goes_on_though_it_was_sealed() -> None:
+    store = Store()
+    shutdown = Shutdown(signals=False, deadline=0.1, turn_grace=0)
+    async with connect(store, shutdown=shutdown, autosave=None) as sessions:
+        session = await sessions.open("a")
+        session.append(Message.user("saved"))
+
+        async def late() -> None:
+            session.append(Message.user("late"))
+            store.refuses = Status.TRANSIENT
+
+        store.after["append_many"] = late
+        with pytest.raises(UnsavedChangesError, match="it stays open"):
+            await session.aclose()
+        session.append(Message.user("later"))
+        assert await sessions.open("a") is session
+        store.refuses = None
+        await session.aclose()
+        assert said(await sessions.open("a")) == ["saved", "late", "later"]
+
+
+async def test_a_fold_that_breaks_keeps_no_session_in_memory() -> None:
+    store, failed = Store(), []
+    async with connect(store, shutdown=QUIET) as sessions:
+        sessions.on("fold_failed", failed.append)
+        session = await sessions.open("a")
+        session.append(Message.user("one"))
+
+        async def breaks() -> None:
+            raise RuntimeError("a driver's own error")
+
+        store.hooks["write_documents"] = breaks
+        await session.aclose()
+        assert [str(event.error) for event in failed] == ["a driver's own error"]
+        assert said(await sessions.open("a")) == ["one"]
+        store.hooks["write_documents"] = breaks
+    async with connect(MemoryStore(backing=store._backing), shutdown=QUIET) as sessions:
+        assert said(await sessions.open("a", on_held="raise")) == ["one"]
+
+
+async def test_a_fold_that_hangs_keeps_no_session_in_memory() -> None:
+    store, engine = Store(), Engine(exclusive_timeout=0.02)
+    async with connect(store, shutdown=QUIET, engine=engine) as sessions:
+        session = await sessions.open("a")
+        session.append(Message.user("one"))
+        store.hooks["write_documents"] = anyio.sleep_forever
+        await session.aclose()
+        assert said(await sessions.open("a")) == ["one"]
+
+
+async def test_every_close_waits_until_the_session_is_closed(again: Connect) -> None:
+    async with again(autosave=None) as sessions:
+        session = await sessions.open("a")
+        begun, end = anyio.Event(), anyio.Event()
+        durable: list[bool] = []
+
+        async def turn() -> None:
+            async with session.turn():
+                begun.set()
+                await end.wait()
+                session.append(Message.user("one"))
+
+        async def close() -> None:
+            await session.aclose()
+            durable.append(session.durable_version == session.version and not session.is_writable)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(turn)
+            await begun.wait()
+            group.start_soon(close)
+            group.start_soon(close)
+            await anyio.wait_all_tasks_blocked()
+            end.set()
+        assert durable == [True, True]
+
+
+async def test_turns_that_wait_already_come_before_the_close(again: Connect) -> None:
+    async with again() as sessions:
+        session = await sessions.open("a")
+
+        async def turn(text: str) -> None:
+            async with session.turn():
+                await anyio.lowlevel.checkpoint()
+                session.append(Message.user(text))
+
+        async with anyio.create_task_group() as group, session.turn():
+            for text in ("one", "two"):
+                group.start_soon(turn, text)
+                await anyio.wait_all_tasks_blocked()
+            group.start_soon(session.aclose)
+            await anyio.wait_all_tasks_blocked()
+        assert said(await sessions.open("a")) == ["one", "two"]
+
+
+async def test_a_close_within_a_turn_is_refused_instead_of_waiting_for_it(again: Connect) -> None:
+    async with again() as sessions, sessions.open("a") as session, session.turn():
+        with pytest.raises(SessionError, match="end the turn before closing"):
+            await session.aclose()
+        session.append(Message.user("one"))
+
+
+async def test_a_session_that_is_closed_with_its_manager_says_so(again: Connect) -> None:
+    async with again() as sessions:
+        session = await sessions.open("a")
+        session.append(Message.user("one"))
+    await session.aclose()
+    for act in (
+        session.turn().__aenter__,
+        session.discard_unsaved,
+        lambda: session.fork_unsaved("b"),
+        lambda: session.retract(after=0),
+    ):
+        with pytest.raises(SessionClosedError, match=r"connect\(…\)"):
+            await act()
+    assert (await session.save()).version == session.version
+
+
+async def test_a_load_that_waits_for_others_ends_when_its_manager_drains(again: Connect) -> None:
+    async with again() as one, again() as two:
+        session = await one.open("a")
+        refused = anyio.Event()
+
+        async def want() -> None:
+            with pytest.raises(SessionClosedError, match="stopping"):
+                await two.open("a", wait=1000)
+            refused.set()
+
+        async with anyio.create_task_group() as group, session.turn():
+            group.start_soon(want)
+            with anyio.fail_after(20):
+                while not runtime(two).flights:
+                    await anyio.sleep(0)
+                two.drain()
+                await refused.wait()
+
+
+class Hanging(MemoryStore):
+    """A store that takes records, and then does nothing more."""
+
+    async def write_documents(self, *_: Any) -> None:
+        await anyio.sleep_forever()
+
+    async def release(self, *_: Any) -> None:
+        await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_store_that_hangs_at_the_end_costs_no_more_than_was_promised(backend: str) -> None:
+    """I8: within ``deadline + hard_grace``, folds and releases included."""
+
+    async def main() -> None:
+        shutdown = Shutdown(signals=False, deadline=3, turn_grace=1, hard_grace=0.5)
+        sessions = await connect(Hanging(), shutdown=shutdown)
+        for id in "abc":
+            (await sessions.open(id)).append(Message.user("one"))
+        report = await sessions.aclose()
+        assert report.clean
+        assert 3 <= report.duration <= 3.5
+
+    run(backend, main)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_process_that_is_told_to_end_has_ended_when_it_was_promised(backend: str) -> None:
+    """By ``deadline + hard_grace``, though neither its body nor its store comes to an end."""
+
+    async def main() -> None:
+        shutdown = Shutdown(signals=False, deadline=3, turn_grace=1, hard_grace=0.5)
+        sessions = await connect(Hanging(), shutdown=shutdown)
+        (await sessions.open("a")).append(Message.user("one"))
+        connected, ended, began = sessions._connected, anyio.Event(), anyio.current_time()
+        assert connected is not None
+        connected.signals.end_process = ended.set  # type: ignore[method-assign]
+        connected.signals.received = True
+        connected._on_term()
+        await ended.wait()
+        assert anyio.current_time() - began <= 3.5
+        await sessions.aclose()
+
+    run(backend, main)
+
+
+class Watched(MemoryStore):
+    """A store that says whether it was closed."""
+
+    closed = False
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        self.closed = True
+
+
+def test_a_close_that_is_cancelled_twice_leaves_nothing_running() -> None:
+    store = Watched()
+
+    async def main() -> None:
+        sessions = await connect(store, shutdown=QUIET)
+        session = await sessions.open("a")
+        session.append(Message.user("one"))
+        begun = asyncio.Event()
+        sessions.on("drain", lambda _: begun.set())
+        task = asyncio.create_task(sessions.aclose())
+        await begun.wait()
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert session.durable_version == session.version
+        assert store.closed
+        assert not runtime(sessions).host.running
+
+    asyncio.run(main())
+
+
+def interrupt_soon() -> None:
+    """Have Ctrl-C come while the loop does something of its own."""
+    if trio.lowlevel.in_trio_run():
+        soon: Callable[..., object] = trio.lowlevel.current_trio_token().run_sync_soon
+    else:
+        soon = asyncio.get_running_loop().call_soon
+    soon(signal.raise_signal, signal.SIGINT)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ctrl_c_while_the_manager_closes_because_of_ctrl_c_loses_nothing(backend: str) -> None:
+    """The second one ends the loop, and on asyncio the save that the first one began."""
+    backing = MemoryBacking()
+    saves: list[int] = []
+
+    class Store(MemoryStore):
+        async def append_many(self, batches: Any) -> list[Outcome]:
+            saves.append(len(batches))
+            if len(saves) == 1:
+                interrupt_soon()
+                await anyio.sleep(0.05)
+            return await super().append_many(batches)
+
+    async def main() -> None:
+        async with connect(Store(backing=backing), autosave=None, shutdown=QUIET) as sessions:
+            (await sessions.open("a")).append(Message.user("one"))
+            interrupt_soon()
+            await anyio.sleep_forever()
+
+    async def look() -> list[str]:
+        async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+            return said(await sessions.load("a"))
+
+    with pytest.raises(KeyboardInterrupt):
+        anyio.run(main, backend=backend)
+    assert saves
+    assert asyncio.run(look()) == ["one"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_loop_that_ends_under_a_manager_closes_its_store(backend: str) -> None:
+    store = Watched()
+
+    async def main() -> None:
+        sessions = await connect(store, shutdown=QUIET)
+        (await sessions.open("a")).append(Message.user("one"))
+
+    anyio.run(main, backend=backend)
+    assert store.closed
+
+
+async def test_a_session_in_quarantine_is_not_given_and_stays_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = SwitchedStore(MemoryStore())
+    async with connect(store, shutdown=QUIET) as sessions:
+        session = await sessions.open("a")
+        store.fail_next(how="permanent")
+        session.append(Message.user("refused"))
+        with pytest.raises(SessionQuarantinedError):
+            await session.save()
+        caplog.clear()
+        await session._keeper.hand_over(session.key)
+        assert caplog.text == ""
+        session.retry()
+        await session.save()
+
+
+async def test_a_load_that_fails_behind_its_lease_leaves_nothing(tmp_path: Path) -> None:
+    backing = MemoryBacking()
+    shutdown = Shutdown(signals=False, deadline=0.1, turn_grace=0, spill=str(tmp_path))
+    store = SwitchedStore(MemoryStore(backing=backing))
+    sessions = await connect(store, shutdown=shutdown)
+    session = await sessions.open("a")
+    store.fail_next(times=10**6)
+    session.append(Message.user("spilled"))
+    assert (await sessions.aclose()).spilled
+    store = SwitchedStore(MemoryStore(backing=backing))
+    async with connect(store, shutdown=shutdown) as sessions:
+        store.fail_next(how="permanent")
+        with pytest.raises(SessionQuarantinedError):
+            await sessions.open("a")
+        assert sessions.health().sessions == 0
+        async with connect(MemoryStore(backing=backing), shutdown=QUIET) as others:
+            await others.open("a", on_held="raise")
+        assert said(await sessions.open("a")) == ["spilled"]

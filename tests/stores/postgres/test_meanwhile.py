@@ -1,0 +1,113 @@
+"""What others do to the same rows meanwhile, and what is left of those who are gone."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from perdure.model.keys import SessionKey
+from perdure.model.records import Record
+from perdure.stores.postgres import PostgresStore, listening, log
+from perdure.testing.conformance._kit import KEY, append_ok, group, name_of, take
+from perdure.testing.conformance.inbox import posted
+from tests.servers import LONG
+from tests.servers.postgres import Postgres
+from tests.stores.postgres.conftest import OpenStore
+from tests.stores.postgres.test_faults import end_connections
+
+
+async def test_a_listener_that_was_cut_off_again_and_again_comes_back_as_soon(
+    server: Postgres, schema: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[int] = []
+
+    def at_once(attempt: int, **_: float) -> float:
+        failures.append(attempt)
+        return 0.01
+
+    monkeypatch.setattr(listening, "backoff", at_once)
+    store = await open_store("one")
+    with anyio.fail_after(LONG):
+        await store.news(LONG * 2)  # it listens now
+        for _ in range(3):
+            end_connections(server, schema)
+            await store.news(LONG * 2)
+    assert failures == [1, 1, 1]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_session_that_begins_anew_under_a_reader_is_not_damaged(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, *, reverse: bool
+) -> None:
+    monkeypatch.setattr(log, "PAGE_ROWS", 2)
+    grant = await take(store)
+    for seq in range(2, 8):
+        await append_ok(store, grant, seq, *group("first life"))
+    found: list[Record] = []
+    async for chunk in store.read_log(KEY, reverse=reverse):
+        if not found:
+            await store.delete(KEY, grant.epoch)
+            grant = await take(store)
+            for seq in range(2, 8):
+                await append_ok(store, grant, seq, *group("second life"))
+        found += chunk.records
+    assert {record.epoch for record in found} == {1}
+    assert len(found) == 2
+
+
+async def test_blobs_that_meet_another_transaction_are_put_all_the_same(
+    server: Postgres, schema: str, open_store: OpenStore
+) -> None:
+    """A deadlock. Whoever begins to wait last finds it, and is let go: here the store."""
+    quick = f"{server.url}?timeout=60&options=-c%20deadlock_timeout%3D20ms"
+    store = await open_store("one", quick)
+    blobs = {name_of(data): data for data in (b"1", b"2", b"3")}
+    first, second, third = sorted(blobs)
+    await store.put_blobs("", blobs)
+    lock = f"SELECT 1 FROM {schema}.blobs WHERE name = %s FOR UPDATE".encode()
+
+    async def until_waiting(count: int) -> None:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        with anyio.fail_after(LONG):
+            while server.run(f"{query} AND query LIKE %s", f"%{schema}%blobs%") != [(count,)]:
+                await anyio.sleep(0.005)
+
+    with server.connect() as one, server.connect() as other:
+        one.execute(b"SET deadlock_timeout = '60s'")
+        async with anyio.create_task_group() as tasks:
+            with one.transaction():
+                one.execute(lock, (third,))
+                with other.transaction():
+                    other.execute(lock, (second,))
+                    tasks.start_soon(store.put_blobs, "", blobs)
+                    await until_waiting(1)  # it has the first, and wants the second
+                    async with anyio.create_task_group() as waiting:
+                        waiting.start_soon(anyio.to_thread.run_sync, one.execute, lock, (first,))
+                        await until_waiting(2)
+                        other.execute(b"ROLLBACK")  # it gets the second, and wants the third
+    assert await store.blob_names("") == [first, second, third]
+
+
+async def test_only_inboxes_in_which_something_waits_are_listed(store: PostgresStore) -> None:
+    keys = [SessionKey(f"agent {n}") for n in range(5)]
+    for key in keys:
+        await store.post(key, posted("a", "b"))
+    for key in keys[::2]:
+        grant = await take(store, key)
+        await store.settle(key, grant.epoch, ["a", "b"])
+    assert await store.waiting() == keys[1::2]
+
+
+async def test_what_was_asked_of_an_owner_who_is_gone_is_forgotten(
+    server: Postgres, schema: str, open_store: OpenStore
+) -> None:
+    gone, store = await open_store("gone"), await open_store("one")
+    await take(gone)
+    await take(gone, SessionKey("kept"))
+    await store.post(KEY, posted("a"))
+    assert server.run(f"SELECT owner FROM {schema}.requests") == [("gone",)]
+    server.run(f"UPDATE {schema}.owners SET seen = now() - interval '8 days' WHERE owner = 'gone'")
+    await open_store("another")
+    assert server.run(f"SELECT count(*) FROM {schema}.requests") == [(0,)]
+    assert server.run(f"SELECT count(*) FROM {schema}.owners WHERE owner = 'gone'") == [(0,)]

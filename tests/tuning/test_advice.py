@@ -1,0 +1,95 @@
+"""What is recommended fits, and says why the others do not."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure.tuning import Change, Level, Measured, Needs, advise, chart, made_up, workload_of
+
+FAST = Measured((Level(1, 0.001, 9), Level(64, 0.004, 9)), 700)  # 16,000 in a second
+SLOW = Measured((Level(1, 0.2, 9), Level(64, 0.8, 9)), 700)  # 80
+WORKLOAD = made_up(sessions=3, seconds=400)
+
+needs = st.builds(
+    Needs,
+    sessions=st.integers(1, 100_000),
+    max_loss=st.none() | st.floats(0.0, 100.0),
+    shutdown=st.floats(0.1, 60.0),
+    price=st.sampled_from([0.0, 5.0]),
+    budget=st.none() | st.floats(0.0, 1000.0),
+)
+
+
+@settings(max_examples=30)
+@given(needs, st.sampled_from([FAST, SLOW]))
+def test_what_is_recommended_fits(wanted: Needs, measured: Measured) -> None:
+    advice = advise(WORKLOAD, measured, wanted)
+    fitting = [one for one in advice.options if not one.against]
+    if advice.best is None:
+        assert fitting == []
+        assert "no setting fits" in " ".join(advice.warnings)
+        return
+    best = advice.best
+    assert best.load <= 0.6
+    assert best.stop <= wanted.shutdown
+    assert best.cost.lost == min(one.cost.lost for one in fitting)
+    if wanted.max_loss is not None:
+        most = best.cost.autosave.max_delay + measured.save_time
+        assert most <= wanted.max_loss + 1e-6 or best.cost.autosave.max_delay == 0
+    if wanted.budget is not None:
+        assert best.price <= wanted.budget
+
+
+def test_a_store_that_has_room_saves_at_once_a_busy_one_waits() -> None:
+    some, many = (advise(WORKLOAD, SLOW, Needs(sessions=n)) for n in (10, 600))
+    assert some.best is not None
+    assert many.best is not None
+    assert some.best.cost.autosave.max_delay < many.best.cost.autosave.max_delay
+    assert "busy" in many.options[0].against[0]
+
+
+def test_a_limit_on_losses_bounds_the_longest_delay() -> None:
+    advice = advise(WORKLOAD, SLOW, Needs(max_loss=3.0))
+    longest = [one.cost.autosave.max_delay for one in advice.options]
+    assert max(longest) == 2.8  # a save takes 0.2 s
+    slower = advise(WORKLOAD, SLOW, Needs(max_loss=0.1))
+    assert slower.best is None
+    assert "a save alone takes 0.2 s" in slower.options[0].against
+
+
+def test_a_budget_keeps_saves_few() -> None:
+    wanted = Needs(sessions=100, price=5.0, budget=60.0)
+    advice = advise(WORKLOAD, FAST, wanted)
+    assert advice.best is not None
+    assert advice.best.price <= 60.0
+    assert "a month" in advice.options[0].against[0]
+
+
+def test_few_changes_are_told() -> None:
+    workload = workload_of([[Change(0, 10), Change(1, 10)]], "little")
+    advice = advise(workload, FAST, Needs())
+    assert advice.warnings == ("2 changes tell little: come back when there are more",)
+
+
+@pytest.mark.parametrize("sessions", [10, 50_000, 10_000_000])
+def test_the_chart_shows_each_setting(sessions: int) -> None:
+    advice = advise(WORKLOAD, FAST, Needs(sessions=sessions))
+    svg = ET.fromstring(chart(advice, sessions))
+    circles = svg.findall(".//{*}circle")
+    assert len(circles) == len(advice.options)
+    kinds = [circle.get("class") for circle in circles]
+    assert kinds.count("best") == (advice.best is not None)
+    assert kinds.count("not") == sum(bool(one.against) for one in advice.options)
+    width, height = (float(n) for n in svg.attrib["viewBox"].split()[2:])
+    for circle in circles:
+        assert 0 < float(circle.attrib["cx"]) < width
+        assert 0 < float(circle.attrib["cy"]) < height
+
+
+def test_a_chart_of_nothing_is_a_chart() -> None:
+    nothing = workload_of([], "nobody")
+    assert chart(advise(nothing, FAST, Needs()), 1).startswith("<svg")

@@ -1,0 +1,108 @@
+"""When changes came: from a log, or made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import perdure
+from perdure import Message
+from perdure.model.records import EPOCH, MESSAGE, STATE, TURN, Record
+from perdure.tuning import Change, changes_of, made_up, observed, workload_of
+from perdure.tuning.measure import TENANT
+
+
+def record(seq: int, kind: str, value: object) -> Record:
+    return Record(seq, 1, kind, msgspec.json.encode(value), True)
+
+
+def test_a_log_tells_when_it_was_written() -> None:
+    found = changes_of(
+        [
+            record(1, EPOCH, {"at": 1.0}),
+            record(2, TURN, {"phase": "begin", "at": 100.0}),
+            record(3, MESSAGE, {"role": "user", "content": "hi", "created_at": 101.5}),
+            record(4, STATE, {"name": "x", "value": 1}),  # says nothing: as the one before
+            record(5, STATE, {"at": "some other thing"}),
+            record(6, TURN, {"phase": "end", "at": 103.0}),
+            record(7, MESSAGE, {"role": "user", "content": "late", "created_at": 50.0}),
+        ]
+    )
+    assert [change.at for change in found] == [100.0, 101.5, 101.5, 101.5, 103.0, 103.0]
+    assert [change.ends_turn for change in found] == [False, False, False, False, True, False]
+    assert all(change.size > 0 for change in found)
+
+
+def test_a_log_without_times_tells_nothing() -> None:
+    assert changes_of([record(1, STATE, {"name": "x"})]) == []
+
+
+def test_pauses_do_not_count() -> None:
+    workload = workload_of([[Change(1000.0, 1), Change(1005.0, 1), Change(90_000.0, 1)], []], "x")
+    assert [change.at for change in workload.sessions[0]] == [0, 5, 65]
+    assert workload.seconds == 125
+    assert workload.changes == 3
+
+
+@given(st.integers(0, 100))
+def test_made_up_agents_are_the_same_for_a_seed(seed: int) -> None:
+    one, other = (made_up(sessions=2, seconds=120, seed=seed) for _ in range(2))
+    assert one == other
+    assert one.changes > 0
+    for session in one.sessions:
+        assert [change.at for change in session] == sorted(change.at for change in session)
+
+
+async def test_a_store_s_sessions_are_its_workload(tmp_path: Path) -> None:
+    """Forks with the history that they began with; nothing of the tuning's own sessions."""
+    store = perdure.store_for(tmp_path / "store")
+    async with perdure.connect(store) as sessions:
+        for tenant in ("", "acme", TENANT):
+            async with sessions.open("ada", tenant=tenant) as session, session.turn():
+                session.append(Message.user("Hello"), Message.assistant("Hi"))
+        await sessions.fork("ada", "bob")
+        workload = await observed(store)
+    assert len(workload.sessions) == 3
+    assert all(any(change.ends_turn for change in changes) for changes in workload.sessions)
+    assert workload.changes >= 12
+    assert str(tmp_path) in workload.source
+
+
+async def test_a_damaged_session_is_passed_over(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    async with perdure.connect(root) as sessions:
+        for name in ("ada", "bob"):
+            async with sessions.open(name) as session, session.turn():
+                session.append(Message.user("Hello"), Message.user("there"))
+    (log,) = root.glob("agents/ada/**/log/*.jsonl")
+    log.write_bytes(log.read_bytes().replace(b"Hello", b"Jello"))
+    store = perdure.store_for(root)
+    await store.open()
+    try:
+        workload = await observed(store)
+    finally:
+        await store.aclose()
+    assert len(workload.sessions) == 1
+
+
+async def test_reading_ends_with_enough(tmp_path: Path) -> None:
+    store = perdure.store_for(tmp_path / "store")
+    async with perdure.connect(store) as sessions:
+        for n in range(6):
+            async with sessions.open(f"a{n}") as session, session.turn():
+                session.append(*[Message.user("Hello")] * 8)
+        assert len((await observed(store, most=12)).sessions) == 2
+
+
+def test_nothing_is_an_empty_workload() -> None:
+    workload = workload_of([], "nobody")
+    assert (workload.changes, workload.size, workload.seconds) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_the_size_is_the_average(size: int) -> None:
+    assert workload_of([[Change(0, size), Change(1, size)]], "x").size == size
