@@ -192,7 +192,11 @@ def heartbeat(bucket: Bucket, owner: str, beat: int, wishes: Wishes) -> None:
     bucket.put(layout.owner_name(owner), heads.sealed(mine))
     prefix = layout.ask_name(owner, "", "s/").rpartition("/")[0] + "/"
     names = [one.name for one in bucket.listed(prefix)]
-    for name, one in zip(names, bucket.many(bucket.get, names), strict=True):
+    found = bucket.many(bucket.get, names)
+    # A wish that comes again goes by the same name, and a beat that was given up may still be
+    # here: whatever is removed is told after that, if once too often.
+    bucket.remove(names)
+    for name, one in zip(names, found, strict=True):
         what = name.rpartition("/")[2].partition("-")[0]
         if one is None or what not in {_HANDOVER, _MAIL}:
             continue
@@ -200,5 +204,3 @@ def heartbeat(bucket: Bucket, owner: str, beat: int, wishes: Wishes) -> None:
             wishes.add(what, heads.opened(name, one.data, SessionKey))
         except CorruptRecordError as error:
             _log.warning("a wish is damaged", extra={"object": name, "error": str(error)})
-    # Removed before it is told: a wish that comes now is a new one.
-    bucket.remove(names)
