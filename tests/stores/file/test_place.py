@@ -179,12 +179,11 @@ async def test_it_says_what_it_is(tmp_path: Path) -> None:
     assert not store.capabilities.memory_bound
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio waits for the thread
 async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend_name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A native cancellation passes any shield: the thread goes on, and has to tidy up."""
-    if anyio_backend_name != "asyncio":
-        pytest.skip("trio waits for the thread")
     import asyncio
 
     store = FileStore(tmp_path / "store", owner="me")
