@@ -131,8 +131,9 @@ class Screen:
         if self.course is not None:
             crowd = self.course.crowd
             lines.append(
-                f"  {len(crowd.agents)} agents, {len(crowd.acks)} of {self.course.target} turns "
-                f"acknowledged, {len(crowd.talking)} under way, {crowd.pieces} pieces streamed"
+                f"  {len(crowd.agents)} agents, {len(crowd.acks)} turns acknowledged (until "
+                f"{self.course.target}), {len(crowd.talking)} under way, {crowd.pieces} pieces "
+                "streamed"
             )
         return Text("\n".join(lines))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -22,12 +23,12 @@ OpenStore = Callable[[str], Awaitable[Store]]
 
 
 @pytest.mark.anyio
-class Suite:
+class Suite(ABC):
     """A part of the suite: knows how to make stores, and closes them behind each test."""
 
+    @abstractmethod
     def make_store(self, place: Path, owner: str) -> Store:
         """Return a store that is not open yet; what it keeps lies at ``place``."""
-        raise NotImplementedError(f"{type(self).__name__} has to say how its store is made")
 
     @pytest.fixture
     async def open_store(self, tmp_path: Path) -> AsyncIterator[OpenStore]:
