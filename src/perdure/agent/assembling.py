@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
     from perdure.session.session import Session
 
-__all__ = ["IfExists", "Release", "assemble", "clear_the_way", "open_session"]
+__all__ = ["IfExists", "Release", "assemble", "open_session", "session_for"]
 
 IfExists = Literal["resume", "error", "replace"]
 """What to do about an agent of the same id: go on with it, refuse, or delete it first."""
@@ -40,17 +40,27 @@ Release = Callable[[], Awaitable[object]]
 A = TypeVar("A", bound="Agent")
 
 
-async def clear_the_way(
+async def session_for(
     sessions: SessionManager, agent_id: str, config: AgentConfig, if_exists: IfExists
-) -> None:
-    """Refuse, or delete, what is stored under an agent's id, as is wished.
+) -> Session:
+    """Open the session of an agent that is made: the one that is stored, or a new one.
 
     Raises:
-        ConfigError: The wish does not fit.
-        SessionAlreadyActiveError: It is to be deleted, and an agent runs on it here.
+        ConfigError: ``if_exists`` does not fit.
+        LeaseHeldError: Another process goes on holding it.
+        SessionAlreadyActiveError: It is to be replaced, and an agent runs on it here.
         SessionError: It exists, and shall not.
 
     """
+    await _clear_the_way(sessions, agent_id, config, if_exists)
+    new = if_exists == "error"
+    return await open_session(sessions, agent_id, config, create=True, new=new)
+
+
+async def _clear_the_way(
+    sessions: SessionManager, agent_id: str, config: AgentConfig, if_exists: IfExists
+) -> None:
+    """Refuse, or delete, what is stored under an agent's id, as is wished."""
     if if_exists not in get_args(IfExists):
         message = f"if_exists={if_exists!r} does not fit: choose resume, error or replace"
         raise ConfigError(message, option="if_exists")

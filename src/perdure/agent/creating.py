@@ -11,7 +11,7 @@ import msgspec
 
 from perdure._connect import connect
 from perdure._lib.ids import random_id
-from perdure.agent.assembling import IfExists, Release, assemble, clear_the_way, open_session
+from perdure.agent.assembling import IfExists, Release, assemble, session_for
 from perdure.agent.config import AgentConfig
 from perdure.agent.persistent import (
     Persistence,
@@ -118,9 +118,7 @@ async def create(
 
     agent_id = agent_id or f"{config.name}-{random_id()}"
     try:
-        await clear_the_way(sessions, agent_id, config, if_exists)
-        new = if_exists == "error"
-        session = await open_session(sessions, agent_id, config, create=True, new=new)
+        session = await session_for(sessions, agent_id, config, if_exists)
         return await assemble(
             kind,
             session,

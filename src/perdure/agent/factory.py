@@ -10,7 +10,7 @@ import anyio
 from perdure._connect import connect
 from perdure._lib.ids import random_id
 from perdure.agent.agent import Agent
-from perdure.agent.assembling import IfExists, Release, assemble, clear_the_way, open_session
+from perdure.agent.assembling import IfExists, Release, assemble, open_session, session_for
 from perdure.agent.config import AgentConfig
 from perdure.agent.creating import close_own
 
@@ -50,9 +50,7 @@ class AgentFactory:
 
         """
         agent_id = agent_id or f"{config.name}-{random_id()}"
-        await clear_the_way(self._sessions, agent_id, config, if_exists)
-        new = if_exists == "error"
-        session = await open_session(self._sessions, agent_id, config, create=True, new=new)
+        session = await session_for(self._sessions, agent_id, config, if_exists)
         return await assemble(Agent, session, config, self._sessions)
 
     async def restore_agent(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 import anyio
 import msgspec
 from anyio import to_thread
 
+from perdure._lib.several import each
 from perdure.autosave.shutdown import ShutdownReport, Unsaved
 from perdure.errors import SessionClosedError
 from perdure.model.keys import SessionKey
@@ -20,8 +20,6 @@ from perdure.session.runtime import Runtime
 from perdure.session.session import Session
 
 __all__ = ["Closing"]
-
-T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -118,7 +116,7 @@ class Closing:
             if await to_thread.run_sync(self._spill_one, folder, session):
                 spilled.add(one.key)
 
-        await _each(left, spill, at_once=SPILLERS)
+        await each(left, spill, at_once=SPILLERS)
         settled = await to_thread.run_sync(_settled, folder)
         return _with_spilled(report, spilled if settled else set())
 
@@ -159,9 +157,9 @@ class Closing:
         clean = [one for one in self._runtime.sessions.values() if one.tracked.clean]
         at_once = self._runtime.store.capabilities.parallelism
         with anyio.CancelScope(deadline=self._until):
-            await _each(clean, self._fold, at_once=at_once)
+            await each(clean, self._fold, at_once=at_once)
         with anyio.CancelScope(deadline=at_most):
-            await _each(clean, self._keeper.release, at_once=at_once)
+            await each(clean, self._keeper.release, at_once=at_once)
 
     def _close_all(self) -> None:
         """Have whoever still holds a session hear that it is closed, whatever is asked of it."""
@@ -173,19 +171,6 @@ class Closing:
     async def _fold(self, session: Session) -> None:
         if session.tail_records:
             await self._keeper.fold(session)
-
-
-async def _each(items: Sequence[T], act: Callable[[T], Awaitable[None]], *, at_once: int) -> None:
-    """Act on each item, on some at once."""
-    rest = iter(items)
-
-    async def work() -> None:
-        for item in rest:
-            await act(item)
-
-    async with anyio.create_task_group() as group:
-        for _ in range(min(len(items), at_once)):
-            group.start_soon(work)
 
 
 def _settled(folder: str) -> bool:

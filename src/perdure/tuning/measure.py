@@ -12,6 +12,7 @@ from typing import Final
 import anyio
 import msgspec
 
+from perdure._lib.several import each
 from perdure.errors import StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.records import MESSAGE, Entry
@@ -26,7 +27,6 @@ TENANT: Final = "perdure-tune"
 LEVELS: Final = (1, 8, 64)
 _ROUNDS: Final = 3
 """The fewest rounds of a level, however slow the store is."""
-_AT_ONCE: Final = 16
 
 
 async def measure(
@@ -79,13 +79,10 @@ async def _save(store: Store, batches: Sequence[Batch]) -> None:
     waiting = [batches[at : at + most] for at in range(0, len(batches), most)]
     outcomes: list[Outcome] = []
 
-    async def work() -> None:
-        while waiting:
-            outcomes.extend(await store.append_many(waiting.pop()))
+    async def save(part: Sequence[Batch]) -> None:
+        outcomes.extend(await store.append_many(part))
 
-    async with anyio.create_task_group() as group:
-        for _ in range(min(store.capabilities.parallelism, len(waiting))):
-            group.start_soon(work)
+    await each(waiting, save, at_once=store.capabilities.parallelism)
     for outcome in outcomes:
         if outcome.status is not Status.OK:
             message = f"{store.location} could not be measured: {outcome.error or outcome.status}"
@@ -97,27 +94,21 @@ async def _sessions(store: Store, count: int) -> AsyncGenerator[dict[Grant, int]
     """Make sessions, and delete them in the end; gives their logs' ends."""
     run = secrets.token_hex(4)
     heads: dict[Grant, int] = {}
-    limiter = anyio.CapacityLimiter(_AT_ONCE)
 
-    async def make(name: str) -> None:
-        async with limiter:
-            grant = await store.acquire(SessionKey(name, tenant=TENANT), after=0)
-            heads[grant] = grant.head
+    async def make(n: int) -> None:
+        key = SessionKey(f"{run}-{n:03d}", tenant=TENANT)
+        grant = await store.acquire(key, after=0)
+        heads[grant] = grant.head
 
     async def remove(grant: Grant) -> None:
-        async with limiter:
-            await store.delete(grant.key, grant.epoch)
+        await store.delete(grant.key, grant.epoch)
 
     try:
-        async with anyio.create_task_group() as group:
-            for n in range(count):
-                group.start_soon(make, f"{run}-{n:03d}")
+        await each(range(count), make)
         yield heads
     finally:
         with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as group:
-                for grant in heads:
-                    group.start_soon(remove, grant)
+            await each(list(heads), remove)
 
 
 async def _clear(store: Store) -> None:
