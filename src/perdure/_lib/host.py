@@ -7,6 +7,9 @@ what runs here goes on. So a host may be started in one task and closed in anoth
 * An exception in a spawned task ends that task only; it is logged and given to ``on_error``.
 * If the loop ends while the host is open (``asyncio.run`` cancels every task, trio its
   system tasks), ``on_teardown`` is awaited first, then the host ends without noise.
+* ``spawn`` may be called from a task of the loop or from a bare callback of it
+  (``call_soon``, ``call_soon_threadsafe``, a signal's): anyio starts tasks only where a
+  task runs, so the host's own task starts those that a callback asks for.
 
 A host belongs to one event loop and its thread.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar, TypeVarTuple, final
 
@@ -69,12 +73,16 @@ class Host:
         self._group: TaskGroup | None = None
         self._context: contextvars.Context | None = None
         self._started = anyio.Event()
-        self._stop = anyio.Event()
+        self._stop = False
+        self._wake = anyio.Event()
         self._ended = anyio.Event()
         self._torn_down = False
         self._at_end: list[Callable[[], object]] = []
         self._spawned = 0
         self._unstarted: dict[int, tuple[Callable[..., Awaitable[object]], tuple[Any, ...]]] = {}
+        self._asked: deque[int] = deque()
+        """Those of the unstarted that a bare callback asked for."""
+        self._in_task: Callable[[], bool] = bool
         self._task: object = None
 
     @property
@@ -100,14 +108,33 @@ class Host:
         await self._started.wait()
 
     def spawn(self, fn: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
-        """Start ``fn(*args)`` in the background; from any task of this loop."""
+        """Start ``fn(*args)`` in the background; from any task or callback of this loop.
+
+        Raises:
+            HostClosedError: The host is closed; nothing was started.
+
+        """
+        if self._group is None:
+            raise HostClosedError
+        self._spawned += 1
+        number = self._spawned
+        self._unstarted[number] = (fn, args)
+        if not self._in_task():
+            self._asked.append(number)
+            self._wake.set()
+            return
+        try:
+            self._start_soon(number)
+        except BaseException:
+            del self._unstarted[number]
+            raise
+
+    def _start_soon(self, number: int) -> None:
         group, context = self._group, self._context
         if group is None or context is None:
             raise HostClosedError
-        self._spawned += 1
-        self._unstarted[self._spawned] = (fn, args)
         # In the host's context, so that no caller's context variables stay alive in here.
-        context.copy().run(group.start_soon, self._guarded, self._spawned)
+        context.copy().run(group.start_soon, self._guarded, number)
 
     async def call(self, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
         """Run ``fn(*args)`` in the background and wait for its value or its exception.
@@ -137,7 +164,8 @@ class Host:
 
     async def aclose(self) -> None:
         """Cancel what still runs and wait for its end; from any task but the host's own."""
-        self._stop.set()
+        self._stop = True
+        self._wake.set()
         if self._task is not None:
             await self._ended.wait()
 
@@ -149,6 +177,7 @@ class Host:
             with anyio.CancelScope(shield=True):
                 async with anyio.create_task_group() as group:
                     self._context = contextvars.copy_context()
+                    self._in_task = _task_finder()
                     self._group = group
                     self._started.set()
                     await self._until_stopped()
@@ -167,7 +196,7 @@ class Host:
 
     async def _until_stopped(self) -> None:
         try:
-            await self._stop.wait()
+            await self._start_asked()
         except anyio.get_cancelled_exc_class():
             # A native cancel, which no shield stops: asyncio.run is ending the loop.
             _uncancel()
@@ -178,6 +207,16 @@ class Host:
                 await self.on_teardown()
             except Exception as error:  # noqa: BLE001  # reported
                 self._report(error)
+
+    async def _start_asked(self) -> None:
+        """Start what callbacks ask for, until the host is to stop."""
+        while True:
+            self._wake = anyio.Event()
+            while self._asked:
+                self._start_soon(self._asked.popleft())
+            if self._stop:
+                return
+            await self._wake.wait()
 
     async def _start_again(self) -> None:
         """Start what was cancelled before its first step, of which it knows nothing."""
@@ -235,7 +274,8 @@ class Host:
                 await self._ended.wait()
             except trio.Cancelled:
                 self._torn_down = True
-                self._stop.set()
+                self._stop = True
+                self._wake.set()
                 raise
 
         context = contextvars.copy_context()
@@ -250,6 +290,16 @@ def _on_trio() -> bool:
 
     trio = sys.modules.get("trio")
     return trio is not None and trio.lowlevel.in_trio_run()
+
+
+def _task_finder() -> Callable[[], bool]:
+    """Return what says whether a task of the running loop is running, not a bare callback."""
+    if _on_trio():
+        return lambda: True  # trio runs callbacks in a task of its own
+    import asyncio
+
+    current_task, loop = asyncio.current_task, asyncio.get_running_loop()
+    return lambda: current_task(loop) is not None
 
 
 def _uncancel() -> None:
