@@ -15,7 +15,7 @@ import pytest
 from tests.source_tree import CODE, ROOT, files, functions, module_name, parse, place, pyproject
 
 MODULE_LINES = 800
-FUNCTION_LINES = 40
+FUNCTION_LINES = 50
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -62,7 +62,7 @@ def test_no_module_is_longer_than_800_lines() -> None:
     assert [place(path, count) for path, count in lines.items() if count > MODULE_LINES] == []
 
 
-def test_no_function_body_is_longer_than_40_lines() -> None:
+def test_no_function_body_is_longer_than_50_lines() -> None:
     long = [
         f"{place(path, function.lineno)} {function.name}: {body_lines(function)} lines"
         for path in files(*CODE)

@@ -257,6 +257,9 @@ def check_end(told: Told) -> None:
     """What must hold whatever the store did: I1, I3 to I7, I9, I10."""
     r, problems = told.rig, told.problems
     problems += r.store.breaches
+    # The watchdog mends what stalls, but nothing that is not broken on purpose may.
+    # By its name: a mutant's events are other classes.
+    problems += [event.reason for event in r.events if type(event).__name__ == "Stalled"]
     assert told.report is not None
     if not told.report.clean:
         problems.append(str(told.report))

@@ -1,7 +1,7 @@
-"""The running event loop's clock, as a plain function.
+"""The running event loop's clock and its timers, as plain functions.
 
-Looked up once and then called for each record, so it has to be cheap. It is the clock
-that the loop's own timers and cancel scopes use, virtual clocks of tests included.
+The clock is looked up once and then called for each record, so it has to be cheap. It is
+the one that the loop's own timers and cancel scopes use, virtual clocks of tests included.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-__all__ = ["loop_clock"]
+__all__ = ["loop_clock", "loop_timer"]
 
 
 def loop_clock() -> Callable[[], float]:
@@ -31,3 +31,36 @@ def loop_clock() -> Callable[[], float]:
     if type(loop).time is asyncio.BaseEventLoop.time:
         return time.monotonic
     return loop.time
+
+
+def loop_timer() -> Callable[[float, Callable[[], None]], Callable[[], None]]:
+    """Return what has the event loop that runs now call a function after so many seconds.
+
+    No task of anybody's is needed for it on asyncio. What it returns takes the call back.
+    The function must not raise.
+
+    Raises:
+        RuntimeError: No event loop is running here.
+
+    """
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        return _later_on_trio
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    return lambda seconds, call: loop.call_later(seconds, call).cancel
+
+
+def _later_on_trio(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    import trio
+
+    scope = trio.CancelScope()
+
+    async def wait() -> None:
+        with scope:
+            await trio.sleep(seconds)
+            call()
+
+    trio.lowlevel.spawn_system_task(wait, name="perdure timer")
+    return scope.cancel

@@ -46,6 +46,17 @@ class _Flight:
 
 
 @final
+class _Worker:
+    """One task that brings batches to the store. A worker that is replaced counts no more."""
+
+    __slots__ = ("bell",)
+
+    def __init__(self) -> None:
+        self.bell: Bell | None = None
+        """What wakes it while it has nothing to do."""
+
+
+@final
 class Batcher:
     """Run as many saves at once as the store can take, each session's one by one.
 
@@ -83,13 +94,14 @@ class Batcher:
         self._linger = core.engine.batch_linger
         if self._linger is None:
             self._linger = store.capabilities.batch_linger
-        self._workers = 0
-        """How many are at work, or about to be."""
+        self._workers: set[_Worker] = set()
+        """Those that are at work, or about to be."""
         self._new_bell = bell_maker()
         self._soon = soon_maker()
-        self._parked: list[Bell] = []
-        """What wakes those that have nothing to do."""
-        self._starting = False
+        self._parked: list[_Worker] = []
+        """Those that have nothing to do."""
+        self._starting: _Worker | None = None
+        """The one that is about to look for work."""
         self._idle = anyio.Event()
         self._flights: dict[_Flight, float] = {}
         """Saves without a worker, with the time when each is given up."""
@@ -102,15 +114,38 @@ class Batcher:
     def launch(self, now: float) -> None:
         """Start a worker if something is due and the store can take it."""
         # One that is about to start will find this too, and start the next one itself.
-        if self._starting or self._workers >= self._core.parallel:
+        if self._starting is not None or len(self._workers) >= self._core.parallel:
             return
         if self._core.may_capture(now) and self._host.running:
-            self._starting = True
-            self._workers += 1
-            if self._parked:
-                self._parked.pop().ring()
-            else:
-                self._host.spawn(self._serve)
+            worker = self._parked.pop() if self._parked else _Worker()
+            self._workers.add(worker)
+            self._starting = worker
+            try:
+                self._rouse(worker)
+            except BaseException:
+                # It does not come: leave it to the next one.
+                self._workers.discard(worker)
+                self._started(worker)
+                raise
+
+    def _rouse(self, worker: _Worker) -> None:
+        if worker.bell is None:
+            self._host.spawn(self._serve, worker)
+        else:
+            worker.bell.ring()
+
+    def replace_workers(self, now: float) -> None:
+        """Count on none of the workers any more, and start a fresh one.
+
+        What they have with the store is answered, or given up after its time, as ever.
+        """
+        parked, self._parked = self._parked, []
+        self._workers.clear()
+        self._starting = None
+        self.launch(now)
+        for worker in parked:
+            if worker.bell is not None:
+                worker.bell.ring()
 
     def begin(self, now: float) -> bool:
         """Start the one save that is due without a worker; False if that is not possible.
@@ -121,16 +156,18 @@ class Batcher:
         core = self._core
         if self._begin is None or self._starting or len(core.schedule.ready) != 1:
             return False
-        room = self._workers + len(self._flights) < core.parallel
+        room = len(self._workers) + len(self._flights) < core.parallel
         if not (room and core.may_capture(now) and self._host.running):
             return False
         (save,), _ = core.capture(now)
         flight = _Flight(save, now)
         self._flights[flight] = until = now + core.engine.save_timeout
-        if not self._begin(save.batch, partial(self._landed, flight)):
-            del self._flights[flight]
-            self._workers += 1
-            self._host.spawn(self._carry, save)
+        try:
+            if not self._begin(save.batch, partial(self._landed, flight)):
+                self._host.spawn(self._carry, flight)
+                return True
+        except Exception as error:  # noqa: BLE001  # becomes the outcome
+            self._landed(flight, outcome_of(error))
             return True
         self._soon(self._captured, (save,))
         if len(self._flights) == 1:
@@ -148,13 +185,17 @@ class Batcher:
             log.exception("a save was not settled", extra={"session": str(flight.save.t.key)})
         self._now_idle()
 
-    async def _carry(self, save: Save) -> None:
+    async def _carry(self, flight: _Flight) -> None:
         """Save what could not be begun at once: a call that was given up is still in a thread."""
+        if self._flights.pop(flight, None) is None:
+            return  # given up before this task had begun
+        worker = _Worker()
+        self._workers.add(worker)
         try:
             with anyio.CancelScope() as scope:
-                await self._commit([save], scope)
+                await self._commit([flight.save], scope)
         finally:
-            self._workers -= 1
+            self._workers.discard(worker)
             self._now_idle()
             self.launch(self._clock())
 
@@ -170,7 +211,7 @@ class Batcher:
     @property
     def is_busy(self) -> bool:
         """Whether a save is under way."""
-        return self._workers > 0 or bool(self._flights)
+        return bool(self._workers or self._flights)
 
     async def idle(self) -> None:
         """Wait until no save is under way."""
@@ -197,49 +238,54 @@ class Batcher:
         """Cancel all saves that are under way."""
         self.give_up(float("inf"))
 
-    async def _serve(self) -> None:
+    async def _serve(self, worker: _Worker) -> None:
         while True:
             # For all its saves, until one is given up: to make it takes a part of a save's time.
             with anyio.CancelScope() as scope:
                 while not scope.cancel_called:
-                    await self._work(scope)
-                    await self._park(scope)
+                    await self._work(worker, scope)
+                    await self._park(worker, scope)
 
-    async def _park(self, scope: anyio.CancelScope) -> None:
-        woken = self._new_bell()
-        self._parked.append(woken)
+    async def _park(self, worker: _Worker, scope: anyio.CancelScope) -> None:
+        worker.bell = woken = self._new_bell()
+        self._parked.append(worker)
         try:
             await woken.wait()
         except BaseException:
             if not woken.rung:
-                self._parked.remove(woken)
+                if worker in self._parked:
+                    self._parked.remove(worker)
                 raise
             # Chosen and ended at once, as the loop ends: the work is still to be done.
-            await self._work(scope)
+            await self._work(worker, scope)
             raise
 
-    async def _work(self, scope: anyio.CancelScope) -> None:
+    async def _work(self, worker: _Worker, scope: anyio.CancelScope) -> None:
         try:
             try:
                 await self._wait_for_company()
             finally:
-                self._starting = False
+                self._started(worker)
             while not scope.cancel_called and (saves := self._take()):
                 await self._commit(saves, scope)
                 if self._batches and 0 < len(self._core.schedule.ready) < self._core.batch_max:
-                    await self._let_others_join()
+                    await self._let_others_join(worker)
         finally:
-            self._workers -= 1
+            self._workers.discard(worker)
             self._now_idle()
             self.launch(self._clock())  # there may be more, and now there is room
 
-    async def _let_others_join(self) -> None:
+    def _started(self, worker: _Worker) -> None:
+        if self._starting is worker:
+            self._starting = None
+
+    async def _let_others_join(self, worker: _Worker) -> None:
         """Let those run who have waited for a save: what they ask for joins the next batch."""
-        self._starting = True
+        self._starting = self._starting or worker
         try:
             await cancel_shielded_checkpoint()
         finally:
-            self._starting = False
+            self._started(worker)
 
     async def _wait_for_company(self) -> None:
         """Linger when several sessions are due but not a full batch: more may follow."""

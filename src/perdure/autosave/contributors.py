@@ -62,6 +62,13 @@ class Contributors:
             self._running += 1
             self._host.spawn(self._run)
 
+    def replace_runners(self, sessions: Iterable[Tracked]) -> None:
+        """Ask for sessions that were to be asked for and are not: count on no runner any more."""
+        missing = [t for t in sessions if t not in self._locks and t not in self._queue]
+        if missing:
+            self._running = 0
+            self.ask(missing)
+
     async def ask_quiet(self) -> None:
         """Ask those of clean sessions, too, and wait for all; what they append is due then."""
         quiet = [

@@ -79,6 +79,8 @@ class Core:
         self.parallel: int = engine.max_concurrent_batches or capabilities.parallelism
         self.in_flight: int = 0
         """Sessions that are with the store."""
+        self.steps: int = 0
+        """Saves begun and answered: it grows for as long as anything goes on."""
         self.stopped = False
         """No save will begin any more."""
         self.books: Books = Books(engine)
@@ -162,6 +164,7 @@ class Core:
                 saves.append(Save(t, self._take(t)))
                 size += t.captured_bytes
         self.in_flight += len(saves)
+        self.steps += len(saves)
         return saves, unprepared
 
     def _take(self, t: Tracked) -> Batch:
@@ -210,6 +213,7 @@ class Core:
     def completed(self, t: Tracked, outcome: Outcome, now: float, took: float) -> list[Waiter]:
         """Take the store's answer for a captured session; return who is to be woken."""
         self.in_flight -= 1
+        self.steps += 1
         sent, t.inflight = t.inflight or t.durable, None
         if outcome.status is Status.OK:
             return self._ok(t, sent, outcome.written, now, took)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar, final
+from typing import TypeVar, TypeVarTuple, final
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -33,6 +33,7 @@ from perdure.autosave.stopping import Stopping
 from perdure.autosave.timer import Timer
 from perdure.autosave.tracked import State, Tracked
 from perdure.autosave.waiting import Waiting
+from perdure.autosave.watchdog import Watchdog
 from perdure.errors import SessionError, UnsavedChangesError
 from perdure.model.keys import SessionKey
 from perdure.model.records import Entry
@@ -41,6 +42,7 @@ from perdure.store import Store
 __all__ = ["Autosaver", "Health"]
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 @final
@@ -98,6 +100,15 @@ class Autosaver:
         self._timer = Timer(
             core, self._idle, self._batcher, host, clock, self._reporter, ticking=ticking
         )
+        self._watchdog = Watchdog(
+            core,
+            self._timer,
+            self._batcher,
+            self._contributors,
+            self._reporter,
+            clock,
+            ticking=ticking,
+        )
         self._waiting = Waiting(core, clock)
         self._stopping = Stopping(
             core,
@@ -126,7 +137,7 @@ class Autosaver:
         t = self._core.track(key, epoch=epoch, head=head, autosave=autosave, now=now)
         self._idle.add(t, now)
         if self._host.running and not self._core.stopped:
-            self._timer.look_at(self._idle.next_at)  # though nothing may ever be appended
+            self._watch(self._idle.next_at)  # though nothing may ever be appended
         return t
 
     def untrack(self, t: Tracked) -> None:
@@ -155,6 +166,7 @@ class Autosaver:
 
     def _drop(self, t: Tracked) -> None:
         self._idle.forget(t)
+        self._watchdog.forget(t)
         self._waiting.wake(self._core.drop(t))
 
     def tune(self, autosave: Autosave | None, t: Tracked | None = None) -> None:
@@ -331,7 +343,8 @@ class Autosaver:
 
     def health(self) -> Health:
         """Say how it stands."""
-        return health_of(self._core, self._clock())
+        now = self._clock()
+        return health_of(self._core, now, self._watchdog.reasons(now))
 
     # the end
 
@@ -362,14 +375,23 @@ class Autosaver:
     def _attend(self) -> None:
         """See to what has become due: start a worker, or let the timer know."""
         if not self._core.stopped:
-            self._timer.attend()
+            self._watchdog.arm()
+            self._start(self._timer.attend)
 
     def _watch(self, until: float) -> None:
-        """Look after a save that is under way."""
-        self._timer.look_at(until)
+        """Look at what is due at this time at the latest."""
+        self._start(self._timer.look_at, until)
+
+    def _start(self, call: Callable[[*Ts], None], *args: *Ts) -> None:
+        """Call what may start a task; what was accepted stays accepted if that fails."""
+        try:
+            call(*args)
+        except Exception as error:  # noqa: BLE001  # told by `health`, and tried again
+            self._watchdog.failed(error)
 
     def _host_ended(self) -> None:
         """Accept nothing more: without a host nothing will be saved."""
+        self._watchdog.stop()
         self._batcher.cut()
         self._stopping.finish(self._clock(), saved=0)
 
@@ -380,5 +402,5 @@ class Autosaver:
                 self._lane.freed(save.t)
         self._reporter.deliver()
         self._waiting.make_room()
-        if self._host.running and not self._core.stopped:
-            self._timer.attend()
+        if self._host.running:
+            self._attend()

@@ -23,8 +23,10 @@ __all__ = [
     "Lost",
     "Quarantined",
     "Recovered",
+    "Resumed",
     "SaveFailed",
     "Saved",
+    "Stalled",
 ]
 
 
@@ -113,6 +115,20 @@ class LoopBlocked(_Event, frozen=True, kw_only=True):
     delay: float
 
 
+class Stalled(_Event, frozen=True, kw_only=True):
+    """What was due has not been served, though the store would have taken it."""
+
+    reason: str
+    sessions: int
+    """How many wait."""
+    error: Exception | None
+    """Why a task could not be started, if that is known."""
+
+
+class Resumed(_Event, frozen=True, kw_only=True):
+    """What had stalled is being served again."""
+
+
 class CaptureFailed(_Event, frozen=True, kw_only=True):
     """A contributor failed or took too long; the save went on without it."""
 
@@ -143,6 +159,8 @@ Event: TypeAlias = (
     | BreakerClosed
     | Degraded
     | LoopBlocked
+    | Stalled
+    | Resumed
     | CaptureFailed
     | GroupOpenTooLong
     | Idle

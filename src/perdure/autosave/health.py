@@ -6,7 +6,9 @@ A restart would destroy the only copy of what is unsaved.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
+from collections.abc import Collection, Sequence
+from itertools import islice
+from typing import Final, Literal
 
 import msgspec
 
@@ -14,9 +16,16 @@ from perdure._lib.display import card
 from perdure.autosave.books import Books
 from perdure.autosave.breaker import BreakerState
 from perdure.autosave.core import Core
-from perdure.autosave.tracked import State
+from perdure.autosave.tracked import State, Tracked
 
 __all__ = ["Health", "health_of"]
+
+NAMED: Final = 3
+"""Sessions that a reason names."""
+_STUCK: Final = {
+    State.QUARANTINED: "quarantined: the store refuses a record",
+    State.LOST: "taken over by another process",
+}
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,20 +41,28 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     (the last save did not succeed), quarantined, lost."""
     unsaved_bytes: int
     breaker: BreakerState
+    reasons: tuple[str, ...] = ()
+    """Why it is not ok, one sentence each, for people; empty while it is."""
 
     def _repr_html_(self) -> str:
         return card("Health", msgspec.structs.asdict(self))
 
 
-def health_of(core: Core, now: float) -> Health:
-    """Return how it stands now; cheap, however many sessions are unsaved."""
+def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
+    """Return how it stands now; cheap, however many sessions are unsaved.
+
+    Args:
+        core: Knows it.
+        now: The engine's time.
+        stalled: Why work that is due is not being served.
+
+    """
     books = core.books
-    troubled = books.failed or books.stuck or books.pressure.rising
-    status: Literal["ok", "degraded", "failing"] = "ok"
-    if books.pressure.blocking or core.stopped:
+    failing = [*stalled, *_failing(core)]
+    degraded = _degraded(core)
+    status: Literal["ok", "degraded", "failing"] = "degraded" if degraded else "ok"
+    if failing:
         status = "failing"
-    elif troubled or core.breaker.state != "closed":
-        status = "degraded"
     return Health(
         status=status,
         oldest_unsaved_age=books.oldest_age(now),
@@ -53,7 +70,37 @@ def health_of(core: Core, now: float) -> Health:
         unsaved=_states(books),
         unsaved_bytes=books.pressure.dirty_bytes,
         breaker=core.breaker.state,
+        reasons=(*failing, *degraded),
     )
+
+
+def _failing(core: Core) -> list[str]:
+    if core.stopped:
+        return ["autosave has stopped: connect again"]
+    if core.books.pressure.blocking:
+        return [f"{core.books.pressure.dirty_bytes} bytes are unsaved: new records wait or fail"]
+    return []
+
+
+def _degraded(core: Core) -> list[str]:
+    books, reasons = core.books, []
+    if core.breaker.state != "closed":
+        reasons.append("the store does not answer, or has just begun to again")
+    if books.failed:
+        t = next(iter(books.failed))
+        reasons.append(f"{_sessions(books.failed)} could not be saved, last error: {t.last_error}")
+    for end in (State.QUARANTINED, State.LOST):
+        stuck = [t for t in books.stuck if t.end is end]
+        reasons += [f"{_sessions(stuck)} {_STUCK[end]}"] if stuck else []
+    if books.pressure.rising and not books.pressure.blocking:
+        reasons.append(f"{books.pressure.dirty_bytes} bytes are unsaved")
+    return reasons
+
+
+def _sessions(sessions: Collection[Tracked]) -> str:
+    named = ", ".join(str(t.key) for t in islice(sessions, NAMED))
+    more = len(sessions) - NAMED
+    return f"session {named}" + (f" and {more} more" if more > 0 else "")
 
 
 def _states(books: Books) -> dict[str, int]:

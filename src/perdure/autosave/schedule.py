@@ -104,6 +104,11 @@ class Schedule:
             if self.wheel.add(t, slot):
                 self.nudged = True
 
+    def look_again(self, t: Tracked, now: float) -> None:
+        """Arm a session that waits in no place, or in one that nobody looks at any more."""
+        t.slot = NEVER
+        self.arm(t, now)
+
     def _watch_group(self, t: Tracked, now: float) -> None:
         """Report a group that stays open for longer than its changes may stay unsaved."""
         if t.options is None or t.group_at is None or t.group_warned:

@@ -66,7 +66,8 @@ class Timer:
         self._clock = clock
         self._reporter = reporter
         self._ticking = ticking
-        self._running = False
+        self._running: object | None = None
+        """Stands for the task that sleeps, as long as there is one."""
         self._alarm = float("inf")
         """When it will look next; minus infinity while it is awake."""
         self._woken = anyio.Event()
@@ -97,20 +98,30 @@ class Timer:
     @property
     def alarm(self) -> float:
         """When it will look next; minus infinity for as soon as it gets to run."""
-        return float("-inf") if self._running and self._woken.is_set() else self._alarm
+        return float("-inf") if self._running is not None and self._woken.is_set() else self._alarm
 
     def wake(self) -> None:
         """Look now, if there is anything to look after."""
-        if self._running:
+        if self._running is not None:
             self._woken.set()
 
     def _wake(self) -> None:
-        if not self._running:
-            self._running = True
-            self._alarm = float("-inf")
-            self._host.spawn(self._run)
+        if self._running is None:
+            self.restart()
         else:
             self._woken.set()
+
+    def restart(self) -> None:
+        """Count on the task that sleeps no more, and start a fresh one, which looks at once."""
+        self._running = run = object()
+        self._alarm = float("-inf")
+        self._woken.set()
+        try:
+            self._host.spawn(self._run, run)
+        except BaseException:
+            # It does not come: leave it to whoever needs it next.
+            self._running, self._alarm = None, float("inf")
+            raise
 
     def _next_at(self, now: float) -> float:
         at = self._schedule.next_at(now)
@@ -120,15 +131,16 @@ class Timer:
             at = min(at, self._idle.next_at)
         return min(at, self._batcher.next_timeout)
 
-    async def _run(self) -> None:
+    async def _run(self, run: object) -> None:
         try:
-            while not self._core.stopped:
+            while not self._core.stopped and self._running is run:
                 self._alarm = float("-inf")
                 more = self._look()
                 await (checkpoint() if more else self._sleep())
         finally:
-            self._running = False
-            self._alarm = float("inf")
+            if self._running is run:
+                self._running = None
+                self._alarm = float("inf")
 
     async def _sleep(self) -> None:
         self._schedule.nudged = False

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from typing import Literal
 
 import anyio
+import msgspec
 
 from perdure._lib.clock import loop_clock
 from perdure._lib.host import Host
 from perdure.autosave import events
 from perdure.autosave.driver import Autosaver
 from perdure.autosave.events import Event
+from perdure.autosave.health import Health
 from perdure.codec.registry import Registry
 from perdure.session.clock import Clock, catch_up
 from perdure.session.closing import Closing
@@ -39,6 +42,8 @@ _NAMES: dict[type, EventName] = {
     events.Lost: "lost",
     events.Degraded: "degraded",
     events.LoopBlocked: "loop_blocked",
+    events.Stalled: "stalled",
+    events.Resumed: "resumed",
 }
 
 
@@ -46,6 +51,7 @@ class Connected:
     """What a connected manager consists of."""
 
     __slots__ = (
+        "_beat_at",
         "_cancel_body",
         "_is_late",
         "closing",
@@ -64,6 +70,8 @@ class Connected:
         self.closing: Closing = Closing(runtime, self.keeper)
         self._cancel_body = body_canceller()
         self._is_late = False
+        self._beat_at = runtime.clock()
+        """When the last heartbeat was answered."""
         self.signals: SignalWatch = SignalWatch(self._on_term, self._end_body)
         runtime.host.on_teardown = self.closing.torn_down
         runtime.host.spawn(self._beat)
@@ -83,12 +91,28 @@ class Connected:
                 log.warning("heartbeat failed", exc_info=error)
                 await anyio.sleep(self.runtime.lease.heartbeat)
             else:
+                self._beat_at = self.runtime.clock()
                 for key in asked.mail:
                     host.spawn(self.inbox.attend, key)
                 for key in asked.handovers:
                     host.spawn(self.keeper.hand_over, key)
                 self.inbox.again()
                 await anyio.sleep(GATHER)
+
+    def health(self) -> Health:
+        """Say how it stands: saving, and whether the leases are renewed."""
+        health, lease = self.runtime.saver.health(), self.runtime.lease
+        late = self.runtime.clock() - self._beat_at
+        if late <= max(lease.ttl, 2 * lease.heartbeat) or self.closing.done.is_set():
+            return health
+        reason = (
+            f"no heartbeat for {late:.0f} s: other processes may take over what is open here"
+            if health.sessions
+            else f"no heartbeat for {late:.0f} s"
+        )
+        status: Literal["degraded", "failing"]
+        status = "failing" if health.status == "failing" else "degraded"
+        return msgspec.structs.replace(health, status=status, reasons=(*health.reasons, reason))
 
     def _on_term(self) -> None:
         """SIGTERM has come: drain; over the default action, also end by the deadline."""

@@ -48,7 +48,7 @@ def manager_facts(connected: Connected | None) -> dict[str, object]:
     store, report = connected.runtime.store.location, connected.closing.report
     if report is not None:
         return {"state": "closed", "store": store, "report": report}
-    health = connected.runtime.saver.health()
+    health = connected.health()
     return {
         "state": "open",
         "store": store,

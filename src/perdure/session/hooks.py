@@ -24,6 +24,8 @@ EventName = Literal[
     "degraded",
     "recovered",
     "loop_blocked",
+    "stalled",
+    "resumed",
     "opened",
     "closed",
     "folded",

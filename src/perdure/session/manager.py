@@ -309,7 +309,7 @@ class SessionManager(Restoring):
 
         A restart because of a store that is down would destroy the only copy.
         """
-        return self._check().runtime.saver.health()
+        return self._check().health()
 
     def tune(self, autosave: Autosave | None) -> None:
         """Change the autosave settings of all sessions without settings of their own.

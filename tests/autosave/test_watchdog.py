@@ -1,0 +1,238 @@
+"""The watchdog: the engine is broken on purpose, which is told, and saving goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from perdure.autosave import events
+from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.tracked import Tracked
+from tests.autosave.inline_store import DirectStore, InlineStore
+from tests.autosave.rigs import PLAIN, Rig, rig
+
+LOOKS = 15.0
+"""Seconds within which the watchdog has looked twice, and what it started has run."""
+
+
+class Breaker:
+    """Breaks the host: for as long as it is broken, no task begins."""
+
+    def __init__(self, r: Rig) -> None:
+        self._host = r.host
+        self._spawn = r.host.spawn
+        self.asked: list[Callable[..., Any]] = []
+
+    def refuse(self, error: Exception) -> None:
+        def spawn(fn: Callable[..., Any], *args: object) -> None:
+            raise error
+
+        self._host.spawn = spawn  # type: ignore[assignment]
+
+    def swallow(self) -> None:
+        """Take what is to be started, and never start it."""
+        self._host.spawn = lambda fn, *args: self.asked.append(fn)  # type: ignore[assignment]
+
+    def mend(self) -> None:
+        self._host.spawn = self._spawn
+
+
+async def unsaved(r: Rig) -> Tracked:
+    t = r.track()
+    r.append(t)
+    return t
+
+
+def is_well(r: Rig) -> bool:
+    return r.saver.health().status == "ok" and r.saver.health().reasons == ()
+
+
+async def test_a_task_that_cannot_be_started_is_told_at_once_and_tried_again() -> None:
+    async with rig() as r:
+        broken = Breaker(r)
+        broken.refuse(RuntimeError("no task today"))
+        t = await unsaved(r)  # accepted all the same
+        health = r.saver.health()
+        assert health.status == "failing"
+        assert "no task today" in health.reasons[0]
+        await anyio.sleep(60)
+        assert r.stored(t) == 0
+        assert r.saver.health().status == "failing"
+        broken.mend()
+        await anyio.sleep(LOOKS)
+        assert r.stored(t) == 1
+        assert is_well(r)
+
+
+async def test_saving_that_has_stalled_is_told_once_and_when_it_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with rig() as r:
+        broken = Breaker(r)
+        broken.swallow()
+        t = await unsaved(r)
+        await anyio.sleep(120)
+        health = r.saver.health()
+        assert (health.status, r.stored(t)) == ("failing", 0)
+        assert "session a: due, unsaved for" in health.reasons[0]
+        assert len(broken.asked) > 10  # it was tried again, and again
+        broken.mend()
+        await anyio.sleep(LOOKS)
+        assert r.stored(t) == 1
+        assert is_well(r)
+        assert [one.sessions for one in r.of(events.Stalled)] == [1]
+        assert len(r.of(events.Resumed)) == 1
+        logged = [one for one in caplog.records if one.levelno >= logging.WARNING]
+        assert [one.levelname for one in logged] == ["ERROR", "WARNING"]
+
+
+async def test_a_save_that_somebody_waits_for_is_served_by_a_fresh_worker() -> None:
+    async with rig() as r:
+        t = r.track()
+        broken = Breaker(r)
+        broken.swallow()
+
+        async def mend() -> None:
+            await anyio.sleep(1)
+            broken.mend()
+
+        r.append(t)
+        async with anyio.create_task_group() as group:
+            group.start_soon(mend)
+            assert await r.saver.save(t) == 1
+        assert r.stored(t) == 1
+
+
+async def test_workers_that_died_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig(InlineStore(parallelism=2)) as r:
+        sessions = [r.track(name) for name in "abcd"]
+        capture = r.saver._core.capture
+        dying = ["one", "two"]
+
+        def die(now: float) -> Any:
+            if dying:
+                raise MemoryError(dying.pop())
+            return capture(now)
+
+        monkeypatch.setattr(r.saver._core, "capture", die)
+        for t in sessions:
+            r.append(t)
+        await anyio.sleep(12 + LOOKS)
+        assert [r.stored(t) for t in sessions] == [1, 1, 1, 1]
+        assert is_well(r)
+
+
+async def test_a_worker_that_is_woken_and_does_not_come_is_replaced() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.append(t)
+        await r.saver.save(t)
+        (parked,) = r.saver._batcher._parked
+        parked.bell = type("Deaf", (), {"ring": lambda self: None, "rung": False})()
+        r.append(t)
+        await anyio.sleep(2 + LOOKS)
+        assert r.stored(t) == 2
+        assert is_well(r)
+        assert len(r.of(events.Stalled)) == 1
+
+
+async def test_an_answer_that_never_comes_is_given_up_and_the_records_are_sent_again() -> None:
+    store = DirectStore()
+    async with rig(store, engine=PLAIN) as r:
+        t = r.track()
+        begin, lost = store.begin_append, []
+
+        def lose(batch: Any, then: Any) -> bool:
+            if lost:
+                return begin(batch, then)
+            lost.append(then)
+            return True
+
+        r.saver._batcher._begin = lose  # type: ignore[assignment]
+        r.append(t)
+        assert await r.saver.save(t) == 1
+        assert len(lost) == 1
+        assert r.stored(t) == 1
+
+
+async def test_a_timer_that_is_gone_is_started_again() -> None:
+    async with rig() as r:
+        t = await unsaved(r)
+        timer = r.saver._timer
+        # As if its task had ended, and nobody had noticed.
+        task, timer._running = timer._running, object()
+        timer._woken.set()
+        await anyio.sleep(1)
+        timer._running = task
+        await anyio.sleep(2 + LOOKS)
+        assert r.stored(t) == 1
+        assert is_well(r)
+
+
+async def test_a_session_that_waits_nowhere_is_found() -> None:
+    async with rig() as r:
+        t, other = r.track("a"), r.track("b")
+        r.append(t)
+        r.saver._core.schedule._fresh.clear()
+        for _ in range(30):  # others are served all the time
+            r.append(other)
+            await anyio.sleep(1)
+        assert r.stored(t) == 1
+
+
+@pytest.mark.parametrize("trouble", ["down", "stuck"])
+async def test_a_store_that_does_not_answer_is_no_stall(trouble: str) -> None:
+    async with rig() as r:
+        t = r.track()
+        setattr(r.store, trouble, True)
+        r.append(t)
+        await anyio.sleep(200)
+        assert r.saver.health().status == "degraded"
+        assert r.of(events.Stalled) == []
+        setattr(r.store, trouble, False)
+        await anyio.sleep(30)
+        assert r.stored(t) == 1
+
+
+async def test_a_saturated_store_is_no_stall() -> None:
+    store = InlineStore(latency=(8.0,), parallelism=1, batch_max=1)
+    async with rig(store, autosave=Autosave(debounce=1, max_delay=2)) as r:
+        sessions = [r.track(f"s{n}") for n in range(12)]
+        for t in sessions:
+            r.append(t)
+        await anyio.sleep(100)
+        assert [r.stored(t) for t in sessions] == [1] * 12
+        assert r.of(events.Stalled) == []
+
+
+async def test_a_job_that_holds_a_session_for_its_time_is_no_stall() -> None:
+    async with rig(engine=Engine(jitter=0.0, eager=False, exclusive_timeout=40)) as r:
+        t = r.track()
+        async with anyio.create_task_group() as group:
+            group.start_soon(r.saver.exclusive, t, lambda: anyio.sleep(39))
+            await anyio.sleep(1)
+            r.append(t)
+        await anyio.sleep(5)
+        assert r.stored(t) == 1
+        assert r.of(events.Stalled) == []
+
+
+async def test_nothing_looks_while_nothing_is_unsaved() -> None:
+    async with rig() as r:
+        t = await unsaved(r)
+        await r.saver.save(t)
+        await anyio.sleep(LOOKS)
+        assert r.saver._watchdog._disarm is None
+
+
+async def test_a_loop_that_does_not_run_is_told() -> None:
+    async with rig() as r:
+        await unsaved(r)
+        watchdog = r.saver._watchdog
+        assert watchdog.reasons(anyio.current_time() + 30) == []
+        (reason,) = watchdog.reasons(anyio.current_time() + 60)
+        assert "has not run the watchdog" in reason
