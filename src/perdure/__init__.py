@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from perdure.session.forgetting import ForgetReport as ForgetReport
     from perdure.session.forking import Forked as Forked
     from perdure.session.inbox import PostReceipt as PostReceipt
+    from perdure.session.lost import LostSession as LostSession
     from perdure.session.manager import SessionManager as SessionManager
     from perdure.session.options import Limits as Limits
     from perdure.session.pruning import PruneReport as PruneReport
@@ -90,6 +91,7 @@ _HOMES = {
     "perdure.session.forgetting": ("ForgetReport",),
     "perdure.session.forking": ("Forked",),
     "perdure.session.inbox": ("PostReceipt",),
+    "perdure.session.lost": ("LostSession",),
     "perdure.session.manager": ("SessionManager",),
     "perdure.session.options": ("Limits",),
     "perdure.session.pruning": ("PruneReport",),

@@ -67,3 +67,4 @@ async def test_nothing_is_emitted_for_a_session_that_somebody_else_has() -> None
                 await thief.acquire(session.key, after=session.epoch)
                 await turn.emit("never", sender.now)
         assert sender.sent == []
+        await session.discard_unsaved()

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import assert_type
 
 import perdure.sync
-from perdure import ForgetReport, Forked, PruneReport, Retention, Session, SessionManager
+from perdure import (
+    ForgetReport,
+    Forked,
+    LostSession,
+    PruneReport,
+    Retention,
+    Session,
+    SessionKey,
+    SessionManager,
+)
 
 
 async def lives(sessions: SessionManager, session: Session) -> None:
@@ -16,6 +25,14 @@ async def lives(sessions: SessionManager, session: Session) -> None:
     assert_type(await sessions.copy("a", "d"), Forked)
     assert_type(await sessions.rename("a", "e", on_held="raise", wait=1.0), Forked)
     assert_type(await session.fork_unsaved("f", new_session="t"), Forked)
+    assert_type(sessions.lost, tuple[LostSession, ...])
+    for lost in sessions.lost:
+        assert_type((lost.id, lost.key, lost.epoch), tuple[str, SessionKey, int])
+        assert_type((lost.version, lost.durable_version), tuple[int, int])
+        assert_type(lost.error, Exception | None)
+        assert_type(lost.unsaved()[0].payload, bytes)
+        assert_type(await lost.fork_unsaved("f"), Forked)
+        assert_type(await lost.discard_unsaved(), int)
     report = await sessions.forget(owner="ada", tag="x", dry_run=True)
     assert_type(report, ForgetReport)
     assert_type(report.bytes, int)
@@ -35,3 +52,7 @@ def blocking(sessions: perdure.sync.SessionManager, session: perdure.sync.Sessio
     assert_type(sessions.forget(id="a"), ForgetReport)
     assert_type(sessions.prune(Retention(keep_turns=0)), PruneReport)
     assert_type(session.fork_unsaved("e"), Forked)
+    assert_type(sessions.lost, tuple[perdure.sync.LostSession, ...])
+    for lost in sessions.lost:
+        assert_type(lost.fork_unsaved("e"), Forked)
+        assert_type(lost.discard_unsaved(), int)

@@ -33,7 +33,7 @@ class Books:
         self.failed: dict[Tracked, None] = {}
         """Those of them whose last save did not succeed, the longest failing first."""
         self.stuck: dict[Tracked, None] = {}
-        """Quarantined and lost sessions."""
+        """Quarantined sessions, and lost ones until somebody decides about their records."""
         self.pressure: Pressure = Pressure(engine)
         self.events: list[Event] = []
         """What has happened and was not reported yet."""

@@ -118,11 +118,16 @@ class Core:
         self.books.sessions.add(t)
         return t
 
-    def drop(self, t: Tracked) -> list[Waiter]:
-        """Let go of a session, whatever it holds; return who is to be woken."""
+    def drop(self, t: Tracked, *, keep_lost: bool = False) -> list[Waiter]:
+        """Let go of a session, whatever it holds; return who is to be woken.
+
+        With ``keep_lost``, records of a session that was taken over stay until somebody
+        decides what becomes of them: `discard`, `settle_lost`.
+        """
         # Who waits for a session that was taken over shall hear that, not that it is closed.
         self._leave(t, State.LOST if t.end is State.LOST else State.CLOSED)
-        self.books.stuck.pop(t, None)
+        if not (keep_lost and t.end is State.LOST and t.version > t.durable):
+            self.books.stuck.pop(t, None)
         self.books.sessions.discard(t)
         return t.take_waiters()
 
@@ -239,6 +244,8 @@ class Core:
         t.oldest_at = t.first_at
         if t.end is not None:
             # Late: it is in the log, but the session is not ours any more.
+            if t.end is State.LOST and t.version == t.durable:
+                self.settle_lost(t)
             return []
         self.books.pressure.dirty_bytes -= size
         t.last_error = None
@@ -362,6 +369,8 @@ class Core:
     def discard(self, t: Tracked) -> int:
         """Forget a stuck session's unsaved records; return how many. It leaves quarantine."""
         count = t.version - t.durable
+        if t.end is State.LOST:
+            self.settle_lost(t)
         if t.end is State.QUARANTINED:
             self.books.pressure.dirty_bytes -= t.pending_bytes
             self._readmit(t)
@@ -371,6 +380,11 @@ class Core:
         t.first_at = t.oldest_at = t.group_at = None
         t.hurry = False
         return count
+
+    def settle_lost(self, t: Tracked) -> None:
+        """Take note that somebody has decided what becomes of a lost session's records."""
+        if t.end is State.LOST:
+            self.books.stuck.pop(t, None)
 
     def _readmit(self, t: Tracked) -> None:
         t.end, t.refuses = None, t.sealed

@@ -143,6 +143,8 @@ class Autosaver:
     def untrack(self, t: Tracked) -> None:
         """Look after a session no more. It has to be clean, or not ours any more.
 
+        Unsaved records of one that was lost stay in `lost` until they are discarded or settled.
+
         Raises:
             UnsavedChangesError: It has records that are not durable, and may still be saved.
 
@@ -154,7 +156,7 @@ class Autosaver:
                 "save it first, or discard them"
             )
             raise UnsavedChangesError(message, key=t.key, version=t.version, durable=t.durable)
-        self._drop(t)
+        self._drop(t, keep_lost=True)
 
     async def abandon(self, t: Tracked) -> None:
         """Look after a session no more, unsaved records and all, once no save of it runs."""
@@ -164,10 +166,10 @@ class Autosaver:
         await self._lane.alone(t)
         self._drop(t)
 
-    def _drop(self, t: Tracked) -> None:
+    def _drop(self, t: Tracked, *, keep_lost: bool = False) -> None:
         self._idle.forget(t)
         self._watchdog.forget(t)
-        self._waiting.wake(self._core.drop(t))
+        self._waiting.wake(self._core.drop(t, keep_lost=keep_lost))
 
     def tune(self, autosave: Autosave | None, t: Tracked | None = None) -> None:
         """Change when one session saves, or all those without a setting of their own."""
@@ -308,6 +310,15 @@ class Autosaver:
             message = f"session {t.key} is {t.state.value}: only stuck sessions discard records"
             raise SessionError(message, key=t.key)
         return self._core.discard(t)
+
+    def settle_lost(self, t: Tracked) -> None:
+        """Take note that a lost session's records are durable elsewhere."""
+        self._core.settle_lost(t)
+
+    @property
+    def lost(self) -> list[Tracked]:
+        """Lost sessions with unsaved records, about which nobody has decided yet."""
+        return [t for t in self._books.stuck if t.end is State.LOST and t.version > t.durable]
 
     def lose(self, t: Tracked) -> None:
         """Take note that another process has the session: nothing of it is sent any more."""

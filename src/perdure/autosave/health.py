@@ -24,7 +24,7 @@ NAMED: Final = 3
 """Sessions that a reason names."""
 _STUCK: Final = {
     State.QUARANTINED: "quarantined: the store refuses a record",
-    State.LOST: "taken over by another process",
+    State.LOST: "taken over by another process with records unsaved here: see sessions.lost",
 }
 
 
@@ -43,6 +43,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     breaker: BreakerState
     reasons: tuple[str, ...] = ()
     """Why it is not ok, one sentence each, for people; empty while it is."""
+    lost: dict[str, int] = {}
+    """Sessions that another process has taken over, with how many records of each are only in
+    memory here. They stay until somebody forks or discards them: ``sessions.lost``."""
 
     def _repr_html_(self) -> str:
         return card("Health", msgspec.structs.asdict(self))
@@ -71,6 +74,7 @@ def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
         unsaved_bytes=books.pressure.dirty_bytes,
         breaker=core.breaker.state,
         reasons=(*failing, *degraded),
+        lost=_lost(books),
     )
 
 
@@ -101,6 +105,14 @@ def _sessions(sessions: Collection[Tracked]) -> str:
     named = ", ".join(str(t.key) for t in islice(sessions, NAMED))
     more = len(sessions) - NAMED
     return f"session {named}" + (f" and {more} more" if more > 0 else "")
+
+
+def _lost(books: Books) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for t in books.stuck:
+        if t.end is State.LOST and t.version > t.durable:
+            counts[str(t.key)] += t.version - t.durable
+    return dict(counts)
 
 
 def _states(books: Books) -> dict[str, int]:

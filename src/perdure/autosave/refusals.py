@@ -31,7 +31,8 @@ def ended(
 def _lost(t: Tracked) -> LeaseLostError:
     message = (
         f"session {t.key}: another process has taken it over, epoch {t.epoch} can write no more; "
-        f"{_unsaved(t)}. fork_unsaved(new_id) keeps them, or open the session again"
+        f"{_unsaved(t)}. fork_unsaved(new_id) keeps them, discard_unsaved() drops them; open the "
+        "session again to go on"
     )
     error = LeaseLostError(message, key=t.key, epoch=t.epoch, version=t.version, durable=t.durable)
     error.__cause__ = t.last_error

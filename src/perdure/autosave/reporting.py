@@ -21,7 +21,7 @@ LOGGED: dict[type[events.Event], tuple[int, str]] = {
     events.BreakerOpened: (logging.ERROR, "the store is taken for down, unsaved changes pile up"),
     events.Recovered: (logging.INFO, "autosave works again"),
     events.Quarantined: (logging.ERROR, "the store refuses a record for good"),
-    events.Lost: (logging.ERROR, "another process has taken a session over"),
+    events.Lost: (logging.ERROR, "another process has taken it over"),
     events.LoopBlocked: (logging.WARNING, "something blocked the event loop and delayed a save"),
     events.CaptureFailed: (logging.WARNING, "a contributor failed, the save went on without it"),
     events.GroupOpenTooLong: (logging.WARNING, "a group stays open, its changes are not saved"),
@@ -57,7 +57,13 @@ class Reporter:
         if logged is not None and not (isinstance(event, events.SaveFailed) and not event.first):
             level, message = logged
             error = getattr(event, "error", None)
-            log.log(level, message, extra=_facts(event), exc_info=error)
+            if isinstance(event, (events.Lost, events.Quarantined)):  # somebody has to act
+                message = f"session %s: {message}; %s of its records are only in memory"
+                log.log(
+                    level, message, event.key, event.unsaved, extra=_facts(event), exc_info=error
+                )
+            else:
+                log.log(level, message, extra=_facts(event), exc_info=error)
         if self._on_event is None:
             return
         try:

@@ -23,6 +23,15 @@ log: logging.Logger = logging.getLogger("perdure.autosave")
 SHOWN = 5
 """Sessions that a message names; the report holds all."""
 
+_SLOW = (
+    "Leases expire by themselves; look at the store, and give Shutdown(deadline=…) more time if it "
+    "is only slow"
+)
+_TAKEN = (
+    "What is lost was taken over by another process: session.unsaved() and sessions.lost have the "
+    "records, and Shutdown(spill=…) keeps them in a file"
+)
+
 
 class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
     """A session with records that are not known to be durable."""
@@ -83,10 +92,12 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
             return
         keys = tuple(one.key for one in self.not_durable)
         records = sum([one.records for one in self.not_durable])
-        message = (
-            f"{self}. Their leases expire by themselves; look at error.facts['report'] and at the "
-            "store, and give Shutdown(deadline=…) more time if the store is only slow"
-        )
+        cures = []
+        if self.unsaved or self.in_doubt:
+            cures.append(_SLOW)
+        if self.lost:
+            cures.append(_TAKEN)
+        message = ". ".join([str(self), *cures, "error.facts['report'] has all of it"])
         raise UnsavedChangesError(message, report=self, sessions=keys, records=records)
 
     def __str__(self) -> str:
@@ -119,7 +130,7 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
                 records = sum([one.records for one in ones])
                 extra = {"sessions": len(ones), "records": records, "some": _names(ones)}
                 level = logging.WARNING if name == "spilled" else logging.ERROR
-                log.log(level, "stopped with sessions %s", name, extra=extra)
+                log.log(level, "stopped with sessions %s: %s", name, _names(ones), extra=extra)
 
 
 def report_of(core: Core, *, began: float, saved: int, now: float) -> ShutdownReport:

@@ -1,7 +1,7 @@
 """Sessions, turns and their manager: what users hold.
 
     the manager          manager, connected, runtime, options, hooks, events, signals
-    a session's life     loading, keeping, flights, spilling, closing, crash, clock
+    a session's life     loading, keeping, flights, spilling, lost, closing, crash, clock
     a session            session, accepting, entries, turn, contents, view, rendering, display
     beside its messages  contributors, states; remembering; checkpointing
     who else writes      inbox, for whoever holds it or not; inside, for an agent's worker

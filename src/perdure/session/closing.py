@@ -12,6 +12,7 @@ from anyio import to_thread
 
 from perdure._lib.several import each
 from perdure.autosave.shutdown import ShutdownReport, Unsaved
+from perdure.autosave.tracked import Tracked
 from perdure.errors import SessionClosedError
 from perdure.model.keys import SessionKey
 from perdure.session import spilling
@@ -105,24 +106,22 @@ class Closing:
         """Keep in local files what the store would not take, if a place for them was named."""
         folder = self._runtime.shutdown.spill
         left = report.unsaved + report.in_doubt
-        if folder is None or not left:
+        tracked = [one.tracked for one in map(self._runtime.sessions.get, _keys(left)) if one]
+        tracked += self._runtime.saver.lost
+        if folder is None or not tracked:
             return report
-        spilled: set[SessionKey] = set()
+        spilled: set[_Id] = set()
 
-        async def spill(one: Unsaved) -> None:
-            session = self._runtime.sessions.get(one.key)
-            if session is None:
-                return
-            if await to_thread.run_sync(self._spill_one, folder, session):
-                spilled.add(one.key)
+        async def spill(one: Tracked) -> None:
+            if await to_thread.run_sync(self._spill_one, folder, one):
+                spilled.add((one.key, one.durable, one.version))
 
-        await each(left, spill, at_once=SPILLERS)
+        await each(tracked, spill, at_once=SPILLERS)
         settled = await to_thread.run_sync(_settled, folder)
         return _with_spilled(report, spilled if settled else set())
 
-    def _spill_one(self, folder: str, session: Session) -> bool:
-        key, tracked = session.key, session.tracked
-        epoch, base = tracked.epoch, tracked.durable
+    def _spill_one(self, folder: str, tracked: Tracked) -> bool:
+        key, epoch, base = tracked.key, tracked.epoch, tracked.durable
         try:
             entries = spilling.sealed(
                 self._runtime.store, key, epoch=epoch, base=base, entries=tracked.pending
@@ -139,8 +138,9 @@ class Closing:
         folder = self._runtime.shutdown.spill
         if folder is None or self.report is not None or self._runtime.home.stray() == "fork":
             return
-        left = [one for one in self._runtime.sessions.values() if one.unsaved()]
-        spilled = [self._spill_one(folder, one) for one in left if one.tracked.end is None]
+        open_here = [one.tracked for one in self._runtime.sessions.values()]
+        left = [one for one in open_here if one.pending and one.end is None]
+        spilled = [self._spill_one(folder, one) for one in left + self._runtime.saver.lost]
         if any(spilled):
             _settled(folder)
 
@@ -183,13 +183,24 @@ def _settled(folder: str) -> bool:
     return True
 
 
-def _with_spilled(report: ShutdownReport, spilled: set[SessionKey]) -> ShutdownReport:
-    unsaved = tuple(one for one in report.unsaved if one.key not in spilled)
-    in_doubt = tuple(one for one in report.in_doubt if one.key not in spilled)
-    return msgspec.structs.replace(
-        report,
-        unsaved=unsaved,
-        in_doubt=in_doubt,
-        spilled=tuple(one for one in report.unsaved + report.in_doubt if one.key in spilled),
-        clean=not (unsaved or in_doubt or report.quarantined or report.lost),
-    )
+def _with_spilled(report: ShutdownReport, spilled: set[_Id]) -> ShutdownReport:
+    lists: dict[str, tuple[Unsaved, ...]] = {}
+    kept: list[Unsaved] = []
+    for name in ("unsaved", "in_doubt", "lost"):
+        ones: tuple[Unsaved, ...] = getattr(report, name)
+        kept += [one for one in ones if _id(one) in spilled]
+        lists[name] = tuple([one for one in ones if _id(one) not in spilled])
+    clean = not (any(lists.values()) or report.quarantined)
+    return msgspec.structs.replace(report, **lists, spilled=tuple(kept), clean=clean)
+
+
+_Id = tuple[SessionKey, int, int]
+"""Which records of which session: one may have been lost more than once."""
+
+
+def _id(one: Unsaved) -> _Id:
+    return one.key, one.durable, one.version
+
+
+def _keys(ones: tuple[Unsaved, ...]) -> list[SessionKey]:
+    return [one.key for one in ones]

@@ -334,6 +334,10 @@ class Forgetter:
         return shared
 
     async def _spilled(self, keys: list[SessionKey], *, remove: bool) -> list[int]:
+        saver = self._tending.runtime.saver
+        for tracked in saver.lost if remove else ():
+            if tracked.key in keys:
+                saver.discard(tracked)
         folder = self._tending.runtime.shutdown.spill
         if folder is None:
             return []

@@ -26,7 +26,7 @@ from perdure.session.tending import Begun, Hold, Tending, Terms, group_of, requi
 from perdure.store import Posted
 
 if TYPE_CHECKING:
-    from perdure.session.session import Session
+    from perdure.autosave.tracked import Tracked
 
 __all__ = ["Forked", "Forker", "exists"]
 
@@ -67,7 +67,7 @@ class Forker:
         point = await self._point(parent, head, at)
         return await self._begin(parent, child, point, ())
 
-    async def fork_unsaved(self, session: Session, child: SessionKey) -> Forked:
+    async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Forked:
         """Begin a session with what is durable of one, and go on with what is not.
 
         Raises:
@@ -76,8 +76,8 @@ class Forker:
 
         """
         require_different(session.key, child, "fork_unsaved")
-        at = session.durable_version
-        unsaved = group_of(session.tracked.pending)
+        at = session.durable
+        unsaved = group_of(session.pending)
         point = await self._tending.record(session.key, at)
         if point is None:
             raise _no_record(session.key, at, session.version)

@@ -277,12 +277,17 @@ class Keeper:
         if session.closed_by is not None:
             return
         unsaved = session.version - session.durable_version
+        cure = "keep them with session.fork_unsaved(new_id), or drop them with " if unsaved else ""
+        cure += "session.discard_unsaved(). To go on, open it again" if unsaved else "open it again"
         message = (
             f"session {session.key} was taken over by another process, with {unsaved} records "
-            "unsaved here: open it again to go on"
+            f"unsaved here: {cure}"
         )
         session.closed_by = LeaseLostError(message, key=str(session.key), unsaved=unsaved)
         self._forget(session, "lost")
+        tracked = session.tracked  # it may stay for its records: not for all that the session holds
+        tracked.on_saved = tracked.on_idle = tracked.on_lost = None
+        tracked.on_captured = tracked.before_capture = None
 
     async def _seal(self, session: Session) -> None:
         """Save a session, and have it accept nothing more; if that fails, it goes on as before."""

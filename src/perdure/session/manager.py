@@ -28,6 +28,7 @@ from perdure.session.hooks import EventName, Hook
 from perdure.session.inbox import PostReceipt
 from perdure.session.lineage import followed
 from perdure.session.loading import Opening, Wanted
+from perdure.session.lost import LostSession
 from perdure.session.options import (
     Autosave,
     Engine,
@@ -310,6 +311,19 @@ class SessionManager(Restoring):
         A restart because of a store that is down would destroy the only copy.
         """
         return self._check().health()
+
+    @property
+    def lost(self) -> tuple[LostSession, ...]:
+        """Sessions that others have taken over, with records that are only in memory here.
+
+        They stay, and `health` is degraded, until somebody forks or discards their records. Also
+        of a manager that is closed: what it could not keep.
+        """
+        connected = self._connected
+        if connected is None:
+            return ()
+        runtime, keeper = connected.runtime, connected.keeper
+        return tuple([LostSession(runtime, keeper, tracked) for tracked in runtime.saver.lost])
 
     def tune(self, autosave: Autosave | None) -> None:
         """Change the autosave settings of all sessions without settings of their own.

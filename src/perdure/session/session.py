@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import msgspec
 
+from perdure.autosave.tracked import State
 from perdure.codec.encoded import Encoded
 from perdure.codec.json import encode
 from perdure.errors import ConfigError
@@ -22,6 +23,7 @@ from perdure.session.contributors import Attachment, Contributor, Contributors
 from perdure.session.display import session_card, session_text
 from perdure.session.entries import entry_of, meta_entry
 from perdure.session.inside import attach
+from perdure.session.lost import fork_unsaved, unsaved_records
 from perdure.session.planned import Planned
 from perdure.session.rendering import Rendered
 from perdure.session.runtime import Runtime
@@ -280,10 +282,7 @@ class Session(Planned, Rendered):
 
     def unsaved(self) -> tuple[Record, ...]:
         """Return the records that are not durable: also of a session that was lost."""
-        return tuple(
-            Record(seq, self.epoch, entry.kind, entry.payload, entry.end)
-            for seq, entry in enumerate(self.tracked.pending, self.tracked.durable + 1)
-        )
+        return unsaved_records(self.tracked)
 
     def retry(self) -> None:
         """Try again to save a quarantined session, now that the cause is mended."""
@@ -291,10 +290,14 @@ class Session(Planned, Rendered):
         self._runtime.saver.retry(self.tracked)
 
     async def discard_unsaved(self) -> int:
-        """Drop the records that are not durable, and return how many; a way out of quarantine.
+        """Drop the records that are not durable, and return how many.
 
-        What the session holds afterwards is what the store has.
+        A way out of quarantine: what the session holds afterwards is what the store has. Of a
+        session that was lost, it decides that nobody wants them; that session stays closed.
         """
+        self._check_home()
+        if self.tracked.end is State.LOST:
+            return self._runtime.saver.discard(self.tracked)
         self._check_open()
         return await self._runtime.host.call(self._keeper.discard, self)
 
@@ -302,20 +305,17 @@ class Session(Planned, Rendered):
         """Begin a session with what is durable of this one, and what is not; it is durable then.
 
         A way out of quarantine and of a lost lease: nothing that was said here is lost. This
-        session stays as it is.
+        session stays as it is; one that was lost is not named by `health` any more.
 
         Raises:
             SessionError: A session of the new id exists.
             StoreError: The store refuses a record there, too.
 
         """
-        from perdure.session.forking import Forker
-        from perdure.session.tending import Tending
-
         self._check_home()
-        forker = Forker(Tending(self._runtime, self._keeper))
-        new = SessionKey(new_id, new_session or self.key.session, self.key.tenant)
-        return await self._runtime.host.call(forker.fork_unsaved, self, new)
+        return await fork_unsaved(
+            self._runtime, self._keeper, self.tracked, new_id, new_session=new_session
+        )
 
     async def wait_durable(self, version: int | None = None) -> Receipt:
         """Wait until a version (None: the newest) is durable, without hurrying the save."""

@@ -23,7 +23,7 @@ from perdure.sync.checkpoints import CheckpointEngine, CheckpointReader, EventRe
 from perdure.sync.contributors import Attachment, Contributor
 from perdure.sync.manager import SessionManager, connect
 from perdure.sync.memory import States, TypedState, WorkingMemory
-from perdure.sync.session import Session, SessionView
+from perdure.sync.session import LostSession, Session, SessionView
 from perdure.sync.turn import Turn
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Contributor",
     "EventReader",
     "EventStream",
+    "LostSession",
     "Session",
     "SessionManager",
     "SessionView",

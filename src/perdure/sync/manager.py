@@ -26,7 +26,7 @@ from perdure.sync import exiting
 from perdure.sync.hooks import HookThread
 from perdure.sync.loop import LoopThread, closed
 from perdure.sync.restoring import Restoring
-from perdure.sync.session import Session, SessionView
+from perdure.sync.session import LostSession, Session, SessionView
 from perdure.sync.signals import TermWatch
 
 if TYPE_CHECKING:
@@ -266,6 +266,16 @@ class SessionManager(Restoring):
         As `perdure.SessionManager.health`.
         """
         return self._loop.do(self._inner.health)
+
+    @property
+    def lost(self) -> tuple[LostSession, ...]:
+        """Sessions that others have taken over, with records that are only in memory here.
+
+        As `perdure.SessionManager.lost`.
+        """
+        return self._loop.read(
+            lambda: tuple([LostSession(self._loop, one) for one in self._inner.lost])
+        )
 
     def tune(self, autosave: Autosave | None) -> None:
         """Change the autosave settings of all sessions without settings of their own."""

@@ -23,14 +23,74 @@ if TYPE_CHECKING:
     from perdure.model.messages import Message
     from perdure.model.records import Record
     from perdure.restore.report import RestoreReport
-    from perdure.session import session, view
+    from perdure.session import lost, session, view
     from perdure.session.contents import HistoryItem
     from perdure.session.contributors import Contributor as AsyncContributor
     from perdure.session.forking import Forked
     from perdure.session.session import Receipt
     from perdure.sync.loop import LoopThread
 
-__all__ = ["Session", "SessionView"]
+__all__ = ["LostSession", "Session", "SessionView"]
+
+
+@final
+class LostSession:
+    """A session that can be written no more, and the records of it that are only in memory.
+
+    As `perdure.LostSession`, blocking.
+    """
+
+    def __init__(self, loop: LoopThread, inner: lost.LostSession) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def key(self) -> SessionKey:
+        """Tenant, agent id and session id."""
+        return self._inner.key
+
+    @property
+    def id(self) -> str:
+        """The id that it was opened with."""
+        return self._inner.id
+
+    @property
+    def epoch(self) -> int:
+        """The number of the lease that was lost."""
+        return self._inner.epoch
+
+    @property
+    def version(self) -> int:
+        """The seq of the newest record that was accepted."""
+        return self._inner.version
+
+    @property
+    def durable_version(self) -> int:
+        """The seq of the newest record that the store had acknowledged."""
+        return self._inner.durable_version
+
+    @property
+    def error(self) -> Exception | None:
+        """What the store said when the session was lost."""
+        return self._inner.error
+
+    def unsaved(self) -> tuple[Record, ...]:
+        """Return the records that are only in memory."""
+        return self._loop.read(self._inner.unsaved)
+
+    def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Forked:
+        """Begin a session with what is durable of this one, and what is not; it is durable then.
+
+        As `perdure.LostSession.fork_unsaved`.
+        """
+        return self._loop.call(lambda: self._inner.fork_unsaved(new_id, new_session=new_session))
+
+    def discard_unsaved(self) -> int:
+        """Drop the records that are only in memory, and return how many."""
+        return self._loop.call(self._inner.discard_unsaved)
 
 
 @final

@@ -1,0 +1,109 @@
+"""Sessions that were lost with records unsaved: what can still be done about them.
+
+The records stay in memory until somebody decides what becomes of them, also when nobody has
+the `Session` any more; `health` and the shutdown report name the session until then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from perdure.model.keys import SessionKey
+from perdure.model.records import Record
+
+if TYPE_CHECKING:
+    from perdure.autosave.tracked import Tracked
+    from perdure.session.forking import Forked
+    from perdure.session.keeping import Keeper
+    from perdure.session.runtime import Runtime
+
+__all__ = ["LostSession", "fork_unsaved", "unsaved_records"]
+
+
+@final
+class LostSession:
+    """A session that can be written no more, and the records of it that are only in memory.
+
+    From ``sessions.lost``. Fork or discard them, or they are named when the manager stops.
+    """
+
+    __slots__ = ("_keeper", "_runtime", "_tracked")
+
+    def __init__(self, runtime: Runtime, keeper: Keeper, tracked: Tracked) -> None:
+        self._runtime = runtime
+        self._keeper = keeper
+        self._tracked = tracked
+
+    def __repr__(self) -> str:
+        unsaved = self.version - self.durable_version
+        return f"<LostSession {self.key} epoch={self.epoch} unsaved={unsaved}>"
+
+    @property
+    def key(self) -> SessionKey:
+        """Tenant, agent id and session id."""
+        return self._tracked.key
+
+    @property
+    def id(self) -> str:
+        """The id that it was opened with."""
+        return self.key.agent
+
+    @property
+    def epoch(self) -> int:
+        """The number of the lease that was lost."""
+        return self._tracked.epoch
+
+    @property
+    def version(self) -> int:
+        """The seq of the newest record that was accepted."""
+        return self._tracked.version
+
+    @property
+    def durable_version(self) -> int:
+        """The seq of the newest record that the store had acknowledged."""
+        return self._tracked.durable
+
+    @property
+    def error(self) -> Exception | None:
+        """What the store said when the session was lost."""
+        return self._tracked.last_error
+
+    def unsaved(self) -> tuple[Record, ...]:
+        """Return the records that are only in memory."""
+        return unsaved_records(self._tracked)
+
+    async def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Forked:
+        """Begin a session with what is durable of this one, and what is not; it is durable then.
+
+        As `Session.fork_unsaved`. What was lost is decided with that.
+        """
+        return await fork_unsaved(
+            self._runtime, self._keeper, self._tracked, new_id, new_session=new_session
+        )
+
+    async def discard_unsaved(self) -> int:
+        """Drop the records that are only in memory, and return how many."""
+        return self._runtime.saver.discard(self._tracked)
+
+
+def unsaved_records(tracked: Tracked) -> tuple[Record, ...]:
+    """Return the records of a session that are not durable."""
+    return tuple(
+        Record(seq, tracked.epoch, entry.kind, entry.payload, entry.end)
+        for seq, entry in enumerate(tracked.pending, tracked.durable + 1)
+    )
+
+
+async def fork_unsaved(
+    runtime: Runtime, keeper: Keeper, tracked: Tracked, new_id: str, *, new_session: str | None
+) -> Forked:
+    """Begin a session with what is durable of another one, and what is not."""
+    from perdure.session.forking import Forker
+    from perdure.session.tending import Tending
+
+    key = tracked.key
+    new = SessionKey(new_id, new_session or key.session, key.tenant)
+    forker = Forker(Tending(runtime, keeper))
+    forked = await runtime.host.call(forker.fork_unsaved, tracked, new)
+    runtime.saver.settle_lost(tracked)
+    return forked

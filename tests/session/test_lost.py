@@ -1,0 +1,204 @@
+"""Sessions that were lost with records unsaved: nothing of them is forgotten silently."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from pathlib import Path
+
+import pytest
+
+import perdure.sync
+from perdure import (
+    LeaseLostError,
+    Message,
+    Session,
+    SessionManager,
+    Shutdown,
+    UnsavedChangesError,
+    connect,
+)
+from perdure.stores.memory import MemoryBacking, MemoryStore
+
+QUIET = Shutdown(signals=False)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="perdure")
+
+
+def said(session: object) -> list[object]:
+    return [message.content for message in session.context()]  # type: ignore[attr-defined]
+
+
+async def steal(backing: MemoryBacking, *, write: str | None = "theirs") -> None:
+    """Take "a" over as if its holder were dead, and go on with it."""
+    (key,) = [key for key in backing.sessions if key.agent == "a"]
+    backing.sessions[key].released = True
+    async with connect(MemoryStore(backing=backing), shutdown=QUIET) as other:
+        session = await other.open("a")
+        if write is not None:
+            session.append(Message.user(write))
+
+
+async def lose(sessions: SessionManager, backing: MemoryBacking) -> Session:
+    """Have "a" lost with two records unsaved."""
+    session = await sessions.open("a")
+    session.append(Message.user("saved"))
+    await session.save()
+    session.append(Message.user("unsaved 1"), Message.user("unsaved 2"))
+    await steal(backing)
+    with pytest.raises(LeaseLostError, match=r"fork_unsaved\(new_id\).*discard_unsaved\(\)"):
+        await session.save()
+    with pytest.raises(LeaseLostError, match=r"fork_unsaved\(new_id\).*discard_unsaved\(\)"):
+        session.append(Message.user("refused"))
+    return session
+
+
+def managed(backing: MemoryBacking, shutdown: Shutdown = QUIET) -> SessionManager:
+    return connect(MemoryStore(backing=backing), autosave=None, shutdown=shutdown)
+
+
+async def test_what_was_lost_is_named_until_the_end() -> None:
+    backing = MemoryBacking()
+    with pytest.raises(UnsavedChangesError, match="taken over by another process") as raised:
+        async with connect(MemoryStore(backing=backing), autosave=None, shutdown=QUIET) as sessions:
+            session = await lose(sessions, backing)
+            health = sessions.health()
+            assert health.status == "degraded"
+            assert health.lost == {"a": 2}
+            assert any("sessions.lost" in reason for reason in health.reasons)
+            assert health.unsaved == {"lost": 1}
+            assert len(session.unsaved()) == 2
+            async with sessions.open("a") as again:  # what others have done changes nothing
+                assert said(again) == ["saved", "theirs"]
+            assert sessions.health().lost == {"a": 2}
+    report = raised.value.facts["report"]
+    assert not report.clean
+    assert [(one.key.agent, one.records) for one in report.lost] == [("a", 2)]
+    (lost,) = sessions.lost
+    assert len(lost.unsaved()) == 2
+
+
+async def test_a_takeover_that_only_the_shutdown_finds_is_named_too() -> None:
+    backing = MemoryBacking()
+    sessions = await managed(backing)
+    session = await sessions.open("a")
+    session.append(Message.user("unsaved"))
+    await steal(backing)
+    report = await sessions.aclose()
+    assert not report.clean
+    assert [one.records for one in report.lost] == [1]
+
+
+@pytest.mark.parametrize("through", ["session", "manager"])
+@pytest.mark.parametrize("how", ["fork", "discard"])
+async def test_deciding_ends_it(through: str, how: str) -> None:
+    backing = MemoryBacking()
+    async with managed(backing) as sessions:
+        session = await lose(sessions, backing)
+        one = session if through == "session" else sessions.lost[0]
+        if how == "fork":
+            forked = await one.fork_unsaved("mine")
+            assert forked.key.agent == "mine"
+            async with sessions.open("mine") as mine:
+                assert said(mine) == ["saved", "unsaved 1", "unsaved 2"]
+        else:
+            assert await one.discard_unsaved() == 2
+            assert one.unsaved() == session.unsaved() == ()
+        assert sessions.health().status == "ok"
+        assert sessions.health().lost == {}
+        assert sessions.lost == ()
+
+
+async def test_only_the_records_stay_in_memory() -> None:
+    backing = MemoryBacking()
+    sessions = await managed(backing)
+    await lose(sessions, backing)
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is Session and one.id == "a"]
+    (lost,) = sessions.lost
+    assert lost.id == "a"
+    assert [record.seq for record in lost.unsaved()] == [lost.version - 1, lost.version]
+    await lost.fork_unsaved("mine")
+    assert (await sessions.aclose()).clean
+
+
+async def test_nothing_is_kept_of_a_session_that_was_lost_with_all_saved() -> None:
+    backing = MemoryBacking()
+    async with managed(backing) as sessions:
+        session = await sessions.open("a")
+        session.append(Message.user("saved"))
+        await session.save()
+        await steal(backing)
+        session.append(Message.user("unsaved"))
+        with pytest.raises(LeaseLostError):
+            await session.save()
+        await session.discard_unsaved()
+        assert sessions.health().status == "ok"
+
+
+async def test_what_was_lost_is_spilled_and_replayed_where_nobody_has_written(
+    tmp_path: Path,
+) -> None:
+    backing = MemoryBacking()
+    spilling = Shutdown(signals=False, spill=str(tmp_path))
+    sessions = await managed(backing, spilling)
+    session = await sessions.open("a")
+    session.append(Message.user("saved"))
+    await session.save()
+    session.append(Message.user("unsaved"))
+    await steal(backing, write=None)
+    with pytest.raises(LeaseLostError):
+        await session.save()
+    report = await sessions.aclose()
+    assert report.clean
+    assert report.lost == ()
+    assert [one.records for one in report.spilled] == [1]
+    async with managed(backing, spilling) as sessions, sessions.open("a") as session:
+        assert said(session) == ["saved", "unsaved"]
+
+
+async def test_what_was_lost_is_spilled_and_kept_where_others_have_written(tmp_path: Path) -> None:
+    backing = MemoryBacking()
+    spilling = Shutdown(signals=False, spill=str(tmp_path))
+    sessions = await managed(backing, spilling)
+    await lose(sessions, backing)
+    assert (await sessions.aclose()).clean
+    (file,) = tmp_path.iterdir()
+    assert b"unsaved 2" in file.read_bytes()
+    async with managed(backing, spilling) as sessions, sessions.open("a") as session:
+        assert said(session) == ["saved", "theirs"]
+        assert file.name in str(session.restore_report)
+
+
+async def test_forgetting_a_session_forgets_what_was_lost_of_it() -> None:
+    backing = MemoryBacking()
+    async with managed(backing) as sessions:
+        await lose(sessions, backing)
+        await sessions.forget(id="a")
+        assert sessions.lost == ()
+
+
+def test_blocking_code_decides_as_well() -> None:
+    backing = MemoryBacking()
+    with perdure.sync.connect(
+        MemoryStore(backing=backing), autosave=None, shutdown=QUIET
+    ) as sessions:
+        session = sessions.open("a")
+        session.append(Message.user("saved"))
+        session.save()
+        session.append(Message.user("unsaved"))
+        backing.sessions[session.key].released = True
+        with perdure.sync.connect(MemoryStore(backing=backing), shutdown=QUIET) as other:
+            other.open("a")
+        with pytest.raises(LeaseLostError):
+            session.save()
+        (lost,) = sessions.lost
+        assert (lost.id, lost.key, lost.epoch) == ("a", session.key, session.epoch)
+        assert isinstance(lost.error, LeaseLostError)
+        assert lost.version - lost.durable_version == len(lost.unsaved()) == 1
+        lost.fork_unsaved("mine")
+        assert sessions.health().lost == {}
+        lost.discard_unsaved()
