@@ -2,7 +2,9 @@
 
     python -m tests.crash steps --scenario fold     # kill at every call
     python -m tests.crash faults --scenario fold    # let every call fail
-    python -m tests.crash kill --cycles 300         # kill at random, under load
+    python -m tests.crash kill --cycles 300         # kill at random, under load: sessions and turns
+    python -m tests.crash kill --runner uvloop      # the same under another runner
+    python -m tests.crash kill --bare               # a store alone, without a manager
     python -m tests.crash stop --cycles 50          # stop, take over, go on; without: every call
     python -m tests.crash pause --cycles 20         # the same at random moments, any store
     python -m tests.crash race --rounds 50          # eight processes want one session
@@ -30,7 +32,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tests.crash import places
+from tests.crash import places, work
 from tests.crash.compacting import compaction
 from tests.crash.cuts import cuts
 from tests.crash.effects import effects
@@ -44,9 +46,11 @@ from tests.crash.race import race
 from tests.crash.readers import readers
 from tests.crash.restoring import VARIANTS, restore
 from tests.crash.rollbacks import rollback
+from tests.crash.sessions import kill_sessions
 from tests.crash.steps import steps
 from tests.crash.stop import stop
 from tests.crash.work import SCENARIOS
+from tests.runners import LOOPS
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "compaction": compaction,
@@ -55,6 +59,7 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "faults": faults,
     "flip": flip,
     "kill": kill,
+    "kill-sessions": kill_sessions,
     "mail": mail,
     "pause": pause,
     "power": power,
@@ -81,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("kill")
     command.add_argument("--cycles", type=int, default=30)
     command.add_argument("--sessions", type=int, default=4)
+    command.add_argument("--bare", action="store_true", help="a store without a manager")
     command = commands.add_parser("stop")
     command.add_argument("--cycles", type=int, help="at random; else once at every call")
     command.add_argument("--unfenced", action="store_true", help="break the store: must be seen")
@@ -113,6 +119,8 @@ def parser() -> argparse.ArgumentParser:
         )
     for name in ("kill", "pause", "power", "race", "readers"):
         commands.choices[name].add_argument("--store", choices=sorted(places.KINDS), default="file")
+    for name in ("kill", "stop", "pause", "faults", "race"):
+        commands.choices[name].add_argument("--runner", choices=sorted(LOOPS), default="asyncio")
     for name in ("kill", "stop", "pause", "cuts", "flip", "power"):
         commands.choices[name].add_argument("--seed", type=int, default=0)
     return whole
@@ -124,6 +132,10 @@ def main() -> int:
     if command in ("steps", "cuts", "faults"):
         options["name"] = options.pop("scenario")
     places.choose(options.pop("store", "file"))
+    work.RUNNER[0] = options.pop("runner", "asyncio")
+    if command == "kill" and not options.pop("bare"):
+        options["runner"] = work.RUNNER[0]
+        command = "kill-sessions"
     summary = COMMANDS[command](**options)
     print(json.dumps(summary, indent=2))
     tested = [summary.get(figure) for figure in ("acknowledged", "with_promises", "noticed")]

@@ -6,6 +6,7 @@ In the end each of them stands in the log once, in the order in which they were 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,7 +73,7 @@ def _run(root: Path, main: object, report: Report, *arguments: object) -> None:
         async with connect(places.make(root, None), shutdown=QUIET) as sessions:
             await main(sessions, report, *arguments)  # type: ignore[operator]
 
-    anyio.run(whole)
+    asyncio.run(whole())
 
 
 def kill_at(at: int, act: Act) -> tuple[bool, list[Event]]:

@@ -6,6 +6,7 @@ tool call without a result, and, by variant, a snapshot or a manifest that canno
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
@@ -86,7 +87,7 @@ def prepare(root: Path) -> None:
                 await session.save()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    anyio.run(main)
+    asyncio.run(main())
 
 
 def sound(_: Path) -> None:
@@ -124,7 +125,7 @@ def _run(root: Path, report: Report) -> None:
         async with _manager(root) as sessions:
             report("state", await _restore(sessions, NEW_PROMPT))
 
-    anyio.run(main)
+    asyncio.run(main())
 
 
 def _attempt(root: Path, at: int, act: Act) -> tuple[Child, list[str]]:

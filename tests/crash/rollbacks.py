@@ -7,12 +7,11 @@ done again.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import shutil
 from pathlib import Path
 from typing import Any
-
-import anyio
 
 from perdure import Limits, Message, Session, SessionManager, Shutdown, connect
 from perdure.memory.items import EpisodicItem, item_entry
@@ -96,7 +95,7 @@ async def judge(root: Path, report: Report, then: Any, now: Any, answered: bool)
 
 
 def _run(main: Any, report: Report, *arguments: Any) -> None:
-    anyio.run(main, *arguments[:1], report, *arguments[1:])
+    asyncio.run(main(*arguments[:1], report, *arguments[1:]))
 
 
 def kill_at(prepared: Path, at: int, act: Act, then: Any, now: Any) -> tuple[bool, list[Any]]:

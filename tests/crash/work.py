@@ -21,9 +21,12 @@ from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.model.records import EPOCH, MESSAGE, Entry, Record
 from perdure.store import Batch, Grant, Status, Store
 from perdure.stores.file import writing
+from tests import runners
 from tests.crash import places
 from tests.crash.forks import Report
 
+RUNNER = ["asyncio"]
+"""How the children start their event loops."""
 _TRIES = 500
 """Sending again while a batch is in doubt: until whoever takes over has sealed the log."""
 
@@ -241,4 +244,4 @@ def run(root: Path, work: Scenario, report: Report, *, owner: str | None = None)
         finally:
             await store.aclose()
 
-    anyio.run(main)
+    runners.run(RUNNER[0], main)
