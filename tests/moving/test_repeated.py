@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import perdure
-from perdure import Message
+from perdure import Message, Retention
 from perdure.errors import StoreError, StoreUnavailableError
 from perdure.model.keys import SessionKey
+from perdure.model.records import MESSAGE
 from perdure.moving import migrate, read_bundle, write_bundle
+from perdure.store import Posted
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing.faulty import FaultyStore
 
 A, P = SessionKey("a"), SessionKey("p")
 
@@ -92,13 +96,13 @@ async def test_a_session_that_was_opened_often_is_migrated() -> None:
 async def test_a_fork_does_not_come_before_what_it_goes_on_behind(folded: bool) -> None:
     backing = MemoryBacking()
     await forked(MemoryStore(backing=backing) if folded else Unfolded(backing=backing))
-    source, target = Held(backing=backing), MemoryStore()
+    source, target = MemoryStore(backing=backing), Held()
     await opened(source, target)
-    source.held = P
+    target.held = P
     first = await migrate(source, target)
     assert set(first.failed) == {"p", "c"}
     assert "bring that session first" in first.failed["c"]
-    source.held = None
+    target.held = None
     second = await migrate(source, target)
     assert (second.failed, second.copied) == ({}, 2)
     assert await said(target, "c") == (["one", "two"], ["one", "two"])
@@ -130,14 +134,36 @@ async def test_a_fork_finds_its_parent_that_came_again() -> None:
     assert await said(target, "c") == (["one", "two"], ["one", "two"])
 
 
-async def test_what_was_passed_on_waits_behind_a_session_that_came_again() -> None:
+async def test_a_post_that_the_source_took_since_waits_no_more() -> None:
     source, target = Unfolded(), MemoryStore()
     await says(source, "p", "one")
     async with perdure.connect(source) as sessions:
         await sessions.post("p", Message.user("posted"))
     await opened(source, target)
     assert (await migrate(source, target)).posted == 1
+    assert await target.waiting() == await source.waiting() == [P]
     await says(source, "p", "two")
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    assert await target.waiting() == []
+    await says(target, "p")
+    assert await said(target, "p") == (["one", "posted", "two"], ["one", "posted", "two"])
+
+
+async def test_a_post_that_was_left_in_the_target_waits_behind_a_session_that_came_again() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    async with perdure.connect(source) as sessions:
+        session = await sessions.open("p")
+        session.append(Message.user("one"))
+        await session.save()
+        await target.open()
+        assert (await migrate(source, target)).copied == 1
+        assert (await migrate(source, target)).open == 1
+        post = [Posted("op/0", MESSAGE, b'{"role":"user","content":"posted"}', 1.0)]
+        await target.post(P, post)
+        session.append(Message.user("two"))  # under one lease all the while
+        await session.save()
+        assert (await migrate(source, target)).failed == {}
     await opened(source, target)
     assert (await migrate(source, target)).failed == {}
     await says(target, "p")  # opened: it takes what waits
@@ -161,3 +187,139 @@ async def test_a_bundle_holds_all_records_that_its_documents_were_made_of(tmp_pa
     await read_bundle(target, tmp_path / "a")
     context, history = await said(target, "a")
     assert context == history
+
+
+# run again
+
+
+async def lines(store: MemoryStore, key: SessionKey, path: Path) -> bytes:
+    await write_bundle(store, key, path)
+    return path.read_bytes()
+
+
+async def test_a_second_run_goes_on_behind_what_the_first_has_brought(tmp_path: Path) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    for number in range(3):
+        await says(source, "a", f"turn {number}")
+        await opened(source, target)
+        done = await migrate(source, target)
+        assert (done.failed, done.copied, done.continued) == ({}, number == 0, number > 0)
+        ours, theirs = tmp_path / f"{number}-a", tmp_path / f"{number}-b"
+        assert await lines(source, A, ours) == await lines(target, A, theirs)
+    holder = await target.holder(A)
+    assert holder is not None
+    assert holder.epoch == 3  # one each run: nothing was removed
+    assert (await migrate(source, target)).there == 1
+
+
+async def test_a_session_that_is_held_all_the_while_comes_without_its_lease(
+    tmp_path: Path,
+) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    async with perdure.connect(source) as sessions:
+        session = await sessions.open("a")
+        await target.open()
+        for number in range(3):
+            session.append(Message.user(f"turn {number}"))
+            await session.save()
+            done = await migrate(source, target)
+            assert (done.failed, done.open) == ({}, 1)
+            holder = await source.holder(A)
+            assert holder is not None
+            assert (holder.epoch, holder.owner) == (1, source.owner)
+            ours, theirs = tmp_path / f"{number}-a", tmp_path / f"{number}-b"
+            assert await lines(source, A, ours) == await lines(target, A, theirs)
+    await opened(source)
+    assert (await migrate(source, target)).open == 0
+
+
+async def test_the_reason_against_a_diverged_session_names_the_record_and_a_cure_that_works() -> (
+    None
+):
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source, target)
+    assert (await migrate(source, target)).copied == 1
+    await says(target, "a", "there")
+    await says(source, "a", "here")
+    await opened(source, target)
+    why = (await migrate(source, target)).failed["a"]
+    assert "has another session a: its record 4 is not in memory:" in why
+    assert "perdure forget a --session default --store TARGET" in why
+    assert await said(target, "a") == (["one", "there"], ["one", "there"])
+    async with perdure.connect(target) as sessions:
+        await sessions.forget(id="a", session="default")
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    assert await said(target, "a") == (["one", "here"], ["one", "here"])
+
+
+async def test_what_the_source_deleted_is_deleted_in_the_target_too() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await says(source, "p", "one")
+    await says(target, "own", "stays")
+    await opened(source, target)
+    await migrate(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+        await sessions.delete("p")
+    await says(target, "p", "went on there")
+    await opened(source, target)
+    done = await migrate(source, target)
+    assert (done.deleted, list(done.failed)) == (1, ["p"])
+    assert "it was opened there since" in done.failed["p"]
+    assert [info.key.agent for info in await target.sessions()] == ["own", "p"]
+
+
+async def test_a_session_that_was_deleted_and_begun_anew_replaces_its_copy() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one", "two")
+    await opened(source, target)
+    await migrate(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+    await says(source, "a", "anew")
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    assert await said(target, "a") == (["anew"], ["anew"])
+
+
+async def test_a_source_that_has_lost_records_takes_none_from_the_target() -> None:
+    backing = MemoryBacking()
+    source, target = MemoryStore(backing=backing), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source)
+    lagging = copy.deepcopy(backing.sessions[A])
+    await says(source, "a", "two")
+    await opened(source, target)
+    await migrate(source, target)
+    backing.sessions[A] = lagging  # a standby that had not heard of it
+    why = (await migrate(source, target)).failed["a"]
+    assert "has another session a" in why
+    assert await said(target, "a") == (["one", "two"], ["one", "two"])
+
+
+async def test_pruned_history_is_pruned_in_the_target_too(tmp_path: Path) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", *(f"turn {number}" for number in range(6)))
+    await opened(source, target)
+    await migrate(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.prune(Retention(keep_turns=1), id="a")
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    assert await lines(source, A, ours) == await lines(target, A, theirs)
+
+
+async def test_nothing_is_read_of_a_session_that_has_not_changed() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source, target)
+    await migrate(source, target)
+    counting = FaultyStore(source, nth=10_000)
+    await counting.open()
+    assert (await migrate(counting, target)).there == 1
+    assert counting.calls["head"] > 0
+    assert counting.calls["read_log"] == 0

@@ -33,8 +33,9 @@ def migrate(
 ) -> int:
     """Copy every session from one store into another, and verify each.
 
-    The source stays as it is. May be killed and repeated: what is there already is passed over.
-    Exits with 1 if a session could not be copied, and says why.
+    The source stays as it is, and a program may go on writing to it. May be killed and repeated:
+    each run brings what has come since. Before you start at the target, stop the program and
+    run it a last time. Exits with 1 if a session could not be copied, and says why.
 
     Args:
         source: The store to copy from: a path or a URL.
@@ -85,8 +86,16 @@ def _print(done: Migration, target: str) -> None:
     for key, why in done.failed.items():
         say(f"{key}: NOT COPIED: {why}")
     say(
-        f"{done.copied} of {done.sessions} sessions copied to {target} and verified, "
-        f"{done.there} were there already: {done.records} records, {size(done.bytes)}"
+        f"{done.copied + done.continued} of {done.sessions} sessions copied to {target} and "
+        f"verified, {done.continued} of them behind what was there; {done.there} were there "
+        f"already: {done.records} records, {size(done.bytes)}"
     )
+    if done.deleted:
+        say(f"{done.deleted} deleted in {target}, as they were in the source")
     if done.posted:
-        say(f"{done.posted} posts passed on: they wait in {target}")
+        say(f"{done.posted} posts wait in {target}, too")
+    if done.open:
+        say(
+            f"{done.open} were not closed in the source: once the program that writes them has "
+            "ended, run this again, before anything starts at the target"
+        )

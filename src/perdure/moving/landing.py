@@ -6,23 +6,28 @@ that it comes from had an epoch record, this one gets one too, by taking the lea
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
+import anyio
 import msgspec
 
 from perdure.codec.json import decode, encode
 from perdure.errors import ConfigError, StoreError
+from perdure.memory.documents import Taken
 from perdure.model.base import Base
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
-from perdure.model.records import BASE, Entry, Record
+from perdure.model.records import BASE, TAKEN, Entry, Record
 from perdure.moving.bundle import GAP, Blob, Folded, Item
 from perdure.session.lineage import followed
-from perdure.store import Batch, Status, Store
+from perdure.store import Batch, Grant, Status, Store
 
-__all__ = ["Landed", "land"]
+__all__ = ["ALL", "Landed", "OnEpoch", "go_on", "land"]
+
+ALL: Final = 1_000_000
+"""Posts that are looked at together."""
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 BATCH_RECORDS: Final = 2000
@@ -38,10 +43,27 @@ class Landed(msgspec.Struct, frozen=True):
     blobs: int = 0
     bytes: int = 0
     """Of records, documents and blobs, before the store frames them."""
+    epoch: int = 0
+    """The last one under which it was written."""
 
 
-async def land(store: Store, key: SessionKey, items: AsyncGenerator[Item, None]) -> Landed:
+OnEpoch: TypeAlias = Callable[[int], Awaitable[None]]
+
+
+async def land(
+    store: Store,
+    key: SessionKey,
+    items: AsyncGenerator[Item, None],
+    *,
+    on_epoch: OnEpoch | None = None,
+) -> Landed:
     """Write a session that the store does not have, and release it.
+
+    Args:
+        store: Where to.
+        key: Which session.
+        items: All of it.
+        on_epoch: Told of each epoch that was taken, before anything is written under it.
 
     Raises:
         ConfigError: The store has a session of this key.
@@ -52,19 +74,45 @@ async def land(store: Store, key: SessionKey, items: AsyncGenerator[Item, None])
     if holder is not None and not holder.deleted and await store.head(key):
         message = f"{store.location} has a session {key}: choose another id, or delete it first"
         raise ConfigError(message, key=str(key))
-    landing = _Landing(store, key)
+    landing = _Landing(store, key, on_epoch)
     await landing.take(0 if holder is None else holder.epoch)
-    async with aclosing(items) as found:
-        async for item in found:
-            await landing.add(item)
-    await landing.finish()
-    return landing.landed()
+    return await landing.of(items)
+
+
+async def go_on(
+    store: Store,
+    grant: Grant,
+    items: AsyncGenerator[Item, None],
+    *,
+    on_epoch: OnEpoch | None = None,
+) -> Landed:
+    """Write what a session has gained, behind the part of it that a store has, and release it.
+
+    Args:
+        store: Where the beginning is.
+        grant: The lease under which to write; it is released.
+        items: The whole session. Its records up to the grant's epoch record must be there.
+        on_epoch: As for `land`.
+
+    Raises:
+        StoreError: The store refused a part of it; what is there is a part of a session.
+
+    """
+    landing = _Landing(store, grant.key, on_epoch)
+    try:
+        await landing.go_on(grant)
+        return await landing.of(items)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await landing.release()
+        raise
 
 
 @final
 class _Landing:
-    def __init__(self, store: Store, key: SessionKey) -> None:
+    def __init__(self, store: Store, key: SessionKey, on_epoch: OnEpoch | None) -> None:
         self._store = store
+        self._on_epoch = on_epoch
         self._key = key
         self._epoch = 0
         self._next = 1
@@ -78,9 +126,31 @@ class _Landing:
         self._records = self._count = self._bytes = 0
         self._base: Base | None = None
         """What counts of what it began with."""
+        self._there = 0
+        """The last record that was there already."""
+        self._taken: set[str] = set()
+        """What was posted and is in the log by now, by op id."""
 
-    def landed(self) -> Landed:
-        return Landed(self._key, self._records, self._count, self._bytes)
+    async def of(self, items: AsyncGenerator[Item, None]) -> Landed:
+        async with aclosing(items) as found:
+            async for item in found:
+                await self.add(item)
+        await self.finish()
+        return Landed(self._key, self._records, self._count, self._bytes, self._epoch)
+
+    async def go_on(self, grant: Grant) -> None:
+        """Go on under a lease that was just taken, behind its epoch record."""
+        self._there = grant.head
+        await self._begin(grant)
+
+    async def _begin(self, grant: Grant) -> None:
+        self._epoch = grant.epoch
+        self._next = self._written = grant.head + 1
+        if self._on_epoch is not None:
+            await self._on_epoch(grant.epoch)
+
+    async def release(self) -> None:
+        await self._store.release(self._key, self._epoch)
 
     async def take(self, after: int) -> None:
         """Take the lease, which puts an epoch record into the log."""
@@ -91,8 +161,7 @@ class _Landing:
                 f"its log ends at {grant.head}, not {self._next}; try again"
             )
             raise StoreError(message, key=str(self._key))
-        self._epoch = grant.epoch
-        self._next = self._written = grant.head + 1
+        await self._begin(grant)
 
     async def add(self, item: Item) -> None:
         match item:
@@ -111,11 +180,15 @@ class _Landing:
             await self._flush()
 
     async def _record(self, record: Record) -> None:
-        await self._reach(record.seq)
         payload = record.payload
         if record.kind == BASE:
             self._base = await self._based(decode(payload, Base))
             payload = encode(self._base)
+        if record.kind == TAKEN:
+            self._taken.update(decode(payload, Taken).ops)
+        if record.seq <= self._there:
+            return
+        await self._reach(record.seq)
         self._append(Entry(record.kind, payload, record.end))
         self._records += 1
         if len(self._entries) >= BATCH_RECORDS:
@@ -138,7 +211,7 @@ class _Landing:
             await self.take(self._epoch)
 
     async def _skip(self, seq: int) -> None:
-        first = not self._records
+        first = not self._records and not self._there
         while self._next < seq:
             self._append(Entry(GAP, b"null"))
             if len(self._entries) >= BATCH_RECORDS:
@@ -197,7 +270,17 @@ class _Landing:
         if self._entries:
             raise StoreError(f"the log of {self._key} ends within a group, at {self._next - 1}")
         await self._require_parent()
-        await self._store.release(self._key, self._epoch)
+        await self._settle()
+        await self.release()
+
+    async def _settle(self) -> None:
+        """Let go of posts that came earlier, and that the log has by now."""
+        if not self._taken:
+            return
+        waiting = await self._store.take(self._key, self._epoch, limit=ALL)
+        done = [item.op_id for item in waiting if item.op_id in self._taken]
+        if done:
+            await self._store.settle(self._key, self._epoch, done)
 
     async def _require_parent(self) -> None:
         """Leave no fork behind whose history nobody can read."""

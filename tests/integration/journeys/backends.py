@@ -37,6 +37,8 @@ def url_of(kind: str, place: Path) -> str:
             url = f"{valkey.shared().url}?prefix={name}"
         case _:
             url = s3.shared().url(name)
+    if around == "compressed":
+        return f"{url}{'&' if '?' in url else '?'}compression=zstd"
     return around + plus + url
 
 

@@ -154,12 +154,13 @@ async def chain(
     seen["inboxes"] = {
         name: [sent, arrived[name]] for name, sent in posted.items() if sent != arrived[name]
     }
-    seen["listed"] = len(await _listed(last))
+    seen["listed"] = len(await listed(last))
     await last.aclose()
     return seen
 
 
-async def _listed(store: Store) -> list[SessionKey]:
+async def listed(store: Store) -> list[SessionKey]:
+    """List all sessions of a store."""
     found: list[SessionKey] = []
     for tenant in await store.tenants():
         page = await store.sessions(tenant=tenant, limit=500)

@@ -20,16 +20,16 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure.errors import FormatError
+from perdure.errors import CorruptRecordError, FormatError
 from perdure.model.keys import SessionKey
 from perdure.store import Posted
 from perdure.stores.file.layout import QUARANTINE, inbox_life, inbox_name, session_path
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.sealed import sealed, unsealed
-from perdure.stores.file.writing import Writer
+from perdure.stores.file.writing import Writer, lost
 
-__all__ = ["post", "settle", "take", "waits_in"]
+__all__ = ["look", "post", "settle", "take", "waits_in"]
 
 _log = logging.getLogger("perdure")
 
@@ -99,6 +99,47 @@ def take(writer: Writer, limit: int) -> list[Posted]:
                     break
         writer.rest()
     return list(found.values())[:limit]
+
+
+def look(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[Posted]:
+    """Return what waits, to somebody who only reads: a damaged post stays where it is.
+
+    Raises:
+        LeaseLostError: The epoch is not the newest.
+        CorruptRecordError: A post is damaged.
+
+    """
+    found: dict[str, Posted] = {}
+    try:
+        folder = root.enter(*session_path(key))
+    except FileNotFoundError:
+        raise lost(key, epoch) from None
+    with folder:
+        lease = read_lease(folder, newest_epoch(folder))
+        if lease is None or lease.epoch != epoch or lease.deleted:
+            raise lost(key, epoch)
+        with (
+            contextlib.suppress(FileNotFoundError),
+            folder.enter(inbox_name(_life(folder, key))) as box,
+        ):
+            for name in _names(box):
+                for item in _readable(key, box, name):
+                    found.setdefault(item.op_id, _posted(item))
+                if len(found) >= limit:
+                    break
+    return list(found.values())[:limit]
+
+
+def _readable(key: SessionKey, box: Folder, name: str) -> tuple[_Item, ...]:
+    data = box.read(name)
+    if data is None:
+        return ()
+    post = unsealed(data, _Post)
+    if post is None:
+        path = f"{box.path}/{name}"
+        message = f"{path} is damaged: open the session once, and it is put into quarantine"
+        raise CorruptRecordError(message, key=str(key), path=path)
+    return post.items
 
 
 def settle(writer: Writer, op_ids: Collection[str]) -> None:

@@ -1,0 +1,37 @@
+"""A store is migrated while a program writes to it: after a last run both are equal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.integration.journeys.catch_up import HOPS, RUNS, catch_up
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="the servers' wheels"),
+    pytest.mark.timeout(600),
+]
+
+
+async def test_a_store_is_migrated_while_it_is_written(tmp_path: Path) -> None:
+    await migrated(tmp_path, ("file", "sqlite"))
+
+
+@pytest.mark.deep
+async def test_each_store_is_migrated_into_the_next_while_it_is_written(tmp_path: Path) -> None:
+    await migrated(tmp_path, HOPS)
+
+
+async def migrated(folder: Path, hops: Sequence[str]) -> None:
+    found = await catch_up(folder, hops=hops)
+    assert [seen["to"] for seen in found] == list(hops[1:])
+    assert [seen["different"] for seen in found] == [[]] * len(found)
+    for seen in found:
+        assert len(seen["runs"]) == RUNS
+        for why in [why for run in seen["runs"] for why in run["failed"].values()]:
+            assert why.endswith("try again")  # deleted, opened or pruned just then
+        assert (seen["last"]["failed"], seen["last"]["open"]) == ({}, 0)
+        assert seen["again"]["there"] + seen["again"]["empty"] == seen["again"]["sessions"]
