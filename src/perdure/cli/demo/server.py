@@ -7,6 +7,7 @@ SIGTERM the default action stands, so the manager drains and ends the process by
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
@@ -150,4 +151,4 @@ async def main(tenant: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1])
+    asyncio.run(main(sys.argv[1]))
