@@ -32,7 +32,8 @@ def _run(given: argparse.Namespace) -> Report:
         growth = max(1, min(save.Options().growth_blocks, given.turns // save.BLOCK))
         return save.run(save.Options(given.sessions, given.turns, growth, backends, given.folder))
     if given.benchmark == "live":
-        return live.run(live.Options(given.sessions, given.seconds, given.rate, given.backend))
+        stream = live.Options(given.sessions, given.seconds, given.rate, given.backend)
+        return live.run(stream._replace(closed=given.closed, folder=given.folder))
     if given.benchmark == "memory":
         return memory.run(memory.Options(given.entries, given.value_bytes, folder=given.folder))
     if given.benchmark == "checkpoints":
@@ -63,10 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     saving.add_argument("--turns", type=_count, default=3000)
     saving.add_argument("--backend", choices=LOOPS, default="both")
 
-    living = kinds.add_parser("live", parents=[common], help=live.__doc__)
+    living = kinds.add_parser("live", parents=[common, where], help=live.__doc__)
     living.add_argument("--sessions", type=_count, default=100_000)
     living.add_argument("--seconds", type=float, default=60.0)
     living.add_argument("--rate", type=float, default=8_000.0, help="appends in a second")
+    living.add_argument("--closed", type=_count, default=0, help="open and close so many instead")
     living.add_argument("--backend", choices=("asyncio", "trio"), default="asyncio")
 
     starting = kinds.add_parser("imports", parents=[common, where], help=imports.__doc__)

@@ -21,6 +21,7 @@ TARGETS = {
     "live.worst_slice_ms": 20.0,
     "live.tasks": 20,
     "live.timers": 20,
+    "closed.held_mb": 30.0,
     "imports.over_anyio_msgspec": 1.5,
     "imports.first_open": 3.0,
     "memory.open_bytes_share": 0.02,

@@ -9,12 +9,17 @@ Half of the appends are records of the application's own kind, which is what `En
 the others are encoded messages, which go into the working context too, and have a figure
 without a target. They take turns to come first in a burst, which finds the code itself cold.
 A figure of CPU time is the 25th percentile over bursts of appends.
+
+With ``closed``, sessions are opened, filled and closed instead, one after the other, in files:
+what the process holds afterwards should be what it held before.
 """
 
 from __future__ import annotations
 
 import gc
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from statistics import fmean, median
 from time import perf_counter, thread_time
@@ -27,12 +32,15 @@ import perdure
 from benchmarks.figures import Report, Row
 from benchmarks.steps import Steps, living, watch
 from benchmarks.timing import quartile
-from perdure import Autosave, Encoded, Session, SessionManager, Shutdown
+from perdure import Autosave, Encoded, Message, Session, SessionManager, Shutdown
 
 __all__ = ["Options", "run"]
 
 TICK = 0.01
 """Seconds between bursts of the stream."""
+CLOSED_BYTES = 200_000
+"""Of each session that is opened and closed."""
+WARM_UP = 20
 TEXT = "x" * 270
 ITEMS = {
     "mark_us": Encoded("app:event", f'{{"event":"seen","what":"{TEXT}"}}'.encode()),
@@ -49,6 +57,10 @@ class Options(NamedTuple):
     rate: float = 8_000.0
     """Appends in a second, over all sessions."""
     backend: str = "asyncio"
+    closed: int = 0
+    """Sessions to open and close, instead of all else."""
+    folder: Path | None = None
+    """Where closed ones lie; None for a temporary folder."""
 
 
 class Stream:
@@ -118,6 +130,8 @@ class Collections:
 
 def run(options: Options) -> Report:
     """Measure on one event loop."""
+    if options.closed:
+        return anyio.run(_measure_closed, options, backend=options.backend)
     return anyio.run(_measure, options, backend=options.backend)
 
 
@@ -142,6 +156,32 @@ async def _measure(options: Options) -> Report:
         unsaved = await _settle(sessions, opened)
     details = _details(options, stream, steps, collections)
     return Report(_rows(stream, steps, each), {**details, "opening_s": opening, "unsaved": unsaved})
+
+
+async def _measure_closed(options: Options) -> Report:
+    """Open and close sessions; a few first, so that what is loaded lazily does not count."""
+    text = "x" * CLOSED_BYTES
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        async with perdure.connect(f"file:{folder}/store") as sessions:
+            most = 0
+            for n in range(-WARM_UP, options.closed):
+                if n == 0:
+                    before = _memory()
+                async with sessions.open(f"agent-{n}") as session:
+                    session.append(Message.user(text))
+                    await session.aclose()
+                most = max(most, psutil.Process().memory_info().rss)
+            del session
+            after = _memory()
+    rows = [
+        Row(
+            "closed.held_mb",
+            max(0.0, (after - before) / 1e6),
+            "memory held more than before the first",
+        ),
+        Row("closed.most_mb", (most - before) / 1e6, "the same at most, between collections"),
+    ]
+    return Report(rows, {**options._asdict(), "folder": str(options.folder), "bytes": CLOSED_BYTES})
 
 
 def _memory() -> int:

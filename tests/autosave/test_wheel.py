@@ -18,7 +18,7 @@ def test_a_slot_begins_no_later_than_the_times_in_it(at: float) -> None:
     assert wheel.next_at > at - 0.05 - 1e-9
 
 
-@given(ats=st.lists(times, max_size=50), now=times, limit=st.integers(1, 5))
+@given(ats=st.lists(times, max_size=50, unique=True), now=times, limit=st.integers(1, 5))
 def test_exactly_what_has_begun_comes_out_in_order(
     ats: list[float], now: float, limit: int
 ) -> None:
@@ -53,7 +53,21 @@ def test_a_slot_can_be_filled_again_while_it_is_emptied() -> None:
     wheel: Wheel[int] = Wheel(1.0)
     for n in range(3):
         wheel.add(n, 2)
-    assert wheel.pop(5.0, 2) == (2, [1, 2])
+    assert wheel.pop(5.0, 2) == (2, [2, 1])
     wheel.add(9, 2)
-    assert wheel.pop(5.0, 9) == (2, [0, 9])
+    assert wheel.pop(5.0, 9) == (2, [9, 0])
     assert wheel.next_at == float("inf")
+
+
+def test_what_is_taken_out_does_not_come() -> None:
+    wheel: Wheel[str] = Wheel(1.0)
+    wheel.add("a", 2)
+    wheel.add("b", 2)
+    wheel.add("c", 4)
+    wheel.discard("a", 2)
+    wheel.discard("c", 4)
+    wheel.discard("d", 4)
+    wheel.discard("d", NEVER)
+    assert wheel.pop(9.0, 5) == (2, ["b"])
+    assert wheel.pop(9.0, 5) == (4, [])
+    assert wheel.pop(9.0, 5) == (NEVER, [])

@@ -82,6 +82,13 @@ def test_live_gives_its_figures_and_has_no_task_or_timer_per_session(
     assert figures["live.timers"] <= TARGETS["live.timers"]
 
 
+def test_closed_sessions_are_not_held(tmp_path: Path) -> None:
+    """Bytes, not time: 40 MB go through sessions that are closed again."""
+    figures = figures_of(tmp_path, "live", "--closed", "200", "--folder", str(tmp_path))
+    assert names_of("closed") <= set(figures)
+    assert figures["closed.held_mb"] <= TARGETS["closed.held_mb"]
+
+
 def test_imports_gives_its_figures(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "imports", "--rounds", "1")
     assert names_of("imports") <= set(figures)

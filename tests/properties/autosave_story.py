@@ -235,7 +235,7 @@ async def wait(told: Told, name: str, t: Tracked) -> None:
         if name == "save":
             told.prompt.append((t.key, version, began))
     told.waiting[t.key if name != "flush" else "all"] -= 1
-    if len(t.waiters) > told.waiting[t.key] + told.waiting["all"]:
+    if len(t.waiters or ()) > told.waiting[t.key] + told.waiting["all"]:
         told.problems.append(f"{t.key}: a waiter that nobody is")
 
 

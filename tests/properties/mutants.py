@@ -112,7 +112,6 @@ _RETRY = """            )
         self.schedule.arm(t, now)
 
     def answered("""
-_REMOVE = "[other for other in t.waiters if other is not waiter]"
 _CONFLICT = """        if outcome.status is Status.CONFLICT:
             return self.lose(t)
 """
@@ -158,12 +157,15 @@ MUTANTS = (
     Mutant(
         "all-waiters-woken",
         (
-            ("tracked", "[waiter for waiter in waiters if waiter.version > reached]", "[]"),
-            ("tracked", "[waiter for waiter in waiters if waiter.version <= reached]", "waiters"),
+            ("tracked", "waiters.take_all() if reached is None", "waiters.take_all() if True"),
             ("waiting", "while t.durable < version:\n", "if t.durable < version:\n"),
         ),
     ),
-    _m("waiters-never-leave", "waiting", (_REMOVE, "[waiter]")),
+    _m(
+        "waiters-never-leave",
+        "waiting",
+        ("            t.give_up(number, waiters)\n", "            pass\n"),
+    ),
     _m(
         "waiters-not-woken",
         "batcher",

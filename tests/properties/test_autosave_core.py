@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from perdure.autosave.core import Core, Save
 from perdure.autosave.options import Autosave, Engine
 from perdure.autosave.schedule import SLOT
-from perdure.autosave.tracked import OVERHEAD, Tracked, Waiter
+from perdure.autosave.tracked import OVERHEAD, Tracked, Waiter, Waiters
 from perdure.autosave.wheel import NEVER
 from perdure.errors import PerdureError
 from perdure.model.keys import SessionKey
@@ -57,7 +57,7 @@ class CoreMachine(RuleBasedStateMachine):
         ]
         self.models = [Model([], []) for _ in range(SESSIONS)]
         self.in_flight: list[Save] = []
-        self.waiters: list[tuple[int, Waiter]] = []
+        self.waiters: list[tuple[int, Waiter, int, Waiters]] = []
         self.woken: set[Waiter] = set()
 
     def pick(self, n: int) -> tuple[Tracked, Model]:
@@ -109,17 +109,17 @@ class CoreMachine(RuleBasedStateMachine):
         t, model = self.pick(n)
         if model.end is None and t.version > t.durable:
             waiter = Waiter(t.version, lambda: None)
-            t.waiters += (waiter,)
-            self.waiters.append((n, waiter))
+            waiters = t.waiters = t.waiters or Waiters()
+            self.waiters.append((n, waiter, waiters.add(waiter), waiters))
             self.core.schedule.urge(t, t.version, self.now)
 
     @precondition(lambda self: self.waiters)
     @rule(data=st.data())
     def give_up_waiting(self, data: st.DataObject) -> None:
-        n, waiter = data.draw(st.sampled_from(self.waiters))
-        t = self.sessions[n]
-        t.waiters = tuple(other for other in t.waiters if other is not waiter)
-        self.waiters.remove((n, waiter))
+        chosen = data.draw(st.sampled_from(self.waiters))
+        n, _, number, waiters = chosen
+        self.sessions[n].give_up(number, waiters)
+        self.waiters.remove(chosen)
 
     @rule(n=session, debounce=st.sampled_from([0.0, 0.07, 1.0, None]))
     def tune(self, n: int, debounce: float | None) -> None:
@@ -278,10 +278,11 @@ class CoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def waiters_wait_for_what_is_to_come(self) -> None:
-        waiting = [waiter for t in self.sessions for waiter in t.waiters]
-        for n, waiter in self.waiters:
+        assert sum(len(t.waiters or ()) for t in self.sessions) == sum(
+            waiter not in self.woken for _, waiter, _, _ in self.waiters
+        )
+        for n, waiter, _, _ in self.waiters:
             gone = waiter in self.woken
-            assert gone is not (waiter in waiting)
             assert gone or self.sessions[n].durable < waiter.version
 
     def teardown(self) -> None:

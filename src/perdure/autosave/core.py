@@ -126,6 +126,7 @@ class Core:
         """
         # Who waits for a session that was taken over shall hear that, not that it is closed.
         self._leave(t, State.LOST if t.end is State.LOST else State.CLOSED)
+        self.schedule.forget(t)
         if not (keep_lost and t.end is State.LOST and t.version > t.durable):
             self.books.stuck.pop(t, None)
         self.books.sessions.discard(t)

@@ -170,6 +170,8 @@ class Autosaver:
         self._idle.forget(t)
         self._watchdog.forget(t)
         self._waiting.wake(self._core.drop(t, keep_lost=keep_lost))
+        # Nothing of it happens any more: whoever has asked to hear of it need not be kept.
+        t.before_capture = t.on_saved = t.on_idle = t.on_lost = None
 
     def tune(self, autosave: Autosave | None, t: Tracked | None = None) -> None:
         """Change when one session saves, or all those without a setting of their own."""

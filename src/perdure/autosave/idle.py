@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import Final, final
 
-from perdure.autosave.tracked import State, Tracked
+from perdure.autosave.tracked import Tracked
 from perdure.autosave.wheel import NEVER, Wheel
 
 __all__ = ["IdleWheel"]
@@ -29,6 +29,7 @@ class IdleWheel:
     def __init__(self, after: float) -> None:
         self._after = after
         self._wheel: Wheel[Tracked] = Wheel(SLOT)
+        self._newest = NEVER
 
     @property
     def next_at(self) -> float:
@@ -43,16 +44,16 @@ class IdleWheel:
     def _put(self, t: Tracked, at: float, now: float) -> None:
         # Rounded up, unlike deadlines: nobody waits for it, and too early would be wrong.
         slot = max(self._wheel.slot(at), self._wheel.slot(now)) + 1
-        t.idle_slot = slot
+        if slot != self._newest:
+            self._newest = slot
+        t.idle_slot = self._newest  # one number for all that share it: it is memory
         self._wheel.add(t, slot)
 
     def advance(self, now: float, limit: int) -> list[Tracked]:
         """Return sessions that have become idle, after a look at no more than ``limit``."""
-        slot, begun = self._wheel.pop(now, limit)
+        _, begun = self._wheel.pop(now, limit)
         idle = []
         for t in begun:
-            if t.idle_slot != slot or t.end is State.CLOSED:
-                continue
             used = max(t.last_at, t.idle_since)
             if t.pins or not t.clean or t.end is not None:
                 used = now
@@ -63,5 +64,6 @@ class IdleWheel:
         return idle
 
     def forget(self, t: Tracked) -> None:
-        """Look after a session no more."""
+        """Look after a session no more, and let go of it."""
+        self._wheel.discard(t, t.idle_slot)
         t.idle_slot = NEVER

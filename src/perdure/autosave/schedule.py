@@ -63,8 +63,8 @@ class Schedule:
         self._engine = engine
         self._events = events
         self._chance = chance
-        self._review: list[Tracked] = []
-        self._fresh: list[Tracked] = []
+        self._review: dict[Tracked, None] = {}
+        self._fresh: dict[Tracked, None] = {}
         self._fresh_until = float("inf")
         self._flushed_at = float("-inf")
         self._due_before = float("-inf")
@@ -83,7 +83,7 @@ class Schedule:
         if not self._fresh:
             self._fresh_until = now + SLOT
             self.nudged = True
-        self._fresh.append(t)
+        self._fresh[t] = None
 
     def arm(self, t: Tracked, now: float) -> None:
         """See to it that the session is looked at when it is due."""
@@ -100,12 +100,11 @@ class Schedule:
             self.ready.push(t, deadline(t), urgent=t.urgent_to > t.durable)
             self.nudged = True
         elif slot < t.slot:
-            t.slot = slot
-            if self.wheel.add(t, slot):
-                self.nudged = True
+            self._look_at(t, slot)
 
     def look_again(self, t: Tracked, now: float) -> None:
         """Arm a session that waits in no place, or in one that nobody looks at any more."""
+        self.wheel.discard(t, t.slot)
         t.slot = NEVER
         self.arm(t, now)
 
@@ -118,9 +117,23 @@ class Schedule:
             t.group_warned = True
             self._events.append(GroupOpenTooLong(key=t.key, age=now - t.group_at))
         elif slot < t.slot:
-            t.slot = slot
-            if self.wheel.add(t, slot):
-                self.nudged = True
+            self._look_at(t, slot)
+
+    def _look_at(self, t: Tracked, slot: int) -> None:
+        self.wheel.discard(t, t.slot)
+        t.slot = slot
+        if self.wheel.add(t, slot):
+            self.nudged = True
+
+    def forget(self, t: Tracked) -> None:
+        """Look at a session no more, and let go of it."""
+        self.ready.drop(t)
+        self.wheel.discard(t, t.slot)
+        t.slot = NEVER
+        self._review.pop(t, None)
+        self._fresh.pop(t, None)
+        if not self._fresh:
+            self._fresh_until = float("inf")
 
     def due_at(self, t: Tracked, first: float, now: float) -> float:
         """Return when to save changes, of which ``first`` is the oldest that is not captured."""
@@ -156,7 +169,7 @@ class Schedule:
 
     def review(self, sessions: Iterable[Tracked]) -> None:
         """Look at sessions again, soon: what makes them due has changed."""
-        self._review.extend(sessions)
+        self._review.update(dict.fromkeys(sessions))
         self.nudged = True
 
     def flush(self, sessions: Iterable[Tracked], now: float) -> None:
@@ -180,21 +193,21 @@ class Schedule:
     def advance(self, now: float, limit: int) -> bool:
         """Look at what the wheel brings, at most ``limit`` entries; return whether more is due."""
         if self._fresh:
-            self._review += self._fresh
-            self._fresh.clear()
+            if self._review:
+                self._review.update(self._fresh)
+                self._fresh.clear()
+            else:
+                self._review, self._fresh = self._fresh, self._review
             self._fresh_until = float("inf")
-        review = self._review[-limit:]
-        del self._review[-limit:]
-        for t in review:
+        for _ in range(min(limit, len(self._review))):
+            t, _ = self._review.popitem()
             if self.draining and t.retry_at > now + DRAIN_BACKOFF_CAP:
                 t.retry_at = now + DRAIN_BACKOFF_CAP * self._chance()
             self.arm(t, now)
-        slot, begun = self.wheel.pop(now, limit)
+        _, begun = self.wheel.pop(now, limit)
         for t in begun:
-            # Another slot means: left behind when it was put into an earlier one.
-            if t.slot == slot:
-                t.slot = NEVER
-                self.arm(t, now)
+            t.slot = NEVER
+            self.arm(t, now)
         return self.next_at(now) <= now
 
     def next_at(self, now: float) -> float:

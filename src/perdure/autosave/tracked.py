@@ -10,6 +10,7 @@ log. There is no dirty flag: a change made while a save runs is simply a higher 
 from __future__ import annotations
 
 import enum
+import heapq
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, final
 
@@ -18,7 +19,7 @@ from perdure.autosave.wheel import NEVER
 from perdure.model.keys import SessionKey
 from perdure.model.records import Entry
 
-__all__ = ["OVERHEAD", "State", "Tracked", "Waiter"]
+__all__ = ["OVERHEAD", "State", "Tracked", "Waiter", "Waiters"]
 
 OVERHEAD: Final = 64
 """Bytes that a record counts beyond its payload."""
@@ -54,6 +55,54 @@ class Waiter:
     def __init__(self, version: int, wake: Callable[[], object]) -> None:
         self.version: int = version
         self.wake: Callable[[], object] = wake
+
+
+@final
+class Waiters:
+    """Those who wait for versions of one session, by version: each comes and goes cheaply.
+
+    Who gives up leaves a number in the heap; when most are such numbers it is built anew.
+    """
+
+    __slots__ = ("_heap", "_last", "_waiters")
+
+    def __init__(self) -> None:
+        self._waiters: dict[int, Waiter] = {}
+        self._heap: list[tuple[int, int]] = []
+        """Version, and the waiter's number."""
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def add(self, waiter: Waiter) -> int:
+        """Have somebody wait; return the number to give up with."""
+        self._last += 1
+        self._waiters[self._last] = waiter
+        heapq.heappush(self._heap, (waiter.version, self._last))
+        return self._last
+
+    def discard(self, number: int) -> None:
+        """Let somebody go, if they still wait."""
+        if self._waiters.pop(number, None) is not None and len(self._heap) > 2 * len(self) + 8:
+            self._heap = [(waiter.version, n) for n, waiter in self._waiters.items()]
+            heapq.heapify(self._heap)
+
+    def take(self, reached: int) -> list[Waiter]:
+        """Return the waiters of versions up to ``reached``, and forget them."""
+        taken = []
+        while self._heap and self._heap[0][0] <= reached:
+            waiter = self._waiters.pop(heapq.heappop(self._heap)[1], None)
+            if waiter is not None:
+                taken.append(waiter)
+        return taken
+
+    def take_all(self) -> list[Waiter]:
+        """Return all waiters, and forget them."""
+        taken = list(self._waiters.values())
+        self._waiters.clear()
+        self._heap.clear()
+        return taken
 
 
 class _Hottest:
@@ -196,7 +245,8 @@ class Tracked(_Hot):
         """Whether ``options`` follow the engine's."""
         self.captured_bytes: int = 0
         """The part of ``pending_bytes`` that is with the store."""
-        self.waiters: tuple[Waiter, ...] = ()
+        self.waiters: Waiters | None = None
+        """None while nobody waits."""
 
         # a group that is open
         self.group_from: int = 0
@@ -286,8 +336,15 @@ class Tracked(_Hot):
     def take_waiters(self, reached: int | None = None) -> list[Waiter]:
         """Return the waiters of versions up to ``reached``, or all, and forget them."""
         waiters = self.waiters
-        if reached is None:
-            self.waiters = ()
-            return list(waiters)
-        self.waiters = tuple([waiter for waiter in waiters if waiter.version > reached])
-        return [waiter for waiter in waiters if waiter.version <= reached]
+        if waiters is None:
+            return []
+        taken = waiters.take_all() if reached is None else waiters.take(reached)
+        if not waiters:
+            self.waiters = None
+        return taken
+
+    def give_up(self, number: int, waiters: Waiters) -> None:
+        """Forget a waiter, if it still waits."""
+        waiters.discard(number)
+        if not waiters and self.waiters is waiters:
+            self.waiters = None

@@ -14,7 +14,7 @@ import anyio
 from perdure._lib.bell import bell_maker
 from perdure.autosave import refusals
 from perdure.autosave.core import Core
-from perdure.autosave.tracked import Tracked, Waiter
+from perdure.autosave.tracked import Tracked, Waiter, Waiters
 
 __all__ = ["Waiting"]
 
@@ -54,13 +54,12 @@ class Waiting:
 
     async def _woken(self, t: Tracked, version: int) -> None:
         woken = self._new_bell()
-        waiter = Waiter(version, woken.ring)
-        t.waiters += (waiter,)
+        waiters = t.waiters = t.waiters or Waiters()
+        number = waiters.add(Waiter(version, woken.ring))
         try:
             await woken.wait()
         finally:
-            if waiter in t.waiters:
-                t.waiters = tuple([other for other in t.waiters if other is not waiter])
+            t.give_up(number, waiters)
 
     async def room(self, t: Tracked) -> None:
         """Wait while too much is unsaved, then let one append of the session through."""

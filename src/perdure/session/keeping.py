@@ -284,10 +284,10 @@ class Keeper:
             f"unsaved here: {cure}"
         )
         session.closed_by = LeaseLostError(message, key=str(session.key), unsaved=unsaved)
+        session.catch_up()  # it may hear no more of records that leave memory
         self._forget(session, "lost")
-        tracked = session.tracked  # it may stay for its records: not for all that the session holds
-        tracked.on_saved = tracked.on_idle = tracked.on_lost = None
-        tracked.on_captured = tracked.before_capture = None
+        # What autosave keeps for its records is not to keep all that the session holds.
+        session.tracked.on_captured = None
 
     async def _seal(self, session: Session) -> None:
         """Save a session, and have it accept nothing more; if that fails, it goes on as before."""

@@ -1,0 +1,104 @@
+"""Very many callers that wait for one session: what one of them costs does not grow."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import FrameType
+from typing import Any
+
+from perdure import Message, connect
+
+PACKAGE = "perdure"
+
+
+class Steps:
+    """Count the steps that the interpreter takes within the library."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "call" and not frame.f_globals.get("__name__", "").startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes = True
+        self.count += event == "opcode"
+        return self
+
+
+async def steps_of(waiters: int, *, cancelled: bool) -> int:
+    """Return what so many waiters cost from the first to the last."""
+    async with connect("memory:", autosave=None) as sessions:
+        session = await sessions.open("x")
+        session.append(Message.user("a"))
+        await session.save()
+        versions = [session.append(Message.user("b")) for _ in range(waiters)]
+        steps, before = Steps(), sys.gettrace()
+        sys.settrace(steps)
+        try:
+            tasks = [asyncio.ensure_future(session.wait_durable(one)) for one in versions]
+            await asyncio.sleep(0)
+            if cancelled:
+                for task in tasks:
+                    task.cancel()
+            else:
+                await session.save()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            sys.settrace(before)
+        assert all(isinstance(one, asyncio.CancelledError) is cancelled for one in results)
+        return steps.count
+
+
+def test_giving_up_costs_each_waiter_the_same_however_many_there_are() -> None:
+    few, many = (asyncio.run(steps_of(n, cancelled=True)) for n in (150, 600))
+    assert many < 4.5 * few
+
+
+def test_being_woken_costs_each_waiter_the_same_however_many_there_are() -> None:
+    few, many = (asyncio.run(steps_of(n, cancelled=False)) for n in (150, 600))
+    assert many < 4.5 * few
+
+
+async def far_and_near(near: int, far: int) -> int:
+    """Return what saves cost that each wake one, while others wait for much later."""
+    async with connect("memory:", autosave=None) as sessions:
+        session = await sessions.open("x")
+        waiting = [asyncio.ensure_future(session.wait_durable(1_000_000)) for _ in range(far)]
+        await asyncio.sleep(0)
+        steps, before = Steps(), sys.gettrace()
+        sys.settrace(steps)
+        try:
+            for _ in range(near):
+                session.append(Message.user("a"))
+                await session.save()
+        finally:
+            sys.settrace(before)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return steps.count
+
+
+def test_a_save_costs_the_same_whoever_waits_for_a_later_one() -> None:
+    alone, among_many = (asyncio.run(far_and_near(20, far)) for far in (1, 500))
+    assert among_many < 1.5 * alone
+
+
+def test_who_gives_up_again_and_again_leaves_nothing_behind() -> None:
+    async def main() -> int:
+        async with connect("memory:", autosave=None) as sessions:
+            session = await sessions.open("x")
+            patient = asyncio.ensure_future(session.wait_durable(10))
+            for _ in range(300):
+                task = asyncio.ensure_future(session.wait_durable(1_000_000))
+                await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            left = sys.getsizeof(session.tracked.waiters._heap)  # type: ignore[union-attr]
+            patient.cancel()
+            await asyncio.gather(patient, return_exceptions=True)
+            assert session.tracked.waiters is None
+            return left
+
+    assert asyncio.run(main()) < 1000
