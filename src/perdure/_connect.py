@@ -40,6 +40,7 @@ def connect(
     types: Sequence[Any] = (),
     engine: Engine | None = None,
     config: str | os.PathLike[str] | None = None,
+    read_only: bool = False,
 ) -> SessionManager:
     """Return a session manager, to enter with ``async with`` or to await.
 
@@ -57,6 +58,9 @@ def connect(
         engine: Knobs that few people need.
         config: A persistence.yaml, for what neither arguments nor the environment say: its
             ``store``, ``autosave`` and ``encryption``. It is read at once.
+        read_only: Only read: sessions are listed and loaded, and whatever would write is a
+            SessionError. A folder or a database is then neither made nor written to, so it may
+            lie on a disk that is full or mounted read-only.
 
     Raises:
         ConfigError: The URL, an option, or the file does not fit.
@@ -68,6 +72,10 @@ def connect(
     from perdure.session.manager import SessionManager
 
     store, declared = _declared(url, config)
+    if read_only:
+        from perdure.session.read_only import ReadOnlyStore
+
+        store = ReadOnlyStore(store)
     return SessionManager(
         store,
         autosave=autosave_from(os.environ, *declared) if autosave is DEFAULT else autosave,

@@ -19,7 +19,7 @@ Errors of a driver are mapped to `perdure.errors` with the driver's error as the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from perdure.model.keys import SessionKey
@@ -54,6 +54,7 @@ __all__ = [
     "Status",
     "Store",
     "Swept",
+    "open_read_only",
 ]
 
 
@@ -273,3 +274,9 @@ class Store(Protocol):
         As far as the backend can; docs/durability.md says how far that is.
         """
         ...
+
+
+async def open_read_only(store: Store) -> None:
+    """Open a store to read it, without a trace if it knows how to; else as always."""
+    how: Callable[[], Awaitable[None]] = getattr(store, "open_read_only", store.open)
+    await how()

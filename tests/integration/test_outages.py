@@ -143,3 +143,55 @@ async def test_a_store_that_is_moved_away_and_back_amid_turns_loses_nothing(
             assert [message.text for message in view.context()] == [
                 f"{id} {n}" for n in range(turns)
             ]
+
+
+def _kinds() -> list[str]:
+    """Modes stop everybody; the rest needs mounts, which not every user may have."""
+    if sys.platform == "win32":
+        return []
+    return ["modes", *(["mounted", "full"] if may_mount() else [])]
+
+
+@pytest.mark.parametrize("kind", _kinds())
+def test_a_store_that_cannot_be_written_to_is_read_by_every_command_that_only_reads(
+    kind: str, tmp_path: Path
+) -> None:
+    """Files and SQLite, killed and copied in the midst, in clear and encrypted."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = [sys.executable, "-m", "tests.integration.read_only", str(disk), kind]
+    if kind != "modes":
+        command = ["unshare", "-rm", *command]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert len(seen) == 6
+    for name, one in seen.items():
+        failed = {what: ran for what, ran in one["ran"].items() if ran[0]}
+        assert (name, failed) == (name, {})
+        exported = json.loads(one["ran"]["export"][1])
+        assert "And 2 + 4?" in str(exported)
+        used = one["used"]
+        assert used["said"] == ["What is 2 + 3?", "5", "And 2 + 4?", "6"]
+        assert used["exists"] == [True, False]
+        assert used["listed"][0][0] == "ada"
+        for act in ("open", "new", "post", "forget"):
+            assert used[act][0] == "SessionError"
+            assert "read_only=True" in used[act][1]
+        _judge_the_files(kind, name, one)
+
+
+def _judge_the_files(kind: str, name: str, one: dict[str, Any]) -> None:
+    """Reading has changed none; to write, the store says what is wrong and how to mend it."""
+    error, message = one["to write"]
+    if kind == "full":
+        cure = "free some room"
+    else:
+        cure = "mount it writable" if kind == "mounted" else "chown"
+    # A killed store's last connection makes room for itself: what was in its log is then in place.
+    if error != "nothing" or kind != "full" or name in {"file", "encrypted", "sqlite"}:
+        assert error == "StoreUnavailableError"
+        assert cure in message
+        assert "connect with read_only=True" in message
+    litter = () if kind != "full" else ("-shm", "-wal", "owners")
+    assert [path for path, _ in one["changed"] if not path.endswith(litter or "//")] == []

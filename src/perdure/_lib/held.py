@@ -17,6 +17,8 @@ from perdure._lib.platform import try_lock
 __all__ = ["HeldFile", "is_held", "unheld"]
 
 _TRIES = 50
+_TO_ASK = os.O_RDONLY if os.name == "posix" else os.O_RDWR
+"""On a file system that is read-only too, where locks need no right to write."""
 
 
 @final
@@ -62,11 +64,13 @@ class HeldFile:
 
 
 def is_held(folder: Folder, name: str) -> bool | None:
-    """Say whether a living process holds a file; None where files cannot be locked."""
+    """Say whether a living process holds a file; None where that cannot be told."""
     try:
-        fd = folder.open(name, os.O_RDWR)
+        fd = folder.open(name, _TO_ASK)
     except FileNotFoundError:
         return False
+    except PermissionError:
+        return None
     try:
         # Shared, so that two who ask at once do not take each other for its holder.
         free = try_lock(fd, shared=True)

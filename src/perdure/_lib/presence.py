@@ -13,7 +13,7 @@ from typing import final
 from perdure._lib.files import Folder
 from perdure._lib.held import HeldFile, is_held, unheld
 
-__all__ = ["Presence"]
+__all__ = ["Onlooker", "Presence"]
 
 _LOCK = ".lock"
 _BELL = ".bell"
@@ -64,6 +64,30 @@ class Presence:
         locks = [file for file in names if file.endswith(_LOCK) and file != mine]
         for _ in unheld(self._folder, locks):
             pass
+
+
+@final
+class Onlooker:
+    """A look at who is present in a folder, by somebody who is not; None where there is none."""
+
+    def __init__(self, folder: Folder | None) -> None:
+        self._folder = folder
+
+    def close(self) -> None:
+        """Close the folder."""
+        if self._folder is not None:
+            self._folder.close()
+
+    def is_present(self, name: str) -> bool | None:
+        """Say whether somebody of that name is present; None where it cannot be told."""
+        return None if self._folder is None else is_held(self._folder, _file_of(name))
+
+    def ring(self, name: str) -> None:
+        """Do nothing: who only looks has nothing to tell."""
+
+    def rung(self) -> int:
+        """Return 0: nobody rings for who is not present."""
+        return 0
 
 
 def _file_of(name: str) -> str:

@@ -15,17 +15,21 @@ __all__ = ["open_private"]
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def open_private(path: str, *, parents: bool) -> Folder:
-    """Open a folder of perdure's own, made if only it is missing.
+def open_private(path: str, *, parents: bool = False, make: bool = True) -> Folder:
+    """Open a folder of perdure's own, made if only it is missing and ``make`` says so.
 
     Raises:
         ConfigError: It is no folder, or others can write to it.
         StoreUnavailableError: Its parent is missing, or it cannot be made or opened.
 
     """
-    _make(path, parents=parents)
+    if make:
+        _make(path, parents=parents)
     try:
         folder = Folder.root(path)
+    except FileNotFoundError as error:
+        message = f"there is no store at {path}: see that the path is right, and the disk mounted"
+        raise StoreUnavailableError(message, path=path, errno=errno.ENOENT) from error
     except NotADirectoryError as error:
         message = f"{path} is a file, not a folder: move it away, or choose another folder"
         raise ConfigError(message, path=path) from error

@@ -85,7 +85,7 @@ async def _archives(
     id: str, home: Path | None, paths: tuple[str, ...], *, whole: bool, where: Named, write: bool
 ) -> AsyncGenerator[Archives, None]:
     store, key = existing(where.store), where.key(id)
-    async with managed(store) as sessions:
+    async with managed(store, write=write) as sessions:
         session, tenant = key.session, key.tenant
         if not write:
             view = await sessions.load(id, session=session, tenant=tenant)

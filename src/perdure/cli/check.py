@@ -58,7 +58,7 @@ def check(
 async def _check(id: str | None, *, repair: bool, grace: float | None, where: Named) -> int:
     blobs: list[Garbage] = []
     index = Index()
-    async with opened(where.store) as store:
+    async with opened(where.store, write=repair or grace is not None) as store:
         if repair and id is None:
             index.entries = await rebuilt_directory(store)
         if id is None:
@@ -185,7 +185,7 @@ def _print_index(index: Index) -> None:
 async def _repair(where: Named, seen: Audit) -> Repair:
     """Rebuild one session's documents, and look at it again."""
     try:
-        async with managed(existing(where.store)) as sessions:
+        async with managed(existing(where.store), write=True) as sessions:
             key = seen.key
             await sessions.rebuild_working_context(
                 key.agent, session=key.session, tenant=key.tenant

@@ -53,7 +53,7 @@ async def _checkpoints(
     id: str, create: str | None, keep: int | None, *, verify: bool, where: Named
 ) -> int:
     store = existing(where.store)
-    async with managed(store) as sessions:
+    async with managed(store, write=create is not None or keep is not None) as sessions:
         if create is not None or keep is not None:
             await _change(sessions, id, create, keep, where)
         view = await _view(sessions, id, where)
@@ -202,7 +202,7 @@ def rollback(
 
 
 async def _rollback(id: str, number: int, where: Named) -> None:
-    async with managed(existing(where.store)) as sessions:
+    async with managed(existing(where.store), write=True) as sessions:
         opened = sessions.open(id, session=where.session, tenant=where.tenant, create=False)
         async with opened as session:
             done = await session.checkpoints.rollback(number)

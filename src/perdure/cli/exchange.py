@@ -29,7 +29,7 @@ from perdure.moving.files import bundle_key, is_bundle, read_bundle, write_bundl
 from perdure.session.exchange import Imported, import_with, state_from
 from perdure.session.pairs import export_pair, import_pair
 from perdure.session.traced import export_memories, memories_in
-from perdure.store import Store
+from perdure.store import Store, open_read_only
 
 __all__ = ["export", "import_"]
 
@@ -69,7 +69,7 @@ async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where
     if out is not None:
         _check_free(out)
     store, key = existing(where.store), where.key(id)
-    await store.open()
+    await open_read_only(store)
     try:
         if layout == "bundle":
             return await _export_bundle(store, key, out or Path(), where)
@@ -177,7 +177,7 @@ async def _import(path: Path, *, id: str | None, where: Named) -> int:
     pair = pair and log_in(read.state) is None
     if pair:  # refused before anything is written
         await anyio.to_thread.run_sync(check_pair, path)
-    async with managed(store) as sessions:
+    async with managed(store, write=True) as sessions:
         done = await import_with(
             sessions, read.state, beside, id=id, session=where.session, tenant=where.tenant
         )

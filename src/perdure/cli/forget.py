@@ -53,7 +53,7 @@ def forget(
 
 
 async def _forget(chosen: dict[str, Any], where: Stored, *, dry_run: bool) -> int:
-    async with managed(existing(where.store)) as sessions:
+    async with managed(existing(where.store), write=not dry_run) as sessions:
         report = await sessions.forget(**chosen, dry_run=dry_run)
     if where.json:
         print_json(msgspec.to_builtins(report))
@@ -117,7 +117,7 @@ def _days(age: str) -> float:
 async def _prune(
     retention: Retention, chosen: dict[str, Any], where: Stored, *, dry_run: bool
 ) -> int:
-    async with managed(existing(where.store)) as sessions:
+    async with managed(existing(where.store), write=not dry_run) as sessions:
         report = await sessions.prune(retention, **chosen, dry_run=dry_run)
     if where.json:
         print_json(msgspec.to_builtins(report))

@@ -121,7 +121,7 @@ def rename(
 
 
 async def _do(act: Any, where: Named, said: str) -> int:
-    async with managed(existing(where.store)) as sessions:
+    async with managed(existing(where.store), write=True) as sessions:
         done: Forked = await act(sessions)
     if where.json:
         print_json({"agent": done.key.agent, "session": done.key.session, **_parts(done)})

@@ -16,7 +16,8 @@ from perdure.errors import (
 from perdure.model.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.options import Shutdown
-from perdure.store import Holder, Store
+from perdure.session.through import Through
+from perdure.store import Holder, Store, open_read_only
 from perdure.stores.wrapped.encrypted import EncryptedStore
 from perdure.stores.wrapped.keyring import keyring_of
 
@@ -51,10 +52,10 @@ def existing(url: str | None) -> Store:
 
 
 @asynccontextmanager
-async def opened(url: str | None) -> AsyncGenerator[Store, None]:
-    """Open a store that is there, and close it in the end."""
+async def opened(url: str | None, *, write: bool = False) -> AsyncGenerator[Store, None]:
+    """Open a store that is there, only to read it unless told, and close it in the end."""
     store = existing(url)
-    await store.open()
+    await (store.open() if write else open_read_only(store))
     try:
         await require_key(store)
         yield store
@@ -63,9 +64,15 @@ async def opened(url: str | None) -> AsyncGenerator[Store, None]:
 
 
 @asynccontextmanager
-async def managed(store: Store) -> AsyncGenerator[SessionManager, None]:
-    """Connect a manager for a command: it saves when it is told to, and Ctrl-C ends it."""
-    async with perdure.connect(store, autosave=None, shutdown=Shutdown(signals=False)) as sessions:
+async def managed(store: Store, *, write: bool = False) -> AsyncGenerator[SessionManager, None]:
+    """Connect a manager for a command, only to read unless told.
+
+    It saves when it is told to, and Ctrl-C ends it.
+    """
+    manager = perdure.connect(
+        store, autosave=None, shutdown=Shutdown(signals=False), read_only=not write
+    )
+    async with manager as sessions:
         await require_key(store)
         try:
             yield sessions
@@ -98,7 +105,7 @@ def layers(store: Store) -> Iterator[Store]:
     inner: Store | None = store
     while inner is not None:
         yield inner
-        inner = getattr(inner, "_store", None)
+        inner = inner.inner if isinstance(inner, Through) else getattr(inner, "_store", None)
 
 
 async def is_there(store: Store, key: SessionKey) -> bool:

@@ -57,7 +57,7 @@ async def _rebuild(id: str, *, dry_run: bool, where: Named) -> int:
     }
     if not dry_run:
         store = existing(where.store)
-        async with managed(store) as sessions:
+        async with managed(store, write=True) as sessions:
             report = await sessions.rebuild_working_context(
                 key.agent, session=key.session, tenant=key.tenant
             )

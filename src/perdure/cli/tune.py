@@ -87,7 +87,7 @@ def tune(
 async def _tune(
     needs: Needs, *, imagine: bool, seconds: float, plot: Path | None, where: Stored
 ) -> int:
-    async with opened(where.store) as store:
+    async with opened(where.store, write=True) as store:
         workload = await observed(store)
         if imagine or workload.changes < FEW:
             workload = made_up()

@@ -58,6 +58,7 @@ def connect(
     types: Sequence[Any] = (),
     engine: Engine | None = None,
     config: str | os.PathLike[str] | None = None,
+    read_only: bool = False,
 ) -> SessionManager:
     """Connect at once: ``with perdure.sync.connect(…) as sessions``.
 
@@ -77,6 +78,7 @@ def connect(
         types=types,
         engine=engine,
         config=config,
+        read_only=read_only,
     )
     return SessionManager(inner)
 

@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure.errors import CorruptRecordError, StoreUnavailableError
+from perdure.errors import CorruptRecordError, SessionError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.store import Batch, Posted, Status
-from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite import SqliteStore, readers
 from perdure.stores.sqlite.trouble import trouble
 from perdure.testing.conformance._kit import (
     KEY,
@@ -216,3 +216,52 @@ async def test_who_is_wanted_hears_of_it_before_the_next_heartbeat(path: Path) -
     assert [one.op_id for one in await store.take(KEY, grant.epoch)] == ["op"]
     for one in (store, other):
         await one.aclose()
+
+
+def _unshared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have SQLite fail to make its files beside the database, as on a disk mounted read-only."""
+    really = readers.connect
+
+    def connect(path: str, *, how: str = "mode=rw", **options: Any) -> sqlite3.Connection:
+        if how == "mode=ro":
+            error = sqlite3.OperationalError("unable to open database file")
+            error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+            raise error
+        return really(path, how=how, **options)
+
+    monkeypatch.setattr(readers, "connect", connect)
+
+
+async def test_what_is_read_without_locks_and_changed_meanwhile_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await opened(path)
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    await store.aclose()
+    reading = SqliteStore(path)
+    with monkeypatch.context() as patched:
+        _unshared(patched)
+        await reading.open_read_only()
+        assert tuple(entries(await read(reading))) == group("a")
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+        def looks(con: sqlite3.Connection) -> None:
+            con.execute("SELECT count(*) FROM log").fetchall()
+            other.execute("UPDATE session SET updated_at = 0")
+
+        with pytest.raises(StoreUnavailableError, match="changed while it was read"):
+            await reading._here.read(looks)
+        other.close()
+        assert tuple(entries(await read(reading))) == group("a")  # a new look is right again
+    with pytest.raises(SessionError, match="only to be read"):
+        await reading.heartbeat()
+    await reading.aclose()
+
+
+async def test_a_read_only_store_is_not_made(path: Path) -> None:
+    for where in (path.parent, path):
+        with pytest.raises(StoreUnavailableError, match="there is no"):
+            await SqliteStore(path).open_read_only()
+        assert not where.exists()
+        path.parent.mkdir(mode=0o700, exist_ok=True)

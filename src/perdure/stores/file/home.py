@@ -14,13 +14,14 @@ import anyio
 import anyio.to_thread
 
 from perdure._lib.files import Folder
+from perdure._lib.os_errors import store_errors
 from perdure._lib.platform import open_files_limit
 from perdure._lib.threads import Threads
+from perdure.errors import SessionError
 from perdure.store import Asked
 from perdure.stores.file.open_files import OpenFiles
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.place import is_local, open_root, resolve_root
-from perdure.stores.file.trouble import troubles
 
 __all__ = ["PARALLELISM", "Home", "open_home"]
 
@@ -39,8 +40,9 @@ _MOST_OPEN = 256
 class Home:
     """An open folder and who we are in it."""
 
-    def __init__(self, root: Folder, owners: Owners) -> None:
+    def __init__(self, root: Folder, owners: Owners, *, read_only: bool) -> None:
         self.root: Folder = root
+        self._read_only = read_only
         self.owners: Owners = owners
         self.files: OpenFiles = OpenFiles(min(_MOST_OPEN, open_files_limit() // 4))
         self.appends: Threads = Threads(PARALLELISM, name="perdure append")
@@ -54,7 +56,15 @@ class Home:
         return self._pid == os.getpid()
 
     async def hop(self, doing: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Do something that blocks in a thread; cancelled, it goes on there to its end."""
+        """Do something that blocks in a thread; cancelled, it goes on there to its end.
+
+        Raises:
+            SessionError: It would write, and the store was opened only to be read.
+
+        """
+        if self._read_only and doing != "read":
+            message = f"cannot {doing} {self.root.path}: it was opened only to be read"
+            raise SessionError(message, path=self.root.path)
         return await self._hop(self._others, doing, function, *args)
 
     async def beat(self) -> Asked:
@@ -64,7 +74,7 @@ class Home:
     async def _hop(
         self, limiter: anyio.CapacityLimiter, doing: str, function: Callable[[*Ts], T], *args: *Ts
     ) -> T:
-        with troubles(doing, self.root.path):
+        with store_errors(doing, self.root.path):
             return await anyio.to_thread.run_sync(
                 function, *args, abandon_on_cancel=True, limiter=limiter
             )
@@ -82,8 +92,12 @@ class Home:
         self.root.close()
 
 
-async def open_home(wanted: str | os.PathLike[str] | None, owner: str) -> Home:
+async def open_home(
+    wanted: str | os.PathLike[str] | None, owner: str, *, read_only: bool = False
+) -> Home:
     """Open the folder, make it if only it is missing, and become known as an owner.
+
+    One that is only read is neither made nor written to.
 
     Raises:
         ConfigError: It is no folder, or others can write to it.
@@ -95,20 +109,20 @@ async def open_home(wanted: str | os.PathLike[str] | None, owner: str) -> Home:
     entered: list[tuple[Folder, Owners]] = []
 
     def enter() -> tuple[Folder, Owners]:
-        found = _enter(path, parents, owner)
+        found = _look(path, owner) if read_only else _enter(path, parents, owner)
         entered.append(found)
         if gone:
             _leave(entered)
         return found
 
     try:
-        with troubles("open", path):
+        with store_errors("open", path):
             root, owners = await anyio.to_thread.run_sync(enter)
     except BaseException:  # a native cancellation, which passes every shield
         gone = True
         _leave(entered)
         raise
-    return Home(root, owners)
+    return Home(root, owners, read_only=read_only)
 
 
 def _leave(entered: list[tuple[Folder, Owners]]) -> None:
@@ -122,6 +136,15 @@ def _enter(path: str, parents: bool, owner: str) -> tuple[Folder, Owners]:  # no
     root = open_root(path, parents=parents)
     try:
         return root, Owners(root, owner, local=is_local(path))
+    except BaseException:
+        root.close()
+        raise
+
+
+def _look(path: str, owner: str) -> tuple[Folder, Owners]:
+    root = open_root(path, make=False)
+    try:
+        return root, Owners(root, owner, local=is_local(path), read_only=True)
     except BaseException:
         root.close()
         raise

@@ -52,16 +52,21 @@ class _Beat(msgspec.Struct, frozen=True):
 
 
 class Owners:
-    """This store's own place among the owners, and its look at the others."""
+    """This store's own place among the owners, and its look at the others.
 
-    def __init__(self, root: Folder, owner: str, *, local: bool) -> None:
+    Whoever only reads has no place of its own.
+    """
+
+    def __init__(self, root: Folder, owner: str, *, local: bool, read_only: bool = False) -> None:
         self.me: Owner = Owner(owner=owner, host=host_name(), pid=os.getpid(), boot=boot_id())
         self._local = local
         self._name = encode_name(owner)
         self._beat = 0
-        self._folder = root.make(OWNERS)
+        self._folder = _found(root) if read_only else root.make(OWNERS)
         self._mailbox: Mailbox | None = None
         self._held: HeldFile | None = None
+        if read_only:
+            return
         try:
             self._held = self._take()
             self._write_beat()
@@ -185,6 +190,14 @@ class Owners:
             for letter in letters.names():
                 letters.remove(letter)
         return self._folder.remove_folder(box)
+
+
+def _found(root: Folder) -> Folder:
+    """Return the owners' folder to look at; in a copy that left it out, one without them."""
+    try:
+        return root.enter(OWNERS)
+    except FileNotFoundError:
+        return root.enter()
 
 
 _open_owners: weakref.WeakSet[Owners] = weakref.WeakSet()

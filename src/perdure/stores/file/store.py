@@ -16,6 +16,7 @@ from typing import TypeVar, TypeVarTuple, final
 
 from perdure._lib.files import Folder
 from perdure._lib.ids import random_id
+from perdure._lib.os_errors import store_errors
 from perdure._lib.platform import synced_by
 from perdure._lib.several import all_of
 from perdure._lib.unopened import unopened
@@ -43,7 +44,6 @@ from perdure.stores.file.owners import Owners
 from perdure.stores.file.patience import settled
 from perdure.stores.file.place import resolve_root
 from perdure.stores.file.streaming import Stream
-from perdure.stores.file.trouble import troubles
 from perdure.stores.file.writing import MAX_RECORD_BYTES, Writer
 
 __all__ = ["FileStore"]
@@ -117,6 +117,17 @@ class FileStore:
         if not self._opened:
             self._opened = await open_home(self._wanted, self._owner)
 
+    async def open_read_only(self) -> None:
+        """Open a folder that is there to read it; nothing is written, not even who reads.
+
+        Raises:
+            ConfigError: It is no folder, or others can write to it.
+            StoreUnavailableError: It is not there, or cannot be read.
+
+        """
+        if not self._opened:
+            self._opened = await open_home(self._wanted, self._owner, read_only=True)
+
     async def aclose(self) -> None:
         """Close every file; leases that were not released look like a dead owner's."""
         here, self._opened = self._opened, None
@@ -170,7 +181,7 @@ class FileStore:
         last = before if before is not None else found.head + 1
         left, told = (found.head if limit is None else limit), found.settled
         while left > 0:
-            with troubles("read", self.location):
+            with store_errors("read", self.location):
                 part = await stream.part()
             if part is None:
                 break

@@ -22,6 +22,7 @@ from typing import final
 import msgspec
 
 from perdure._lib.files import Folder
+from perdure._lib.os_errors import FULL, store_error
 from perdure._lib.platform import drop_cache, sync_data
 from perdure.codec import frames
 from perdure.codec.frames import Position, Scanner
@@ -39,7 +40,6 @@ from perdure.stores.file.chain import SEGMENT, First, Known, Previous
 from perdure.stores.file.layout import LOG, segment_name, session_path
 from perdure.stores.file.leases import Fence, Taken
 from perdure.stores.file.open_files import OpenFiles
-from perdure.stores.file.trouble import FULL, trouble
 
 __all__ = ["MAX_RECORD_BYTES", "Writer", "lost"]
 
@@ -365,6 +365,6 @@ def lost(key: SessionKey, epoch: int, sealed: int = 0) -> LeaseLostError:
 
 
 def _caused(error: OSError, what: str, where: str) -> Exception:
-    problem = trouble(error, "append to", f"{what} in {where}")
+    problem = store_error(error, "append to", f"{what} in {where}")
     problem.__cause__ = error
     return problem

@@ -17,7 +17,15 @@ from perdure.stores.sqlite.sql import MIGRATIONS, Q
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["APPLICATION", "connect", "create", "make_durable", "pragma"]
+__all__ = [
+    "APPLICATION",
+    "connect",
+    "connect_unlocked",
+    "create",
+    "format_of",
+    "make_durable",
+    "pragma",
+]
 
 APPLICATION = 0x50524455
 """Says in the file's header whose database it is."""
@@ -29,13 +37,16 @@ _FULL = 2
 _CHECKPOINT_PAGES = 4000
 
 
-def connect(path: str, *, timeout: float, read_only: bool = False) -> sqlite3.Connection:
+def connect(
+    path: str, *, timeout: float, read_only: bool = False, how: str = "mode=rw"
+) -> sqlite3.Connection:
     """Open a connection to a database that is there, for use in one thread at a time.
 
     Args:
         path: Absolute.
         timeout: Seconds to wait for another process that writes.
         read_only: Whether it refuses to write.
+        how: The parameters of SQLite's URI.
 
     Raises:
         ConfigError: This Python's SQLite is too old.
@@ -50,7 +61,7 @@ def connect(path: str, *, timeout: float, read_only: bool = False) -> sqlite3.Co
         )
         raise ConfigError(message, found=sqlite3.sqlite_version)
     con = sqlite3.connect(
-        f"file:{quote(path)}?mode=rw",
+        f"file:{quote(path)}?{how}",
         uri=True,
         timeout=timeout,
         isolation_level=None,
@@ -59,10 +70,11 @@ def connect(path: str, *, timeout: float, read_only: bool = False) -> sqlite3.Co
     try:
         pragma(con, "trusted_schema = OFF")
         pragma(con, "cell_size_check = ON")
-        pragma(con, "synchronous = FULL")
         if read_only:
             pragma(con, "query_only = ON")
+            pragma(con, "temp_store = MEMORY")  # the disk may be full
             return con
+        pragma(con, "synchronous = FULL")  # looks into the file already
         con.execute(Q["make_save"])
         con.execute(Q["do_save"])
         pragma(con, "secure_delete = ON")
@@ -79,6 +91,28 @@ def connect(path: str, *, timeout: float, read_only: bool = False) -> sqlite3.Co
 def pragma(con: sqlite3.Connection, text: str) -> list[tuple[object, ...]]:
     """Run a pragma to its end: an error may come with its last step only."""
     return con.execute(f"PRAGMA {text}").fetchall()
+
+
+def connect_unlocked(path: str, *, wal: bool) -> sqlite3.Connection:
+    """Open a database to read it, without locks or shared memory; nobody may write meanwhile.
+
+    Args:
+        path: Absolute.
+        wal: Whether there is a write-ahead log with commits: that is read along.
+
+    """
+    if not wal:
+        return connect(path, timeout=0.0, read_only=True, how="mode=ro&immutable=1")
+    # An immutable database would be read without its log, and so as an older state. Exclusive
+    # locking keeps the log's index in this process's own memory, and "none" asks for no lock.
+    vfs = "win32-none" if sys.platform == "win32" else "unix-none"
+    con = connect(path, timeout=0.0, read_only=True, how=f"mode=ro&vfs={vfs}")
+    try:
+        pragma(con, "locking_mode = EXCLUSIVE")
+    except BaseException:
+        con.close()
+        raise
+    return con
 
 
 def create(path: str) -> None:
@@ -102,7 +136,7 @@ def make_durable(con: sqlite3.Connection, path: str) -> None:
         UnsupportedVersionError: It has a newer format.
 
     """
-    found = _format(con, path)  # before anything is changed
+    found = format_of(con, path)  # before anything is changed
     pragma(con, "journal_mode = WAL")
     if found != len(MIGRATIONS):
         migrate(con, path)
@@ -123,7 +157,7 @@ def migrate(con: sqlite3.Connection, path: str) -> None:
     """Take all missing steps in one transaction; of several who want to, one does."""
     con.execute("BEGIN IMMEDIATE")
     try:
-        found = _format(con, path)  # now that nobody else can change it
+        found = format_of(con, path)  # now that nobody else can change it
         for step in MIGRATIONS[found:]:
             for statement in step:
                 con.execute(statement)
@@ -134,7 +168,14 @@ def migrate(con: sqlite3.Connection, path: str) -> None:
             con.execute("ROLLBACK")
 
 
-def _format(con: sqlite3.Connection, path: str) -> int:
+def format_of(con: sqlite3.Connection, path: str) -> int:
+    """Return a database's format.
+
+    Raises:
+        ConfigError: It is another program's.
+        UnsupportedVersionError: It has a newer format.
+
+    """
     (((application,),), ((found,),)) = (pragma(con, "application_id"), pragma(con, "user_version"))
     assert isinstance(found, int)
     if application != APPLICATION:

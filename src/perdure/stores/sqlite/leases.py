@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure._lib.presence import Presence
+from perdure._lib.presence import Onlooker, Presence
 from perdure.errors import LeaseHeldError
 from perdure.model.keys import SessionKey
 from perdure.store import Asked, Grant, Holder
@@ -34,7 +34,7 @@ def leave(con: sqlite3.Connection, owner: str) -> None:
     con.execute(Q["delete_all_letters"], {"owner": owner})
 
 
-def look(con: sqlite3.Connection, key: SessionKey, presence: Presence) -> Holder | None:
+def look(con: sqlite3.Connection, key: SessionKey, presence: Presence | Onlooker) -> Holder | None:
     """Say who has, or last had, a session."""
     row = find(con, key)
     if row is None or not row.epoch:

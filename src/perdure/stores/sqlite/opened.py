@@ -10,21 +10,23 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import anyio
 import msgspec
 
+from perdure._lib.files import Folder
 from perdure._lib.platform import host_name
-from perdure._lib.presence import Presence
+from perdure._lib.presence import Onlooker, Presence
 from perdure._lib.threads import Threads
-from perdure.errors import ConfigError, StoreUnavailableError
+from perdure.errors import ConfigError, SessionError, StoreUnavailableError, UnsupportedVersionError
 from perdure.stores.sqlite import leases
-from perdure.stores.sqlite.connecting import pragma
+from perdure.stores.sqlite.connecting import format_of, pragma
 from perdure.stores.sqlite.engine import Engine
-from perdure.stores.sqlite.place import make_ready
+from perdure.stores.sqlite.place import look_at, make_ready
 from perdure.stores.sqlite.readers import Readers
+from perdure.stores.sqlite.sql import MIGRATIONS
 from perdure.stores.sqlite.trouble import troubles
 
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["Opened", "enter"]
+__all__ = ["Opened", "enter", "enter_read_only"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,12 +42,13 @@ class Opened(msgspec.Struct, frozen=True):
     path: str
     engine: Engine
     readers: Readers
-    presence: Presence
+    presence: Presence | Onlooker
     writes: Threads
     reads: Threads
     pid: int
     heard: list[int]
     """What the bell showed last."""
+    read_only: bool = False
 
     async def write(
         self,
@@ -54,7 +57,15 @@ class Opened(msgspec.Struct, frozen=True):
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
-        """Call a function in a transaction of its own, durably; it goes on when cancelled."""
+        """Call a function in a transaction of its own, durably; it goes on when cancelled.
+
+        Raises:
+            SessionError: The store was opened only to be read.
+
+        """
+        if self.read_only:
+            message = f"cannot {doing} {self.path}: it was opened only to be read"
+            raise SessionError(message, path=self.path)
 
         def work() -> T:
             with self.engine.transaction() as con:
@@ -137,6 +148,41 @@ def _enter(path: str, owner: str, timeout: float) -> tuple[Engine, Presence]:
         presence.close()
         raise
     return engine, presence
+
+
+async def enter_read_only(path: str, timeout: float) -> Opened:  # noqa: ASYNC109
+    """Open a database that is there, to read it."""
+    writes = Threads(1, name="perdure sqlite close", prompt=True)
+    readers = Readers(path, timeout, read_only=True)
+    with troubles("read", path):
+        owners = await writes.run(_look, path, readers)
+    reads = Threads(_READERS, name="perdure sqlite read")
+    engine = Engine(path, timeout)  # connects when it writes, which is never
+    looking = Onlooker(owners)
+    return Opened(path, engine, readers, looking, writes, reads, os.getpid(), [0], read_only=True)
+
+
+def _look(path: str, readers: Readers) -> Folder | None:
+    owners = look_at(path)
+    try:
+        with readers.snapshot() as con:
+            _require_newest(con, path)
+    except BaseException:
+        readers.close()
+        if owners is not None:
+            owners.close()
+        raise
+    return owners
+
+
+def _require_newest(con: sqlite3.Connection, path: str) -> None:
+    found = format_of(con, path)
+    if found < len(MIGRATIONS):
+        message = (
+            f"{path} has format {found}, and this release reads {len(MIGRATIONS)}: open it once to "
+            "write, which brings it there"
+        )
+        raise UnsupportedVersionError(message, path=path, format=found)
 
 
 def _scrub(engine: Engine) -> None:

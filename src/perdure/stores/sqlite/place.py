@@ -7,8 +7,11 @@ wins, and an empty file at its place is damage and never taken for a new store.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
+from collections.abc import Iterator
 
 from perdure._lib.files import TEMPORARY, Folder, LinkFoundError
 from perdure._lib.ids import random_id
@@ -18,7 +21,7 @@ from perdure.errors import ConfigError, CorruptRecordError, StoreUnavailableErro
 from perdure.stores.sqlite.connecting import create
 from perdure.stores.sqlite.trouble import driver_error
 
-__all__ = ["make_ready", "resolve"]
+__all__ = ["look_at", "make_ready", "resolve"]
 
 _SMALLEST = 512
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -56,21 +59,46 @@ def make_ready(path: str) -> Folder:
     folder_path, name = os.path.split(path)
     with open_private(folder_path, parents=False) as folder:
         _require_local(folder_path)
-        try:
+        with _refusals(path):
             if folder.stat(name) is None:
                 _create(folder, name)
             _check(folder, name)
-            owners = folder.make(name + OWNERS)
-        except LinkFoundError as error:
-            message = (
-                f"{error.filename} is a symbolic link, which could lead anywhere: give the real "
-                "path of the database"
-            )
-            raise ConfigError(message, path=path) from error
-        except OSError as error:
-            message = f"cannot open {path}: {error.strerror or error}: look at the cause"
-            raise StoreUnavailableError(message, path=path, errno=error.errno) from error
-    return owners
+            return folder.make(name + OWNERS)
+
+
+def look_at(path: str) -> Folder | None:
+    """Check a database that is only to be read; return the folder of its owners if it has one.
+
+    Raises:
+        ConfigError: As `make_ready`.
+        CorruptRecordError: It is empty, or no database.
+        StoreUnavailableError: It is not there, or cannot be read.
+
+    """
+    folder_path, name = os.path.split(path)
+    with open_private(folder_path, make=False) as folder:
+        _require_local(folder_path)
+        with _refusals(path):
+            if folder.stat(name) is None:
+                message = f"there is no database at {path}: see that the path is right"
+                raise StoreUnavailableError(message, path=path, errno=errno.ENOENT)
+            _check(folder, name)
+            try:
+                return folder.enter(name + OWNERS)
+            except (FileNotFoundError, PermissionError):
+                return None  # a copy of the database alone, or not for us to look at
+
+
+@contextlib.contextmanager
+def _refusals(path: str) -> Iterator[None]:
+    try:
+        yield
+    except LinkFoundError as error:
+        message = (
+            f"{error.filename} is a symbolic link, which could lead anywhere: give the real "
+            "path of the database"
+        )
+        raise ConfigError(message, path=path) from error
 
 
 def _require_local(folder: str) -> None:

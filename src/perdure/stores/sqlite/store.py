@@ -36,7 +36,7 @@ from perdure.stores.sqlite import blobs as blob_rows
 from perdure.stores.sqlite import directory, inbox, leases
 from perdure.stores.sqlite import documents as document_rows
 from perdure.stores.sqlite.log import MAX_RECORD_BYTES
-from perdure.stores.sqlite.opened import Opened, enter
+from perdure.stores.sqlite.opened import Opened, enter, enter_read_only
 from perdure.stores.sqlite.place import resolve
 from perdure.stores.sqlite.readers import Part, part_of
 from perdure.stores.sqlite.rows import DELETED, find
@@ -122,6 +122,22 @@ class SqliteStore:
         if self._opened is not None:
             return
         self._opened = await enter(self._path, self._owner, self._timeout)
+
+    async def open_read_only(self) -> None:
+        """Open a database that is there to read it, also on a full or read-only disk.
+
+        Where SQLite cannot have its files for locks beside it, the database is read without, and a
+        look during which somebody else has changed it is refused.
+
+        Raises:
+            ConfigError: Its folder is open to others, or it is another program's.
+            CorruptRecordError: It is no database any more.
+            StoreUnavailableError: It is not there, or cannot be read.
+            UnsupportedVersionError: Another release wrote it.
+
+        """
+        if self._opened is None:
+            self._opened = await enter_read_only(self._path, self._timeout)
 
     async def aclose(self) -> None:
         """Close the connections; leases that were not released look like a dead owner's."""

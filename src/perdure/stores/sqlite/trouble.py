@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from perdure._lib.os_errors import READ_ONLY_CURE, store_error
 from perdure.errors import (
     CorruptRecordError,
     NotStorableError,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 __all__ = [
+    "CANNOT_SHARE",
     "InDoubtError",
     "driver_error",
     "integrity_error",
@@ -35,14 +37,19 @@ _CURES = {
     _BUSY: "another process writes to it: it is tried again; if that one hangs or "
     "was stopped, let it go on or end it",
     _LOCKED: "another connection writes to it: it is tried again",
-    _FULL: "free some room on the disk; saving goes on by itself",
+    _FULL: "free some room on the disk, and saving goes on by itself",
     _IOERR: "the disk reports an error: look at it before anything else",
-    _READONLY: "make the file, its folder and its -wal and -shm files writable for this user",
+    _READONLY: "mount its file system writable, and make the file, its folder and its -wal and "
+    "-shm files writable for this user",
     _CANTOPEN: "make the folder belong to this user (chown, chmod u+rwx), raise the "
     "limit of open files (ulimit -n), or choose another place",
 }
 
 _LEFT_NOTHING = {None, _BUSY, _LOCKED, _FULL, _CONSTRAINT, _CORRUPT, _NOTADB, _TOOBIG}
+
+
+CANNOT_SHARE = frozenset({_READONLY, _IOERR, _FULL, _CANTOPEN})
+"""What comes of a database whose files for locks and shared memory cannot be made."""
 
 
 class InDoubtError(Exception):
@@ -97,8 +104,12 @@ def trouble(error: sqlite3.Error, doing: str, where: str) -> PerdureError:
         return TooLargeError(f"cannot {doing} {where}: {error}: store it in parts", path=where)
     if isinstance(error, sqlite3.InterfaceError | sqlite3.DataError):
         return NotStorableError(f"cannot {doing} {where}: {error}", path=where)
-    cure = _CURES.get(code or 0, "look at the cause")
     name = getattr(error, "sqlite_errorname", None)
+    # Of shared memory, what is too little room is an I/O error.
+    code = _FULL if name == "SQLITE_IOERR_SHMSIZE" else code
+    cure = _CURES.get(code or 0, "look at the cause")
+    if doing == "open" and code in {_FULL, _IOERR, _READONLY, _CANTOPEN}:
+        cure = f"{cure}; {READ_ONLY_CURE}"
     message = f"cannot {doing} {where}: {error}: {cure}"
     return StoreUnavailableError(message, path=where, code=name)
 
@@ -110,6 +121,8 @@ def troubles(doing: str, where: str) -> Iterator[None]:
 
     try:
         yield
+    except OSError as error:
+        raise store_error(error, doing, where) from error
     except InDoubtError as error:
         cause = error.__cause__
         assert isinstance(cause, sqlite3.Error)

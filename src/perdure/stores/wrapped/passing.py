@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from perdure.model.keys import SessionKey
-from perdure.store import Asked, Holder, Store
+from perdure.store import Asked, Holder, Store, open_read_only
 
 __all__ = ["Passing"]
 
@@ -30,6 +30,10 @@ class Passing:
     async def open(self) -> None:
         """Open the inner store."""
         await self._store.open()
+
+    async def open_read_only(self) -> None:
+        """Open the inner store to read it."""
+        await open_read_only(self._store)
 
     async def aclose(self) -> None:
         """Close the inner store."""
