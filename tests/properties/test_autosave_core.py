@@ -253,7 +253,9 @@ class CoreMachine(RuleBasedStateMachine):
         books = self.core.books
         unsaved = {t for t in self.sessions if t.version > t.durable and t.end is None}
         assert set(books.unsaved) == unsaved
-        assert set(books.stuck) == {t for t in self.sessions if t.end is not None}
+        ended = {t for t in self.sessions if t.end is not None}
+        undecided = {t for t in ended if t.quarantined or t.version > t.durable}
+        assert undecided <= set(books.stuck) <= ended
         assert set(books.failed) == {t for t in self.sessions if t.attempt}
         counted = [t.pending_bytes for t in self.sessions if t.end is None or t.end.value != "lost"]
         assert books.pressure.dirty_bytes == sum(counted)
