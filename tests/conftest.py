@@ -49,13 +49,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let no async test pass by without a loop under it."""
+    """Let no async test pass by without a loop under it; leave out what says nothing new."""
+    items[:] = [item for item in items if not on_trio(item, "never")]
     for item in items:
+        if on_trio(item, "deep"):
+            item.add_marker(pytest.mark.deep)
         if not isinstance(item, pytest.Function) or not is_async(item):
             continue
         if "anyio_backend" not in item.fixturenames:
             message = f"{item.nodeid} is async, and would run on no event loop"
             raise pytest.UsageError(message)
+
+
+def on_trio(item: pytest.Item, when: str) -> bool:
+    """Whether a test runs on trio, and its class has it there ``when``: never, or deep only.
+
+    A class of the conformance suite says so by ``on_trio`` where what it wraps has been on
+    both loops, and what it adds knows of none.
+    """
+    cls = getattr(item, "cls", None)
+    if getattr(cls, "on_trio", None) != when:
+        return False
+    return getattr(item, "callspec", None) is not None and "trio" in item.callspec.params.values()
 
 
 def is_async(item: pytest.Function) -> bool:

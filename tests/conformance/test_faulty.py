@@ -13,6 +13,8 @@ from perdure.testing.faulty import FaultyStore
 class TestFaultyStore(StoreConformance):
     """Wrapped twice, with faults that never come."""
 
+    on_trio = "never"
+
     def make_store(self, place: Path, owner: str) -> Store:
         self.backings: dict[Path, MemoryBacking] = getattr(self, "backings", {})
         backing = self.backings.setdefault(place, MemoryBacking())

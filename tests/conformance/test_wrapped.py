@@ -28,6 +28,8 @@ class Wrapped(StoreConformance):
 class TestEncryptedMemoryStore(Wrapped):
     """Encrypted, in memory."""
 
+    on_trio = "never"
+
     def make_store(self, place: Path, owner: str) -> Store:
         self.backings: dict[Path, MemoryBacking] = getattr(self, "backings", {})
         backing = self.backings.setdefault(place, MemoryBacking())
@@ -37,12 +39,16 @@ class TestEncryptedMemoryStore(Wrapped):
 class TestEncryptedFileStore(Wrapped):
     """Encrypted, in files."""
 
+    on_trio = "never"
+
     def make_store(self, place: Path, owner: str) -> Store:
         return EncryptedStore(FileStore(place / "root", owner=owner), KEY)
 
 
 class TestEncryptedSqliteStore(Wrapped):
     """Packed and encrypted, in a database."""
+
+    on_trio = "deep"
 
     def make_store(self, place: Path, owner: str) -> Store:
         inner = SqliteStore(place / "kept" / "sessions.db", owner=owner)
@@ -51,6 +57,8 @@ class TestEncryptedSqliteStore(Wrapped):
 
 class TestCompressedMemoryStore(Wrapped):
     """Packed, in memory."""
+
+    on_trio = "never"
 
     def make_store(self, place: Path, owner: str) -> Store:
         self.backings: dict[Path, MemoryBacking] = getattr(self, "backings", {})

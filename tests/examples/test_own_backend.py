@@ -20,6 +20,8 @@ from examples.own_backend import OneFileStore  # noqa: E402
 class TestOneFileStore(StoreConformance):
     """All of the suite."""
 
+    on_trio = "never"
+
     def make_store(self, place: Path, owner: str) -> OneFileStore:
         return OneFileStore(place / "kept" / "everything.json", owner=owner)
 

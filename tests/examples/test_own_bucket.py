@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 class TestTableStore(StoreConformance):
     """All of the suite."""
 
+    on_trio = "never"
+
     def make_store(self, place: Path, owner: str) -> ObjectStore:
         return table_store(place / "kept" / "objects.db", owner)
 

@@ -16,6 +16,8 @@ KEY = SessionKey("agent")
 class TestSwitchedOn(StoreConformance):
     """Without faults it is as good a store as the one inside."""
 
+    on_trio = "never"
+
     def make_store(self, place, owner):
         from perdure.stores.file import FileStore
 
