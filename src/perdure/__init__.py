@@ -101,6 +101,7 @@ _HOMES = {
     "perdure.session.turn": ("Turn",),
     "perdure.session.view": ("SessionView",),
     "perdure.errors": (
+        "AcknowledgedRecordsLostError",
         "CompactionError",
         "ConfigError",
         "CorruptRecordError",

@@ -10,6 +10,7 @@ Messages name what, where and the cure. They hold ids and sizes, never content.
     │   ├── TemplateError
     │   └── UnknownConfigKeyError (also a KeyError)
     ├── StoreError
+    │   ├── AcknowledgedRecordsLostError
     │   ├── StoreUnavailableError
     │   ├── NotStorableError
     │   └── TooLargeError
@@ -40,6 +41,7 @@ from __future__ import annotations
 import inspect
 
 __all__ = [
+    "AcknowledgedRecordsLostError",
     "CompactionError",
     "ConfigError",
     "CorruptRecordError",
@@ -106,6 +108,10 @@ class StoreError(PerdureError):
 
 class StoreUnavailableError(StoreError):
     """The store cannot be reached or written right now; nothing that it holds is lost."""
+
+
+class AcknowledgedRecordsLostError(StoreError):
+    """The store no longer has records that it had acknowledged: it went back in time."""
 
 
 class NotStorableError(StoreError):

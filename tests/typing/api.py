@@ -10,6 +10,7 @@ from typing import Any, assert_type
 
 import perdure
 from perdure import (
+    AcknowledgedRecordsLostError,
     Attachment,
     Autosave,
     ConfigError,
@@ -224,7 +225,13 @@ def errors_are_one_tree() -> None:
     except (MissingExtraError, TemplateError, UnknownConfigKeyError, ConfigError) as error:
         config: ConfigError = error
         raise config from None
-    except (StoreUnavailableError, TooLargeError, NotStorableError, StoreError) as error:
+    except (
+        AcknowledgedRecordsLostError,
+        StoreUnavailableError,
+        TooLargeError,
+        NotStorableError,
+        StoreError,
+    ) as error:
         store: StoreError = error
         raise store from None
     except (CorruptRecordError, UnsupportedVersionError, FormatError) as error:

@@ -23,7 +23,14 @@ from anyio.lowlevel import cancel_shielded_checkpoint
 from perdure._lib.bell import Bell, bell_maker, soon_maker
 from perdure._lib.host import Host
 from perdure.autosave.core import Core, Save
-from perdure.autosave.outcomes import ANSWERS, all_permanent, complete, in_doubt, outcome_of
+from perdure.autosave.outcomes import (
+    ANSWERS,
+    REFUSALS,
+    all_permanent,
+    complete,
+    in_doubt,
+    outcome_of,
+)
 from perdure.autosave.tracked import State, Tracked
 from perdure.store import Batch, Outcome, Status, Store
 
@@ -176,8 +183,13 @@ class Batcher:
 
     def _landed(self, flight: _Flight, outcome: Outcome) -> None:
         """Take the answer to a save that was begun without a worker; the event loop calls this."""
-        if self._flights.pop(flight, None) is None:
+        if flight not in self._flights:
             return  # given up: the same records are sent again
+        if outcome.status in REFUSALS and self._host.running:
+            # Why it is refused is looked into where that can be awaited: there it is sent again.
+            self._host.spawn(self._carry, flight)
+            return
+        del self._flights[flight]
         try:
             now = self._clock()
             self._finish([flight.save], [outcome], now, now - flight.began)

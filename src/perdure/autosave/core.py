@@ -127,7 +127,7 @@ class Core:
         # Who waits for a session that was taken over shall hear that, not that it is closed.
         self._leave(t, State.LOST if t.end is State.LOST else State.CLOSED)
         self.schedule.forget(t)
-        if not (keep_lost and t.end is State.LOST and t.version > t.durable):
+        if not (keep_lost and t.undecided):
             self.books.stuck.pop(t, None)
         self.books.sessions.discard(t)
         return t.take_waiters()
@@ -245,7 +245,7 @@ class Core:
         t.oldest_at = t.first_at
         if t.end is not None:
             # Late: it is in the log, but the session is not ours any more.
-            if t.end is State.LOST and t.version == t.durable:
+            if not t.undecided:
                 self.settle_lost(t)
             return []
         self.books.pressure.dirty_bytes -= size
@@ -338,14 +338,20 @@ class Core:
         return t.take_waiters()
 
     def lose(self, t: Tracked) -> list[Waiter]:
-        """Another process has the session: nothing of it is sent any more."""
+        """Another process has the session, or the store went back: nothing of it is sent now."""
         if t.end in (State.LOST, State.CLOSED):
             return []
         self._leave(t, State.LOST)
         self.books.stuck[t] = None
         unsaved = t.version - t.durable
         self.books.events.append(
-            Lost(key=t.key, epoch=t.epoch, unsaved=unsaved, error=t.last_error)
+            Lost(
+                key=t.key,
+                epoch=t.epoch,
+                unsaved=unsaved,
+                missing=t.missing,
+                error=t.last_error,
+            )
         )
         return t.take_waiters()
 

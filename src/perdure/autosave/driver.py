@@ -319,8 +319,8 @@ class Autosaver:
 
     @property
     def lost(self) -> list[Tracked]:
-        """Lost sessions with unsaved records, about which nobody has decided yet."""
-        return [t for t in self._books.stuck if t.end is State.LOST and t.version > t.durable]
+        """Lost sessions about whose records nobody has decided yet."""
+        return [t for t in self._books.stuck if t.undecided]
 
     def lose(self, t: Tracked) -> None:
         """Take note that another process has the session: nothing of it is sent any more."""

@@ -76,12 +76,14 @@ class Quarantined(_Event, frozen=True, kw_only=True):
 
 
 class Lost(_Event, frozen=True, kw_only=True):
-    """Another process has taken a session over."""
+    """Another process has taken a session over, or its store has lost records of it."""
 
     key: SessionKey
     epoch: int
     unsaved: int
     """Records that are still only in memory."""
+    missing: int = 0
+    """Records that the store had acknowledged, and has no more."""
     error: Exception | None
 
 

@@ -44,8 +44,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
     """Why it is not ok, one sentence each, for people; empty while it is."""
     lost: dict[str, int] = {}
-    """Sessions that another process has taken over, with how many records of each are only in
-    memory here. They stay until somebody forks or discards them: ``sessions.lost``."""
+    """Sessions that another process has taken over, or of which the store has lost records, with
+    how many records of each are not in the store. They stay until somebody forks or discards
+    them: ``sessions.lost``."""
 
     def _repr_html_(self) -> str:
         return card("Health", msgspec.structs.asdict(self))
@@ -93,8 +94,14 @@ def _degraded(core: Core) -> list[str]:
     if books.failed:
         t = next(iter(books.failed))
         reasons.append(f"{_sessions(books.failed)} could not be saved, last error: {t.last_error}")
+    gone = [t for t in books.stuck if t.missing]
+    if gone:
+        reasons.append(
+            f"{_sessions(gone)}: the store no longer has records that it had acknowledged: see "
+            "sessions.lost"
+        )
     for end in (State.QUARANTINED, State.LOST):
-        stuck = [t for t in books.stuck if t.end is end]
+        stuck = [t for t in books.stuck if t.end is end and not t.missing]
         reasons += [f"{_sessions(stuck)} {_STUCK[end]}"] if stuck else []
     if books.pressure.rising and not books.pressure.blocking:
         reasons.append(f"{books.pressure.dirty_bytes} bytes are unsaved")
@@ -110,13 +117,15 @@ def _sessions(sessions: Collection[Tracked]) -> str:
 def _lost(books: Books) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for t in books.stuck:
-        if t.end is State.LOST and t.version > t.durable:
-            counts[str(t.key)] += t.version - t.durable
+        if t.undecided:
+            counts[str(t.key)] += t.version - t.durable + t.missing
     return dict(counts)
 
 
 def _states(books: Books) -> dict[str, int]:
-    states = Counter(t.end.value for t in books.stuck if t.end and t.version > t.durable)
+    states = Counter(
+        t.end.value for t in books.stuck if t.end and (t.version > t.durable or t.missing)
+    )
     states[State.FAILED.value] = len(books.failed)
     states[State.DIRTY.value] = len(books.unsaved) - len(books.failed)
     return {name: count for name, count in states.items() if count}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from perdure.errors import (
+    AcknowledgedRecordsLostError,
     ConfigError,
     FormatError,
     LeaseError,
@@ -17,10 +18,13 @@ from perdure.errors import (
 )
 from perdure.store import Outcome, Status
 
-__all__ = ["ANSWERS", "all_permanent", "complete", "in_doubt", "outcome_of"]
+__all__ = ["ANSWERS", "REFUSALS", "all_permanent", "complete", "in_doubt", "outcome_of"]
 
 ANSWERS: Final = frozenset({Status.OK, Status.CONFLICT, Status.PERMANENT})
 """What only a store that works can say."""
+
+REFUSALS: Final = frozenset({Status.CONFLICT, Status.PERMANENT})
+"""What is final for a session."""
 
 _PERMANENT: Final = (
     NotStorableError,
@@ -38,7 +42,7 @@ def outcome_of(error: Exception) -> Outcome:
 
     An unknown error leaves open what was written: in doubt, so it is sent again.
     """
-    if isinstance(error, LeaseError):
+    if isinstance(error, (LeaseError, AcknowledgedRecordsLostError)):
         return Outcome(Status.CONFLICT, error)
     if isinstance(error, _PERMANENT):
         return Outcome(Status.PERMANENT, error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import (
+    AcknowledgedRecordsLostError,
     LeaseLostError,
     SessionClosedError,
     SessionQuarantinedError,
@@ -19,10 +20,10 @@ __all__ = ["ended", "overloaded", "too_large"]
 
 def ended(
     t: Tracked,
-) -> LeaseLostError | SessionClosedError | SessionQuarantinedError:
+) -> AcknowledgedRecordsLostError | LeaseLostError | SessionClosedError | SessionQuarantinedError:
     """Return the error of a session that has ended, or is sealed."""
     if t.end is State.LOST:
-        return _lost(t)
+        return _gone(t) if t.missing else _lost(t)
     if t.end is State.QUARANTINED:
         return _quarantined(t)
     return _closed(t)
@@ -35,6 +36,14 @@ def _lost(t: Tracked) -> LeaseLostError:
         "session again to go on"
     )
     error = LeaseLostError(message, key=t.key, epoch=t.epoch, version=t.version, durable=t.durable)
+    error.__cause__ = t.last_error
+    return error
+
+
+def _gone(t: Tracked) -> AcknowledgedRecordsLostError:
+    error = AcknowledgedRecordsLostError(
+        f"{t.last_error}; {_unsaved(t)}", key=t.key, durable=t.durable, missing=t.missing
+    )
     error.__cause__ = t.last_error
     return error
 

@@ -57,6 +57,9 @@ class Reporter:
         if logged is not None and not (isinstance(event, events.SaveFailed) and not event.first):
             level, message = logged
             error = getattr(event, "error", None)
+            if isinstance(event, events.Lost) and event.missing:
+                message = "the store no longer has %d records of it that it had acknowledged"
+                message %= event.missing
             if isinstance(event, (events.Lost, events.Quarantined)):  # somebody has to act
                 message = f"session %s: {message}; %s of its records are only in memory"
                 log.log(

@@ -28,8 +28,8 @@ _SLOW = (
     "is only slow"
 )
 _TAKEN = (
-    "What is lost was taken over by another process: session.unsaved() and sessions.lost have the "
-    "records, and Shutdown(spill=…) keeps them in a file"
+    "What is lost was taken over by another process, or the store went back to an earlier state: "
+    "session.unsaved() and sessions.lost have the records, Shutdown(spill=…) keeps them in a file"
 )
 
 
@@ -49,11 +49,13 @@ class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     error: str | None
     """Why the last save did not succeed."""
+    missing: int = 0
+    """How many records the store had acknowledged, and has no more."""
 
     @property
     def records(self) -> int:
         """How many there are."""
-        return self.version - self.durable
+        return self.version - self.durable + self.missing
 
 
 class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -137,7 +139,7 @@ def report_of(core: Core, *, began: float, saved: int, now: float) -> ShutdownRe
     """Return the account of a core that will begin no save any more."""
     lists: dict[str, list[Unsaved]] = {}
     for t in (*core.books.unsaved, *core.books.stuck):
-        if t.version > t.durable:
+        if t.version > t.durable or t.missing:
             lists.setdefault(_class_of(t), []).append(_unsaved(t, now))
     sorted_lists = {name: tuple(sorted(ones, key=_key)) for name, ones in lists.items()}
     return ShutdownReport(duration=now - began, clean=not sorted_lists, saved=saved, **sorted_lists)
@@ -162,6 +164,7 @@ def _unsaved(t: Tracked, now: float) -> Unsaved:
         bytes=t.pending_bytes,
         state=t.state.value,
         error=None if t.last_error is None else str(t.last_error),
+        missing=t.missing,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Final, final
 
 from perdure.autosave.options import Autosave
 from perdure.autosave.wheel import NEVER
+from perdure.errors import AcknowledgedRecordsLostError
 from perdure.model.keys import SessionKey
 from perdure.model.records import Entry
 
@@ -41,7 +42,7 @@ class State(enum.Enum):
     QUARANTINED = "quarantined"
     """The store refuses a record for good."""
     LOST = "lost"
-    """Another process holds the session."""
+    """Nothing more of it can be saved: another process holds it, or the store went back."""
     CLOSED = "closed"
     """Autosave has let go of it."""
 
@@ -225,6 +226,7 @@ class Tracked(_Hot):
         "on_saved",
         "pins",
         "prepared",
+        "rescue",
         "sealed",
         "waiters",
     )
@@ -290,6 +292,9 @@ class Tracked(_Hot):
         """Called when nobody has used the session for a while."""
         self.on_lost: Callable[[], None] | None = None
         """Called when another process has taken the session over."""
+        self.rescue: Callable[[int], tuple[Sequence[Entry], Entry]] | None = None
+        """Returns what memory holds of acknowledged records behind one, where the store has lost
+        them, and a record that brings the working context back."""
 
     def __repr__(self) -> str:
         numbers = f"{self.durable}<={self.inflight}<={self.version}"
@@ -315,6 +320,18 @@ class Tracked(_Hot):
     def clean(self) -> bool:
         """Whether everything accepted is durable, and nothing is with the store."""
         return self.version == self.durable and self.inflight is None
+
+    @property
+    def missing(self) -> int:
+        """How many records the store had acknowledged, and has no more."""
+        if isinstance(self.last_error, AcknowledgedRecordsLostError):
+            return self.durable - int(str(self.last_error.facts["kept"]))
+        return 0
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is lost, and somebody has to decide what becomes of its records."""
+        return self.end is State.LOST and (self.version > self.durable or self.missing > 0)
 
     @property
     def quarantined(self) -> bool:

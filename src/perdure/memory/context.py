@@ -157,6 +157,10 @@ class WorkingContext:
             return None
         return [payload for seq, payload, _ in self._kept if seq > after]
 
+    def by_record(self) -> list[tuple[int, bytes]]:
+        """Return the messages that have a record of their own, with its seq."""
+        return [(seq, payload) for seq, payload, _ in self._kept if seq != self.rebuilt_at]
+
     def reaches(self, after: int) -> bool:
         """Say whether what came after a record can be taken back from here.
 

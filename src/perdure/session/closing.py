@@ -107,7 +107,7 @@ class Closing:
         folder = self._runtime.shutdown.spill
         left = report.unsaved + report.in_doubt
         tracked = [one.tracked for one in map(self._runtime.sessions.get, _keys(left)) if one]
-        tracked += self._runtime.saver.lost
+        tracked += [one for one in self._runtime.saver.lost if one.pending]
         if folder is None or not tracked:
             return report
         spilled: set[_Id] = set()
@@ -140,7 +140,9 @@ class Closing:
             return
         open_here = [one.tracked for one in self._runtime.sessions.values()]
         left = [one for one in open_here if one.pending and one.end is None]
-        spilled = [self._spill_one(folder, one) for one in left + self._runtime.saver.lost]
+        spilled = [
+            self._spill_one(folder, one) for one in left + self._runtime.saver.lost if one.pending
+        ]
         if any(spilled):
             _settled(folder)
 
@@ -188,8 +190,10 @@ def _with_spilled(report: ShutdownReport, spilled: set[_Id]) -> ShutdownReport:
     kept: list[Unsaved] = []
     for name in ("unsaved", "in_doubt", "lost"):
         ones: tuple[Unsaved, ...] = getattr(report, name)
-        kept += [one for one in ones if _id(one) in spilled]
-        lists[name] = tuple([one for one in ones if _id(one) not in spilled])
+        # A file has what was unsaved, not what a store has lost: that is still to be told.
+        safe = [one for one in ones if _id(one) in spilled and not one.missing]
+        kept += safe
+        lists[name] = tuple([one for one in ones if one not in safe])
     clean = not (any(lists.values()) or report.quarantined)
     return msgspec.structs.replace(report, **lists, spilled=tuple(kept), clean=clean)
 

@@ -7,7 +7,7 @@ fold stay here until the documents that they change have them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -168,6 +168,10 @@ class Contents:
                 note_taken(self.taken, seq, payload)
             if kind in TIMED_KINDS:
                 self.clock = max(self.clock, stamp_of(payload))
+
+    def changes(self, kinds: Collection[str]) -> list[Record]:
+        """Return the records of these kinds that came since the last fold."""
+        return [one for one in self._overlay + self._session_tail if one.kind in kinds]
 
     def _note_later(self, record: Record) -> None:
         if record.kind == META:

@@ -14,13 +14,23 @@ from typing import TYPE_CHECKING, final
 import msgspec
 
 from perdure._lib.ids import random_id
+from perdure.autosave.tracked import State
 from perdure.codec.json import decode, encode
 from perdure.errors import ConfigError, SessionError, SessionNotFoundError, StoreError
 from perdure.memory.traces import find_turn
 from perdure.model.base import Base, Forking
 from perdure.model.checkpoints import GROUP, Checkpoint
 from perdure.model.keys import SessionKey
-from perdure.model.records import BASE, CHECKPOINT, ENDING, FORK, Entry, Record
+from perdure.model.records import (
+    BASE,
+    CHECKPOINT,
+    CHECKPOINTS_PRUNED,
+    ENDING,
+    FORK,
+    RETRACT,
+    Entry,
+    Record,
+)
 from perdure.session.keepsakes import keep_documents, keep_history
 from perdure.session.tending import Begun, Hold, Tending, Terms, group_of, require_different
 from perdure.store import Posted
@@ -70,18 +80,42 @@ class Forker:
     async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Forked:
         """Begin a session with what is durable of one, and go on with what is not.
 
+        If the store has lost a part of what was durable, what memory holds of that comes between.
+
         Raises:
             SessionError: The new session exists.
             StoreError: The store refuses a record there, too.
 
         """
         require_different(session.key, child, "fork_unsaved")
-        at = session.durable
-        unsaved = group_of(session.pending)
-        point = await self._tending.record(session.key, at)
-        if point is None:
-            raise _no_record(session.key, at, session.version)
-        return await self._begin(session.key, child, point, unsaved)
+        at = session.durable - session.missing
+        point = await self._tending.record(session.key, at) if at else None
+        more = group_of(session.pending)
+        if session.missing and session.rescue is not None:
+            known, context = session.rescue(at)
+            moved = tuple(entry for entry in session.pending if _can_move(entry))
+            more = (*known, *group_of(moved), context)
+        if point is not None:
+            return await self._begin(session.key, child, point, more)
+        if session.missing or session.end is State.LOST:  # gone, or deleted by whoever has it
+            return await self._begin_anew(session.key, child, more)
+        raise _no_record(session.key, at, session.version)
+
+    async def _begin_anew(
+        self, parent: SessionKey, child: SessionKey, records: Sequence[Entry]
+    ) -> Forked:
+        """Make a session of what memory holds alone: nothing is left to go on behind."""
+        async with self._tending.alone(child):
+            await self._is_done(child, None, records)
+            async with self._tending.held(child, Terms("raise", 0)) as hold:
+                if await self._tending.begun(child) != Begun():
+                    raise exists(child)
+                try:
+                    await hold.append(*records)
+                except StoreError:
+                    await hold.delete()
+                    raise
+        return Forked(child, parent, 0)
 
     async def _point(
         self, parent: SessionKey, head: int, at: int | str | Checkpoint | None
@@ -140,7 +174,7 @@ class Forker:
                 await self._create(child, base, more)
         return Forked(child, parent, point.seq)
 
-    async def _is_done(self, child: SessionKey, base: Base, more: Sequence[Entry]) -> bool:
+    async def _is_done(self, child: SessionKey, base: Base | None, more: Sequence[Entry]) -> bool:
         """Say whether this very beginning was made before; refuse another one."""
         if child in self._tending.runtime.sessions:
             raise exists(child)
@@ -235,6 +269,11 @@ class Forker:
         documents = await store.documents_upto(key, at)
         folded = await keep_documents(store, key.tenant, documents)
         return Base(at=at, epoch=point.epoch, kept=kept, cut=cut, folded=folded, moved=moved)
+
+
+def _can_move(entry: Entry) -> bool:
+    """Whether a record may get another number: it refers to none, and needs none before it."""
+    return entry.kind not in {BASE, CHECKPOINT, CHECKPOINTS_PRUNED, FORK, RETRACT}
 
 
 def _no_record(key: SessionKey, seq: int, head: int) -> ConfigError:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
 from perdure._lib.host import HostClosedError
+from perdure.autosave.refusals import ended
 from perdure.errors import (
     LeaseLostError,
     SessionClosedError,
@@ -25,6 +27,7 @@ from perdure.errors import (
 from perdure.session.events import SessionClosed, SessionFolded, SessionFoldFailed
 from perdure.session.flights import alone, alone_at_once, landed
 from perdure.session.folding import LEAST_TAIL, fold, fold_due, fold_first, phase_of
+from perdure.session.lost import rescued
 from perdure.session.remembering import read_again
 from perdure.session.runtime import Runtime
 
@@ -285,9 +288,13 @@ class Keeper:
         )
         session.closed_by = LeaseLostError(message, key=str(session.key), unsaved=unsaved)
         session.catch_up()  # it may hear no more of records that leave memory
+        tracked = session.tracked
+        if tracked.missing:
+            session.closed_by = ended(tracked)
+            tracked.rescue = partial(rescued, session)  # what it holds is needed, then
         self._forget(session, "lost")
         # What autosave keeps for its records is not to keep all that the session holds.
-        session.tracked.on_captured = None
+        tracked.on_captured = None
 
     async def _seal(self, session: Session) -> None:
         """Save a session, and have it accept nothing more; if that fails, it goes on as before."""

@@ -19,6 +19,7 @@ from typing import final
 import anyio
 import msgspec
 
+from perdure.autosave.outcomes import REFUSALS
 from perdure.codec.json import decode
 from perdure.errors import CorruptRecordError
 from perdure.model.base import Base
@@ -27,6 +28,7 @@ from perdure.model.manifest import Manifest
 from perdure.model.records import BASE, EPOCH, Record
 from perdure.restore.validity import judged
 from perdure.session import heirlooms, keepsakes
+from perdure.session.acknowledged import judged_refusal
 from perdure.session.through import Through
 from perdure.store import (
     Batch,
@@ -68,11 +70,13 @@ class Lineage(Through):
         super().__init__(store)
         self._held: dict[SessionKey, _Held] = {}
         self._plain: dict[SessionKey, int] = {}  # held without a base, under this epoch
+        self._begun: dict[SessionKey, tuple[int, int]] = {}  # epoch, and its first record
 
     async def aclose(self) -> None:
         """See the port."""
         self._held.clear()
         self._plain.clear()
+        self._begun.clear()
         await self.inner.aclose()
 
     # what a session began with
@@ -127,13 +131,23 @@ class Lineage(Through):
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         """See the port."""
-        if self._held:
-            batches = [self._lowered(batch) for batch in batches]
-        outcomes = await self.inner.append_many(batches)
-        for batch, outcome in zip(batches, outcomes, strict=True):
-            if outcome.status is Status.CONFLICT:
-                self.forget(batch.key)
+        lowered = [self._lowered(batch) for batch in batches] if self._held else batches
+        outcomes = await self.inner.append_many(lowered)
+        for place, (batch, outcome) in enumerate(zip(batches, outcomes, strict=False)):
+            if outcome.status in REFUSALS:
+                outcomes[place] = await self._refused(batch, outcome)
         return outcomes
+
+    async def _refused(self, batch: Batch, outcome: Outcome) -> Outcome:
+        """Tell a takeover, or a batch that does not fit, from a store that has lost records."""
+        epoch, begun = self._begun.get(batch.key, (0, 0))
+        if outcome.status is Status.CONFLICT:
+            self.forget(batch.key)
+        if epoch == batch.epoch:
+            outcome = await judged_refusal(self, batch, outcome, begun)
+            if outcome.status is Status.IN_DOUBT:  # it could not be told yet
+                self._begun[batch.key] = epoch, begun
+        return outcome
 
     def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
         """Append one batch without a task, where the inner store can; see the file store."""
@@ -337,6 +351,11 @@ class Lineage(Through):
 
     async def acquire(self, key: SessionKey, *, after: int) -> Grant:
         """See the port."""
+        grant = await self._acquire(key, after)
+        self._begun[key] = grant.epoch, grant.head
+        return grant
+
+    async def _acquire(self, key: SessionKey, after: int) -> Grant:
         grant = await self.inner.acquire(key, after=after)
         self._held.pop(key, None)
         if grant.created:
@@ -375,6 +394,7 @@ class Lineage(Through):
         """Know nothing of a session any more: it is not held here."""
         self._held.pop(key, None)
         self._plain.pop(key, None)
+        self._begun.pop(key, None)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """See the port."""

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from perdure.codec.messages import decode_message, kind_of
 from perdure.model.keys import SessionKey
-from perdure.model.records import Record
+from perdure.model.records import (
+    CONTEXT,
+    ITEM,
+    MEMORY_DROP,
+    MEMORY_SET,
+    META,
+    STATE,
+    Entry,
+    Record,
+)
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.session.forking import Forked
     from perdure.session.keeping import Keeper
     from perdure.session.runtime import Runtime
+    from perdure.session.session import Session
 
-__all__ = ["LostSession", "fork_unsaved", "unsaved_records"]
+__all__ = ["LostSession", "fork_unsaved", "rescued", "unsaved_records"]
+
+_MOVABLE = frozenset({ITEM, MEMORY_DROP, MEMORY_SET, META, STATE})
+"""Kinds of records that mean the same under another number."""
 
 
 @final
@@ -92,6 +106,26 @@ def unsaved_records(tracked: Tracked) -> tuple[Record, ...]:
         Record(seq, tracked.epoch, entry.kind, entry.payload, entry.end)
         for seq, entry in enumerate(tracked.pending, tracked.durable + 1)
     )
+
+
+def rescued(session: Session, after: int) -> tuple[list[Entry], Entry]:
+    """Return what memory holds of a session's acknowledged records behind one, oldest first.
+
+    That is messages of the working context, and what was changed since the last fold; and, as a
+    record of its own, the working context as it is now.
+    """
+    contents, durable = session._contents, session.tracked.durable
+    known = [
+        (seq, Entry(_kind_of(payload), payload)) for seq, payload in contents.context.by_record()
+    ]
+    known += [(one.seq, Entry(one.kind, one.payload)) for one in contents.changes(_MOVABLE)]
+    known.sort(key=lambda one: one[0])
+    context = Entry(CONTEXT, contents.context.as_record("rescue"))
+    return [entry for seq, entry in known if after < seq <= durable], context
+
+
+def _kind_of(payload: bytes) -> str:
+    return kind_of(decode_message(payload))
 
 
 async def fork_unsaved(

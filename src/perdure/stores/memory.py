@@ -106,7 +106,9 @@ class MemoryStore:
 
     def _append(self, batch: Batch, now: float) -> Outcome:
         session = self._sessions.get(batch.key)
-        if session is None or session.epoch != batch.epoch or session.deleted:
+        # Of a backing that went back, somebody else may have got the same epoch.
+        other = session is not None and session.owner != self._owner
+        if session is None or session.epoch != batch.epoch or session.deleted or other:
             return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch, session))
         new = fresh(session, batch, _CAPABILITIES.max_record_bytes)
         if isinstance(new, Exception):

@@ -206,6 +206,7 @@ class Writer:
             self._give_up(tail)  # other records than last time: what is there stays behind a seal
             return self._write_to(folder, self._tail_for(folder, 0), records)
         fd = tail.fd if tail.fd is not None else self._open_tail(folder, tail)
+        self._require_there(folder, tail, fd)
         done = len(tail.torn)
         try:
             while done < len(data):
@@ -304,6 +305,19 @@ class Writer:
             raise CorruptRecordError(message, path=f"{folder.path}/{LOG}/{name}", offset=size)
         tail.fd = fd
         return fd
+
+    def _require_there(self, folder: Folder, tail: _Tail, fd: int) -> None:
+        """Raise if a file that is open was removed or cut: an older copy may be in its place."""
+        there = os.fstat(fd)
+        if there.st_nlink and there.st_size == tail.size:
+            return
+        self.close_files()  # what is there now is found by its name
+        where = f"{folder.path}/{LOG}/{segment_name(self.epoch, tail.number)}"
+        message = (
+            f"{where} was removed, replaced or cut under its writer: an older copy may have been "
+            "put in its place; close the session and see what `perdure check` says"
+        )
+        raise CorruptRecordError(message, path=where, offset=there.st_size)
 
     def close_files(self) -> None:
         """Close what is open; the next append opens it again. The caller has the lock."""

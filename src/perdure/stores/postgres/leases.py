@@ -113,7 +113,7 @@ def acquire(
                 "since": 1 if created else before.since,
             },
         )
-    return Grant(key, epoch, head, created), Held(before.id, epoch, head, crc)
+    return Grant(key, epoch, head, created), Held(before.id, epoch, head, crc, owner)
 
 
 def holder(connection: Connection, sql: Statements, key: SessionKey) -> Holder | None:

@@ -175,12 +175,15 @@ class Appending:
         """See what the log holds of a batch; return what is left to send."""
         batch = self._batches[place]
         state = state_of(connection, self._sql, batch.key)
-        if state is None or state.epoch != batch.epoch or state.deleted:
+        known = self._held.get(batch.key)
+        # Of a server that went back, somebody else may have got the same epoch.
+        other = known is not None and state is not None and known.owner != state.owner
+        if state is None or state.epoch != batch.epoch or state.deleted or other:
             self._held.pop(batch.key, None)
             error = lost(batch.key, batch.epoch, state)
             self.outcomes[place] = Outcome(Status.CONFLICT, error)
             return []
-        held = Held(state.id, state.epoch, state.head, state.crc)
+        held = Held(state.id, state.epoch, state.head, state.crc, state.owner)
         self._held[batch.key] = held
         left = self._left(connection, batch, state)
         if isinstance(left, Exception):

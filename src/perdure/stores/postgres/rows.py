@@ -165,6 +165,7 @@ class Held(msgspec.Struct):
     epoch: int
     head: int
     crc: int
+    owner: str
 
 
 Holding: TypeAlias = dict[SessionKey, Held]

@@ -58,7 +58,8 @@ def lost(key: SessionKey, epoch: int, newest: int, *, deleted: bool) -> LeaseLos
 class Log:
     """The logs of all sessions."""
 
-    def __init__(self, link: Link, names: Names, cold: Cold) -> None:
+    def __init__(self, link: Link, names: Names, cold: Cold, owner: str) -> None:
+        self._owner = owner
         self._link = link
         self._names = names
         self._cold = cold
@@ -98,7 +99,7 @@ class Log:
         places = self._names.places(batch.key)
         first, count = batch.first, len(batch.records)
         data, _ = frames.encode(batch.records, first=first, epoch=batch.epoch, crc=places.seed)
-        call = _APPEND(places[:2], batch.epoch, first, first + count - 1, data, now)
+        call = _APPEND(places[:2], batch.epoch, first, first + count - 1, data, now, self._owner)
         return call, len(data)
 
     async def _judged(self, batch: Batch, reply: Any) -> Outcome:

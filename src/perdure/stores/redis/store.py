@@ -97,7 +97,7 @@ class RedisStore:
         names = Names(settings.prefix)
         self._history = history
         self._cold = Cold(link, names, history)
-        self._log = Log(link, names, self._cold)
+        self._log = Log(link, names, self._cold, self._owner)
         self._leases = Leases(link, names, self._owner)
         self._inbox = Inbox(link, names, self._leases)
         self._views = Views(link, names)

@@ -152,7 +152,7 @@ class Engine:
         with self.transaction() as con:
             for batch in batches:
                 try:
-                    done.append(append_one(con, batch, now))
+                    done.append(append_one(con, batch, now, self.tails.get(batch.key)))
                 except CorruptRecordError as error:
                     done.append((Outcome(Status.PERMANENT, error), None))
         for batch, (_, tail) in zip(batches, done, strict=True):

@@ -45,11 +45,12 @@ _EPOCH_MARK = b',"k":"%b"' % EPOCH.encode()
 class Tail:
     """Where the log of a session ends, as its holder in this process last knew."""
 
-    __slots__ = ("base", "crc", "epoch", "head", "id", "sum")
+    __slots__ = ("base", "crc", "epoch", "head", "id", "owner", "sum")
 
     def __init__(self, row: Row) -> None:
         self.id: int = row.id
         self.epoch: int = row.epoch
+        self.owner: str = row.owner
         self.base: int = row.base()
         self.head: int = row.head
         self.crc: int = row.crc
@@ -122,10 +123,14 @@ def save_all(con: sqlite3.Connection, plans: Sequence[Planned], now: float) -> N
         con.execute(at_once("save", len(part)), rows)
 
 
-def append_one(con: sqlite3.Connection, batch: Batch, now: float) -> tuple[Outcome, Tail | None]:
+def append_one(
+    con: sqlite3.Connection, batch: Batch, now: float, known: Tail | None
+) -> tuple[Outcome, Tail | None]:
     """Look at a session anew, and append what of a batch its log does not hold yet."""
     row = find(con, batch.key)
-    if row is None or row.epoch != batch.epoch or row.state == DELETED or not row.epoch:
+    # Of a database that went back, somebody else may have got the same epoch.
+    other = known is not None and row is not None and known.owner != row.owner
+    if row is None or row.epoch != batch.epoch or row.state == DELETED or not row.epoch or other:
         return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch, row)), None
     tail = Tail(row)
     try:

@@ -19,7 +19,7 @@ WITH wanted AS MATERIALIZED (
 SELECT id FROM moved
 
 -- name: state
-SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted
+SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner
 FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id
 WHERE t.name = %s AND s.agent = %s AND s.session = %s
 

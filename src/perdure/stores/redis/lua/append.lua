@@ -1,9 +1,10 @@
 -- Append one batch as one entry of the log, under the newest epoch, behind the head.
 -- KEYS: session, log
--- ARGV: epoch, seq of the first record, of the last, lines, now
+-- ARGV: epoch, seq of the first record, of the last, lines, now, owner
 -- Returns 0 when it is there, {'lost', epoch, deleted}, {'overlap', head} or {'gap', head}.
-local s = redis.call('HMGET', KEYS[1], 'e', 'h', 'd')
-if s[1] ~= ARGV[1] or s[3] then
+-- Of a server that went back, somebody else may have got the same epoch.
+local s = redis.call('HMGET', KEYS[1], 'e', 'h', 'd', 'o')
+if s[1] ~= ARGV[1] or s[3] or s[4] ~= ARGV[6] then
   return {'lost', tonumber(s[1] or 0), s[3] and 1 or 0}
 end
 local head, first = tonumber(s[2] or 0), tonumber(ARGV[2])
