@@ -10,8 +10,8 @@ Messages name what, where and the cure. They hold ids and sizes, never content.
     │   ├── TemplateError
     │   └── UnknownConfigKeyError (also a KeyError)
     ├── StoreError
-    │   ├── AcknowledgedRecordsLostError
     │   ├── StoreUnavailableError
+    │   ├── AcknowledgedRecordsLostError
     │   ├── NotStorableError
     │   └── TooLargeError
     ├── FormatError
