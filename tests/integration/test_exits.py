@@ -40,9 +40,11 @@ async def cancelled():
             scope.cancel()
             await anyio.sleep_forever()
 
-anyio.run({main}, backend=sys.argv[2])
+from tests.runners import run
+run(sys.argv[2], {main})
 """
 
+ROOT = Path(__file__).parents[2]
 BOTH = ["a turn", "behind it"]
 WAYS = {
     "the block is left": ("inside", "pass", 0, BOTH),
@@ -77,7 +79,7 @@ async def left(root: Path, backend: str, main: str, way: str) -> tuple[int, list
     """Leave a program in some way; return its status, and what the store holds then."""
     code = CHILD.format(main=main, way=way)
     done = subprocess.run(
-        [sys.executable, "-c", code, str(root), backend], capture_output=True, text=True
+        [sys.executable, "-c", code, str(root), backend], capture_output=True, text=True, cwd=ROOT
     )
     async with perdure.connect(root, shutdown=Shutdown(signals=False)) as sessions:
         view = await sessions.load("ada")

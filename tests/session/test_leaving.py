@@ -23,6 +23,7 @@ from perdure import (
     UnsavedChangesError,
     connect,
 )
+from perdure._lib import sigterm
 from perdure.session.options import Engine
 from perdure.store import Outcome, Status
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -245,7 +246,9 @@ def test_a_store_that_hangs_at_the_end_costs_no_more_than_was_promised(backend: 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_process_that_is_told_to_end_has_ended_when_it_was_promised(backend: str) -> None:
+def test_a_process_that_is_told_to_end_has_ended_when_it_was_promised(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By ``deadline + hard_grace``, though neither its body nor its store comes to an end."""
 
     async def main() -> None:
@@ -254,9 +257,9 @@ def test_a_process_that_is_told_to_end_has_ended_when_it_was_promised(backend: s
         (await sessions.open("a")).append(Message.user("one"))
         connected, ended, began = sessions._connected, anyio.Event(), anyio.current_time()
         assert connected is not None
-        connected.signals.end_process = ended.set  # type: ignore[method-assign]
-        connected.signals.received = True
-        connected._on_term()
+        monkeypatch.setattr(sigterm, "end_process", ended.set)
+        connected.closing.drain()
+        connected.runtime.host.spawn(connected._end)
         await ended.wait()
         assert anyio.current_time() - began <= 3.5
         await sessions.aclose()

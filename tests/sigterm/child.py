@@ -1,6 +1,6 @@
 """A process with a manager of its own and sessions under load, to be ended by SIGTERM.
 
-``python -m tests.sigterm.child ROOT BACKEND SESSIONS``. Writes one line to stdout for each step
+``python -m tests.sigterm.child ROOT RUNNER SESSIONS``. Writes one line to stdout for each step
 of its start, and one for each append that was accepted, as soon as it was.
 """
 
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 
 import anyio
 
 import perdure
 from perdure import Message, Session
+from tests.runners import run
 
 
 def tell(line: str) -> None:
@@ -51,5 +53,5 @@ async def main(root: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], int(sys.argv[3]), backend=sys.argv[2])
+    run(sys.argv[2], partial(main, sys.argv[1], int(sys.argv[3])))
     tell("ended without the signal")

@@ -31,7 +31,7 @@ class Cycle(NamedTuple):
 
 def run_child(
     root: Path,
-    backend: str,
+    runner: str,
     *,
     sessions: int,
     after: int,
@@ -40,7 +40,7 @@ def run_child(
     program: str = "child",
 ) -> Cycle:
     """Run a child, and end it once it has said this many lines."""
-    command = [sys.executable, "-m", f"tests.sigterm.{program}", str(root), backend, str(sessions)]
+    command = [sys.executable, "-m", f"tests.sigterm.{program}", str(root), runner, str(sessions)]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
@@ -83,16 +83,16 @@ async def stored(sessions: SessionManager, id: str) -> list[str]:
     return [item.value.text for item in items]
 
 
-def run_cycles(folder: Path, backend: str, *, cycles: int, sessions: int) -> dict[str, Any]:
+def run_cycles(folder: Path, runner: str, *, cycles: int, sessions: int) -> dict[str, Any]:
     """Run many children, each on a store of its own, and sum up."""
-    summary: dict[str, Any] = {"backend": backend, "cycles": cycles, "accepted": 0, "lost": []}
+    summary: dict[str, Any] = {"runner": runner, "cycles": cycles, "accepted": 0, "lost": []}
     statuses: dict[int, int] = {}
     longest = 0.0
     for number in range(cycles):
-        root = folder / f"{backend}-{number}"
+        root = folder / f"{runner}-{number}"
         # Each cycle ends at another moment: from the first steps to the thick of it.
         after = 1 + (number * 37) % 400
-        cycle = run_child(root, backend, sessions=sessions, after=after, terms=1 + number % 2)
+        cycle = run_child(root, runner, sessions=sessions, after=after, terms=1 + number % 2)
         statuses[cycle.status] = statuses.get(cycle.status, 0) + 1
         longest = max(longest, cycle.seconds)
         summary["accepted"] += len(cycle.accepted)

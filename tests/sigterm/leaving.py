@@ -1,9 +1,10 @@
-"""A process that is just leaving its manager when it is told to end: ``… ROOT BACKEND``."""
+"""A process that is just leaving its manager when it is told to end: ``… ROOT RUNNER``."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import anyio
 
@@ -11,6 +12,7 @@ import perdure
 from perdure import Message
 from perdure.session.through import Through
 from perdure.store import Batch, Outcome
+from tests.runners import run
 from tests.sigterm.child import tell
 
 
@@ -32,4 +34,4 @@ async def main(root: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], backend=sys.argv[2])
+    run(sys.argv[2], partial(main, sys.argv[1]))

@@ -1,13 +1,15 @@
-"""A process whose body does not end when it is told to: ``… ROOT BACKEND``."""
+"""A process whose body does not end when it is told to: ``… ROOT RUNNER``."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import anyio
 
 import perdure
 from perdure import Message, Shutdown
+from tests.runners import run
 from tests.sigterm.child import tell
 
 BRIEF = Shutdown(deadline=0.5, turn_grace=0.1, hard_grace=0.1)
@@ -27,4 +29,4 @@ async def main(root: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], backend=sys.argv[2])
+    run(sys.argv[2], partial(main, sys.argv[1]))

@@ -13,18 +13,19 @@ import pytest
 from tests.servers import free_port, until_up
 from tests.sigterm.cycles import ROOT, lost, run_child, run_cycles
 
-BACKENDS = ["asyncio", "trio"]
+RUNNERS = ["asyncio", "trio"]
+"""``python -m tests.sigterm`` has more."""
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_accepted_is_lost_by_sigterm_amid_load(backend: str, tmp_path: Path) -> None:
-    summary = run_cycles(tmp_path, backend, cycles=3, sessions=10)
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_nothing_accepted_is_lost_by_sigterm_amid_load(runner: str, tmp_path: Path) -> None:
+    summary = run_cycles(tmp_path, runner, cycles=3, sessions=10)
     assert summary["ok"], summary
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_second_sigterm_does_not_cut_the_drain_short(backend: str, tmp_path: Path) -> None:
-    cycle = run_child(tmp_path / "store", backend, sessions=20, after=300, terms=3)
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_second_sigterm_does_not_cut_the_drain_short(runner: str, tmp_path: Path) -> None:
+    cycle = run_child(tmp_path / "store", runner, sessions=20, after=300, terms=3)
     assert cycle.status == -signal.SIGTERM, cycle.said
     assert len(cycle.accepted) > 200
     assert lost(tmp_path / "store", cycle.accepted) == []
@@ -37,36 +38,36 @@ def test_the_count_sees_what_a_kill_takes(tmp_path: Path) -> None:
     assert lost(tmp_path / "store", cycle.accepted) != []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("after", [1, 2, 3, 8])
 def test_sigterm_while_starting_ends_the_process_and_harms_no_session(
-    backend: str, after: int, tmp_path: Path
+    runner: str, after: int, tmp_path: Path
 ) -> None:
-    cycle = run_child(tmp_path / "store", backend, sessions=12, after=after)
+    cycle = run_child(tmp_path / "store", runner, sessions=12, after=after)
     assert cycle.status == -signal.SIGTERM, cycle.said
     assert cycle.said == ""
-    again = run_child(tmp_path / "store", backend, sessions=12, after=60)
+    again = run_child(tmp_path / "store", runner, sessions=12, after=60)
     assert again.status == -signal.SIGTERM, again.said
     assert lost(tmp_path / "store", [*cycle.accepted, *again.accepted]) == []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("runner", RUNNERS)
 def test_a_body_that_does_not_end_is_ended_and_what_it_had_is_saved(
-    backend: str, tmp_path: Path
+    runner: str, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    cycle = run_child(root, backend, sessions=1, after=50, program="stubborn")
+    cycle = run_child(root, runner, sessions=1, after=50, program="stubborn")
     assert cycle.status == -signal.SIGTERM, cycle.said
     assert len(cycle.accepted) > 50
     assert lost(root, cycle.accepted) == []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("runner", RUNNERS)
 def test_sigterm_while_the_manager_closes_waits_for_that_and_ends_by_the_signal(
-    backend: str, tmp_path: Path
+    runner: str, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    cycle = run_child(root, backend, sessions=1, after=2, terms=2, program="leaving")
+    cycle = run_child(root, runner, sessions=1, after=2, terms=2, program="leaving")
     assert cycle.status == -signal.SIGTERM, cycle.said
     assert cycle.said == ""
     assert lost(root, ["s0:1"]) == []

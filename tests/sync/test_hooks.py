@@ -93,7 +93,7 @@ def test_a_hook_that_fails_is_logged_and_the_next_is_called(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told: list[int] = []
-    hooks = HookThread("test hooks")
+    hooks = HookThread("test hooks", pytest.fail)
     hooks.tell(lambda facts: 1 / 0, None)
     hooks.tell(told.append, 2)
     hooks.finish(30)

@@ -5,6 +5,8 @@ cancelled in any way, a native ``Task.cancel()`` included, and only the waiting 
 what runs here goes on. So a host may be started in one task and closed in another.
 
 * An exception in a spawned task ends that task only; it is logged and given to ``on_error``.
+* One that is meant to end the program (KeyboardInterrupt, SystemExit) ends that task only,
+  too, and is given to ``on_exit``: the other tasks are what saves before the end.
 * If the loop ends while the host is open (``asyncio.run`` cancels every task, trio its
   system tasks), ``on_teardown`` is awaited first, then the host ends without noise.
 * ``spawn`` may be called from a task of the loop or from a bare callback of it
@@ -26,6 +28,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import cancel_shielded_checkpoint
 
+from perdure._lib.exits import Exit, exit_in, interrupter
 from perdure.errors import SessionClosedError
 
 __all__ = ["Host", "HostClosedError"]
@@ -60,6 +63,10 @@ class Host:
         on_error: Called with an exception that ended a task and that nobody waits for.
         on_teardown: Awaited when the loop ends under the host.
 
+    Attributes:
+        on_exit: Called with what is meant to end the program; by default, and with `interrupt`,
+            it ends the program.
+
     """
 
     def __init__(
@@ -70,6 +77,8 @@ class Host:
     ) -> None:
         self.on_error = on_error
         self.on_teardown = on_teardown
+        self.on_exit: Callable[[Exit], object] = self.interrupt
+        self._interrupt: Callable[[Exit, Callable[[], bool]], bool]
         self._group: TaskGroup | None = None
         self._context: contextvars.Context | None = None
         self._started = anyio.Event()
@@ -86,6 +95,11 @@ class Host:
         self._task: object = None
 
     @property
+    def torn_down(self) -> bool:
+        """Whether the loop ends, or has ended, under the host."""
+        return self._torn_down
+
+    @property
     def running(self) -> bool:
         """Whether tasks can be spawned."""
         return self._group is not None
@@ -94,6 +108,7 @@ class Host:
         """Start the host's own task."""
         if self._task is not None:
             raise RuntimeError("this host was started before: make a new one")
+        self._interrupt = interrupter()
         if _on_trio():
             self._start_on_trio()
         else:
@@ -158,6 +173,17 @@ class Host:
             raise call.error
         return call.value
 
+    def leave(self, error: Exit) -> None:
+        """Take an exception that ended user code in here, and is meant to end the program."""
+        self.on_exit(error)
+
+    def interrupt(self, error: Exit) -> bool:
+        """Have the program end, which brings our end, in order; False if the error is not raised.
+
+        On trio the main task gets a KeyboardInterrupt in its place.
+        """
+        return self._interrupt(error, lambda: not self._torn_down)
+
     def at_end(self, call: Callable[[], object]) -> None:
         """Have something called when the host has ended, for whatever reason."""
         self._at_end.append(call)
@@ -195,32 +221,45 @@ class Host:
                 call()
 
     async def _until_stopped(self) -> None:
-        try:
-            await self._start_asked()
-        except anyio.get_cancelled_exc_class():
-            # A native cancel, which no shield stops: asyncio.run is ending the loop.
-            _uncancel()
-            self._torn_down = True
-            await self._start_again()
+        await self._serve(lambda: self._stop or self._torn_down)
         if self._torn_down and self.on_teardown is not None:
-            try:
-                await self.on_teardown()
-            except Exception as error:  # noqa: BLE001  # reported
-                self._report(error)
+            over: list[bool] = []  # saving goes through callbacks, too: they are served meanwhile
+            self.spawn(self._tear_down, self.on_teardown, over)
+            await self._serve(lambda: bool(over))
 
-    async def _start_asked(self) -> None:
-        """Start what callbacks ask for, until the host is to stop."""
+    async def _tear_down(self, act: Callable[[], Awaitable[object]], over: list[bool]) -> None:
+        try:
+            await act()
+        finally:
+            over.append(True)
+            self._wake.set()
+
+    async def _serve(self, is_over: Callable[[], bool]) -> None:
+        """Start what callbacks ask for, whatever happens to the host's own task."""
+        while True:
+            try:
+                return await self._start_asked(is_over)
+            except anyio.get_cancelled_exc_class():
+                # A native cancel, which no shield stops: asyncio.run is ending the loop.
+                _uncancel()
+                self._torn_down = True
+                await self._start_again()
+            except (KeyboardInterrupt, SystemExit) as error:  # Ctrl-C came just here
+                self.leave(error)
+
+    async def _start_asked(self, is_over: Callable[[], bool]) -> None:
         while True:
             self._wake = anyio.Event()
             while self._asked:
                 self._start_soon(self._asked.popleft())
-            if self._stop:
+            if is_over():
                 return
             await self._wake.wait()
 
     async def _start_again(self) -> None:
         """Start what was cancelled before its first step, of which it knows nothing."""
-        before = list(self._unstarted)
+        # What callbacks have asked for was not begun, so it was not cancelled.
+        before = [number for number in self._unstarted if number not in self._asked]
         await cancel_shielded_checkpoint()
         for number in before:
             task = self._unstarted.pop(number, None)
@@ -237,6 +276,11 @@ class Host:
             # A task that asyncio.run cancels natively would cancel the whole group with it.
             if self._group is None:
                 raise
+        except BaseException as error:
+            found = exit_in(error)
+            if found is None:
+                raise
+            self.leave(found)
 
     async def _answer(
         self, call: _Call[T], fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]

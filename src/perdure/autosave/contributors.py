@@ -48,7 +48,8 @@ class Contributors:
         self._clock = clock
         self._attend = attend
         self._queue: deque[Tracked] = deque()
-        self._running = 0
+        self._runners: set[object] = set()
+        """Those who ask, or are about to."""
         self._locks: dict[Tracked, anyio.Lock] = {}
         self._idle = anyio.Event()
         self._idle.set()
@@ -56,17 +57,22 @@ class Contributors:
     def ask(self, sessions: Iterable[Tracked]) -> None:
         """Ask the contributors of sessions that the core holds back for it."""
         self._queue.extend(sessions)
-        while self._running < min(RUNNERS, len(self._queue)):
-            if not self._running:
+        while len(self._runners) < min(RUNNERS, len(self._queue)):
+            if not self._runners:
                 self._idle = anyio.Event()
-            self._running += 1
-            self._host.spawn(self._run)
+            runner = object()
+            self._runners.add(runner)
+            try:
+                self._host.spawn(self._run, runner)
+            except BaseException:
+                self._gone(runner)
+                raise
 
     def replace_runners(self, sessions: Iterable[Tracked]) -> None:
         """Ask for sessions that were to be asked for and are not: count on no runner any more."""
         missing = [t for t in sessions if t not in self._locks and t not in self._queue]
         if missing:
-            self._running = 0
+            self._runners.clear()
             self.ask(missing)
 
     async def ask_quiet(self) -> None:
@@ -84,7 +90,7 @@ class Contributors:
     @property
     def is_busy(self) -> bool:
         """Whether somebody is being asked."""
-        return self._running > 0
+        return bool(self._runners)
 
     async def idle(self) -> None:
         """Wait until nobody is being asked."""
@@ -110,12 +116,14 @@ class Contributors:
         try:
             with anyio.fail_after(self._core.engine.capture_timeout):
                 await t.before_capture()
+        except (KeyboardInterrupt, SystemExit) as error:
+            self._host.leave(error)  # and the save goes on all the same
         except Exception as error:  # noqa: BLE001  # reported
             self._core.books.events.append(CaptureFailed(key=t.key, error=error))
         finally:
             t.contributing = False
 
-    async def _run(self) -> None:
+    async def _run(self, runner: object) -> None:
         try:
             while self._queue:
                 t = self._queue.popleft()
@@ -125,6 +133,9 @@ class Contributors:
                     self._core.prepared(t, self._clock())
                     self._attend()
         finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
+            self._gone(runner)
+
+    def _gone(self, runner: object) -> None:
+        self._runners.discard(runner)
+        if not self._runners:
+            self._idle.set()

@@ -81,7 +81,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
         deadline: The time that stopping may take in all, ``hard_grace`` aside.
         turn_grace: How long open turns may go on, within the deadline.
         hard_grace: Time beyond the deadline to collect what became of running saves.
-        signals: Whether SIGTERM drains (only from the main thread, never in a notebook).
+        signals: Whether SIGTERM drains (if the main thread has a manager; never in a notebook).
         spill: A local folder for what the store would not take; None for none.
 
     Raises:

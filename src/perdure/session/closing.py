@@ -58,7 +58,11 @@ class Closing:
         """Start the shutdown in the manager's own task, unless it has begun."""
         if not (self.begun or self.done.is_set()):
             self._begin(deadline)
-            self._runtime.host.spawn(self._run)
+            try:
+                self._runtime.host.spawn(self._run)
+            except BaseException:
+                self.begun = False
+                raise
 
     def _begin(self, deadline: float | None = None) -> None:
         total = self._runtime.shutdown.deadline if deadline is None else deadline

@@ -10,6 +10,7 @@ import anyio
 import msgspec
 
 from perdure._lib.clock import loop_clock
+from perdure._lib.exits import Exit
 from perdure._lib.host import Host
 from perdure.autosave import events
 from perdure.autosave.driver import Autosaver
@@ -24,7 +25,7 @@ from perdure.session.keeping import Keeper
 from perdure.session.loading import Opener
 from perdure.session.options import Autosave, Engine, Lease, Limits, Shutdown
 from perdure.session.runtime import Runtime
-from perdure.session.signals import SignalWatch, body_canceller
+from perdure.session.signals import SignalWatch
 from perdure.store import Store
 
 __all__ = ["Connected", "connected"]
@@ -52,7 +53,7 @@ class Connected:
 
     __slots__ = (
         "_beat_at",
-        "_cancel_body",
+        "_exit",
         "_is_late",
         "closing",
         "inbox",
@@ -68,12 +69,19 @@ class Connected:
         self.inbox: Inbox = Inbox(runtime)
         self.opener: Opener = Opener(runtime, self.keeper, self.inbox)
         self.closing: Closing = Closing(runtime, self.keeper)
-        self._cancel_body = body_canceller()
+        self._exit: Exit | None = None
         self._is_late = False
         self._beat_at = runtime.clock()
         """When the last heartbeat was answered."""
-        self.signals: SignalWatch = SignalWatch(self._on_term, self._end_body)
-        runtime.host.on_teardown = self.closing.torn_down
+        options = runtime.shutdown
+        self.signals: SignalWatch = SignalWatch(
+            patience=options.deadline + options.hard_grace,
+            on_term=self.closing.drain,
+            on_end=self._on_end,
+            on_stopped=self.closing.at_exit,
+        )
+        runtime.host.on_teardown = self._torn_down
+        runtime.host.on_exit = self._on_exit
         runtime.host.spawn(self._beat)
         if runtime.shutdown.signals:
             self.signals.install()
@@ -114,23 +122,39 @@ class Connected:
         status = "failing" if health.status == "failing" else "degraded"
         return msgspec.structs.replace(health, status=status, reasons=(*health.reasons, reason))
 
-    def _on_term(self) -> None:
-        """SIGTERM has come: drain; over the default action, also end by the deadline."""
-        self.closing.drain()
-        if self.signals.received:
-            self.runtime.host.spawn(self._end)
-
-    def _end_body(self) -> None:
-        """Have the body left, unless it is being left already."""
-        if self.closing.begun:
+    def _on_end(self) -> None:
+        """SIGTERM has come over the default action: have the body left, and end by the deadline."""
+        if not self.runtime.host.running:
+            return  # it has just closed: whoever has closed it ends the process
+        self.runtime.host.spawn(self._end)
+        if self.closing.begun:  # it is being left already, or goes on behind `aclose`
             self._is_late = True
         else:
-            self._cancel_body()
+            self.signals.cancel_body()
 
     def end_late_body(self) -> None:
         """Have the body left that has closed the manager and goes on, though SIGTERM has come."""
         if self._is_late:
-            self._cancel_body()
+            self.signals.cancel_body()
+
+    async def _torn_down(self) -> None:
+        """The loop ends, and nobody has closed the manager."""
+        await self.closing.torn_down()
+        if self.signals.received:
+            await self.signals.end_process_by_force()
+
+    def _on_exit(self, error: Exit) -> None:
+        """User code in here has raised what is meant to end the program."""
+        if self.closing.begun:
+            self._exit = self._exit or error  # for whoever closes
+        elif not self.runtime.host.interrupt(error):
+            self._exit = error
+
+    def raise_exit(self) -> None:
+        """Raise, once it has closed, what is meant to end the program, unless its loop did."""
+        error, self._exit = self._exit, None
+        if error is not None and not self.runtime.host.torn_down:
+            raise error
 
     async def _end(self) -> None:
         """End the process even if its body does not: first what is accepted is saved."""
@@ -142,7 +166,7 @@ class Connected:
         await self.closing.done.wait()
         # A body that is leaving ends the process itself.
         await anyio.sleep(min(options.hard_grace, max(until - clock(), 0)))
-        self.signals.end_process()
+        await self.signals.end_process_by_force()
 
 
 async def connected(

@@ -166,8 +166,12 @@ class Contributors:
         """Have everybody asked in the background."""
         self._session._check_open()
         if not self._asked:
-            self._session._runtime.host.spawn(self._contribute)
             self._asked = True
+            try:
+                self._session._runtime.host.spawn(self._contribute)
+            except BaseException:
+                self._asked = False
+                raise
 
     async def _contribute(self) -> None:
         try:
@@ -235,6 +239,8 @@ class Contributors:
     ) -> None:
         try:
             states[one] = await one.contributor.capture()
+        except (KeyboardInterrupt, SystemExit) as error:
+            self._session._runtime.host.leave(error)  # raised here it would end the loop at once
         except Exception as error:  # noqa: BLE001  # raised when all are done
             errors.append(_named(error, one))
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, get_args
 
-from perdure._lib.host import Host
+from perdure._lib.host import Host, HostClosedError
 from perdure.errors import ConfigError
 
 __all__ = ["EventName", "Hook", "Hooks"]
@@ -80,11 +80,21 @@ class Hooks:
         for hook in tuple(self._hooks.get(event, ())):
             try:
                 result = hook(facts)
+            except (KeyboardInterrupt, SystemExit) as error:
+                self._host.leave(error)
             except Exception:
                 log.exception("a hook failed", extra={"event": event})
             else:
                 if inspect.isawaitable(result):
-                    self._host.spawn(_finish, event, result)
+                    self._follow(event, result)
+
+    def _follow(self, event: str, result: Awaitable[None]) -> None:
+        try:
+            self._host.spawn(_finish, event, result)
+        except HostClosedError:
+            log.warning("a hook was not run: its manager has ended", extra={"event": event})
+            if inspect.iscoroutine(result):
+                result.close()
 
     async def run(self, event: EventName, facts: object) -> None:
         """Tell everybody, and wait for them."""

@@ -118,7 +118,11 @@ class Keeper:
         )
         if due and not self._runtime.saver.crowded:
             session.folding = True
-            self._runtime.host.spawn(self._fold_in_lane, session)
+            try:
+                self._runtime.host.spawn(self._fold_in_lane, session)
+            except BaseException:
+                session.folding = False
+                raise
 
     async def _fold_in_lane(self, session: Session) -> None:
         try:

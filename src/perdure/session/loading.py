@@ -131,7 +131,11 @@ class Opener:
                 if session is not None:
                     return self._pinned(session, wanted)
                 flight = runtime.flights[wanted.key] = Flight()
-                runtime.host.spawn(self._fly, flight, wanted)
+                try:
+                    runtime.host.spawn(self._fly, flight, wanted)
+                except BaseException:
+                    del runtime.flights[wanted.key]
+                    raise
                 wanted = msgspec.structs.replace(wanted, new=False)  # what it makes is ours
             # Cancelled while waiting: the load goes on, and the next open finds the session.
             await flight.done.wait()
@@ -165,6 +169,9 @@ class Opener:
                     await self._load(wanted)
         except Exception as error:  # noqa: BLE001  # it goes to those who wait
             flight.error = error
+        except (KeyboardInterrupt, SystemExit):
+            flight.error = HostClosedError("the load ended with its program")
+            raise
         finally:
             del self._runtime.flights[wanted.key]
             flight.done.set()

@@ -107,7 +107,7 @@ class SessionManager(Restoring):
         connected = self._connected
         report = await self._close(None)
         if connected is not None and connected.signals.received:
-            connected.signals.end_process()
+            await connected.signals.end_process()
         if exc_type is None or issubclass(exc_type, Exception):
             report.raise_if_unsaved()
 
@@ -371,6 +371,7 @@ class SessionManager(Restoring):
         finally:
             if closing.done.is_set():  # else a Ctrl-C ends the wait, and the closing goes on
                 await self._disconnect(connected)
+        connected.raise_exit()
         if closing.report is None:
             raise StoreError("the shutdown itself failed; the log says how")
         return closing.report

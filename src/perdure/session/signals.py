@@ -1,100 +1,150 @@
-"""SIGTERM: begin the drain, and leave the exit status to whoever owns it.
+"""SIGTERM for one manager: begin the drain, and leave the exit status to whoever owns it.
 
 Over somebody else's handler (a server's) the drain begins, and that handler runs.
 Over the default action the body is cancelled, the manager closes, and the process
 ends with the signal's status; it ends by the deadline even if the body does not.
-Only in the main thread, never in a notebook, and only between enter and exit.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
+from functools import partial
+from typing import final
+
+import anyio
+
+from perdure._lib import sigterm
 
 __all__ = ["SignalWatch"]
 
+_STEP = 0.02
+"""Seconds between two looks at whether other managers have closed."""
 
+_cancelled: weakref.WeakSet[object] = weakref.WeakSet()
+"""Bodies that SIGTERM has cancelled: managers of one body would cancel it once each."""
+
+
+@final
 class SignalWatch:
-    """Watch for SIGTERM while it is installed."""
+    """Watch for SIGTERM while it is installed. Made in the task whose program it ends.
 
-    def __init__(self, on_term: Callable[[], None], cancel_body: Callable[[], None]) -> None:
-        self._on_term = on_term
-        self._cancel_body = cancel_body
-        self._previous: Any = None
-        self._soon: Callable[[Callable[[], None]], object] | None = None
+    Args:
+        patience: Seconds that closing may take.
+        on_term: Called on the event loop when SIGTERM has come, each time.
+        on_end: Called then, once, if it came over the default action.
+        on_stopped: Called when it comes after the event loop has stopped, as the process ends.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        patience: float,
+        on_term: Callable[[], None],
+        on_end: Callable[[], None],
+        on_stopped: Callable[[], None],
+    ) -> None:
+        self.patience: float = patience
         self.received: bool = False
         """Whether SIGTERM has come over the default action."""
+        self.finished: bool = False
+        self._on_term = on_term
+        self._on_end = on_end
+        self._on_stopped = on_stopped
+        self._soon = _call_soon()
+        self._body, self._cancel = _body()
 
     def install(self) -> None:
-        """Start watching, where that is possible and polite."""
-        if threading.current_thread() is not threading.main_thread() or "ipykernel" in sys.modules:
-            return
-        self._soon = _call_soon()
-        self._previous = signal.getsignal(signal.SIGTERM)
-        if self._previous is None:  # installed by something that is not Python: leave it
-            self._soon = None
-            return
-        signal.signal(signal.SIGTERM, self._handle)
+        """Start watching."""
+        _cancelled.discard(self._body)
+        sigterm.join(self)
 
     def uninstall(self) -> None:
-        """Put back what was there, unless somebody has put something on top."""
-        if self._soon is None:
+        """Watch no more."""
+        self.finished = True
+        sigterm.leave(self)
+
+    def cancel_body(self) -> None:
+        """Have the body left, in its event loop; once, whoever asks."""
+        if self._body not in _cancelled:
+            _cancelled.add(self._body)
+            self._cancel()
+
+    async def end_process(self) -> None:
+        """End the process when all managers have closed that were told to, or time is over.
+
+        Those that the same body has opened close behind this one, and see to it then.
+        """
+        others = [one for one in sigterm.waited_for() if one is not self]
+        if any(isinstance(one, SignalWatch) and one._body is self._body for one in others):
             return
-        self._soon = None
-        if signal.getsignal(signal.SIGTERM) == self._handle:
-            signal.signal(signal.SIGTERM, self._previous)
+        await self.end_process_by_force()
 
-    def end_process(self) -> None:
-        """End the process with SIGTERM's own status."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+    async def end_process_by_force(self) -> None:
+        """The same, though the body goes on."""
+        self.finished = True
+        with anyio.CancelScope(shield=True):
+            # They are in other threads, too: no event of this loop tells of them.
+            while sigterm.waited_for() and sigterm.time_left() > 0:  # noqa: ASYNC110
+                await anyio.sleep(_STEP)
+        sigterm.end_process()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._soon is None:  # somebody restored us after our exit
-            return
-        previous = self._previous
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing left to drain
-            self._soon(self._on_term)
-        if callable(previous):
-            previous(number, frame)
-        elif previous == signal.SIG_DFL and not self.received:
-            self.received = True
-            with contextlib.suppress(RuntimeError):
-                self._soon(self._cancel_body)
+    # in the signal handler
+
+    def drain(self) -> bool:
+        """Begin to drain, if the event loop runs."""
+        return self._soon(self._on_term)
+
+    def end(self) -> None:
+        """Have the body left, and the process end."""
+        self._soon(self._on_end)
+
+    def rescue(self) -> None:
+        """Keep what can be kept without the event loop."""
+        self._on_stopped()
 
 
-def _call_soon() -> Callable[[Callable[[], None]], object]:
-    """Return how a signal handler runs something in the running loop."""
+def _call_soon() -> Callable[[Callable[[], None]], bool]:
+    """Return how a signal handler runs something in this event loop, and whether it can."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
-        soon: Callable[[Callable[[], None]], object]
-        soon = trio.lowlevel.current_trio_token().run_sync_soon
-        return soon
-    import asyncio
+        post: Callable[[Callable[[], None]], object]
+        post, is_running = trio.lowlevel.current_trio_token().run_sync_soon, None
+    else:
+        import asyncio
 
-    return asyncio.get_running_loop().call_soon_threadsafe
+        loop = asyncio.get_running_loop()
+        post, is_running = loop.call_soon_threadsafe, loop.is_running
+
+    def soon(act: Callable[[], None]) -> bool:
+        if is_running is not None and not is_running():
+            return False
+        try:
+            post(act)
+        except RuntimeError:  # closed
+            return False
+        return True
+
+    return soon
 
 
-def body_canceller() -> Callable[[], None]:
-    """Return what cancels the task that is running now, from a callback of its loop.
+def _body() -> tuple[object, Callable[[], object]]:
+    """Return whose program SIGTERM ends, and what cancels it from a callback of its loop.
 
     On trio that is what Ctrl-C does there: no cancel scope has to stay open for it.
     """
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
-        return lambda: signal.raise_signal(signal.SIGINT)
+        in_main = threading.current_thread() is threading.main_thread()
+        cancel = partial(signal.raise_signal, signal.SIGINT) if in_main else bool
+        return trio.lowlevel.current_root_task(), cancel
     import asyncio
 
     task = asyncio.current_task()
-
-    def cancel() -> None:
-        if task is not None:
-            task.cancel("SIGTERM")
-
-    return cancel
+    if task is None:
+        return object(), bool
+    return task, lambda: task.cancel("SIGTERM")

@@ -19,10 +19,14 @@ log: logging.Logger = logging.getLogger("perdure")
 
 @final
 class HookThread:
-    """Call functions one after another; the thread starts with the first of them."""
+    """Call functions one after another; the thread starts with the first of them.
 
-    def __init__(self, name: str) -> None:
+    What is meant to end the program (``sys.exit`` in a hook) goes to ``on_exit``.
+    """
+
+    def __init__(self, name: str, on_exit: Callable[[BaseException], object]) -> None:
         self._name = name
+        self._on_exit = on_exit
         self._told: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -44,5 +48,7 @@ class HookThread:
         while (tell := self._told.get()) is not None:
             try:
                 tell()
+            except (KeyboardInterrupt, SystemExit) as error:
+                self._on_exit(error)  # it would end this thread without a word
             except Exception:
                 log.exception("a hook failed")

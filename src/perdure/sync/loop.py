@@ -101,12 +101,13 @@ class LoopThread:
                     raise
         return act()
 
-    def post(self, act: Callable[[], object]) -> None:
-        """Have ``act()`` called in the loop, without waiting; no effect once that has ended."""
+    def post(self, act: Callable[[], object]) -> bool:
+        """Have ``act()`` called in the loop, without waiting; False if that has ended."""
         try:
             self._loop.call_soon_threadsafe(act, context=self._context.copy())
         except RuntimeError:  # closed
             self._ended = True
+        return not self._ended
 
     def join(self, timeout: float) -> None:
         """Wait for the thread's end."""

@@ -6,15 +6,17 @@ wait and not the closing.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
 import anyio
+import msgspec
 from anyio import to_thread
 
 from perdure import _connect
@@ -93,20 +95,43 @@ class SessionManager(Restoring):
     def __init__(self, inner: manager.SessionManager) -> None:
         self._inner = inner
         self._loop = LoopThread("perdure")
-        self._hooks = HookThread("perdure hooks")
+        self._hooks = HookThread("perdure hooks", self._on_exit)
+        self._exit: BaseException | None = None
         self._shared: weakref.WeakValueDictionary[SessionKey, Session]
         self._shared = weakref.WeakValueDictionary()
         self._closing = False
         self._report: Future[ShutdownReport] = Future()
-        self._signals = TermWatch(lambda: self._loop.post(inner.drain))
+        self._signals = TermWatch(
+            patience=inner._shutdown.deadline + inner._shutdown.hard_grace,
+            drain=lambda: self._loop.post(self._drain_soon),
+            close=lambda: self._loop.post(self._begin_close),
+        )
+        signals = inner._shutdown.signals
+        inner._shutdown = msgspec.structs.replace(inner._shutdown, signals=False)  # ours sees to it
         try:
-            self._loop.call(lambda: _awaited(inner))
+            self._loop.call(self._start)
         except BaseException:
             self._loop.post(self._loop.stop)
             raise
         exiting.remember(self)
-        if inner._shutdown.signals:
+        if signals:
             self._signals.install()
+
+    async def _start(self) -> None:
+        await self._inner
+        if self._inner._connected is not None:
+            self._inner._connected.runtime.host.on_exit = self._on_exit
+
+    def _drain_soon(self) -> None:
+        if not self._closing:
+            self._inner.drain()
+
+    def _on_exit(self, error: BaseException) -> None:
+        """A hook has raised what is meant to end the program: interrupt it, as Ctrl-C would."""
+        if self._exit is None:
+            self._exit = error
+            if not self._closing:
+                _thread.interrupt_main()
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -127,6 +152,7 @@ class SessionManager(Restoring):
     ) -> None:
         if self._loop.forked:  # the parent's manager
             return
+        self._signals.leaving = True
         report = self.close()
         if self._signals.received:
             self._signals.end_process()
@@ -306,16 +332,22 @@ class SessionManager(Restoring):
             self._loop.join(_PATIENCE)
         self._signals.uninstall()
         exiting.forget(self)
+        if self._exit is not None:
+            error, self._exit = self._exit, None
+            raise error
         if not self._report.done():
             raise StoreError("the thread of this manager has failed; stderr says how")
         return self._report.result()
 
     async def _closed(self, deadline: float | None) -> None:
         """Begin to close, unless that has begun, and wait for the loop's end."""
+        self._begin_close(deadline)
+        await anyio.sleep_forever()
+
+    def _begin_close(self, deadline: float | None = None) -> None:
         if not self._closing:
             self._closing = True
             self._loop.tasks.start_soon(self._close, deadline)
-        await anyio.sleep_forever()
 
     async def _close(self, deadline: float | None) -> None:
         try:
@@ -336,7 +368,3 @@ class SessionManager(Restoring):
     def _patience(self) -> float:
         shutdown = self._inner._shutdown
         return shutdown.deadline + shutdown.hard_grace + _PATIENCE
-
-
-async def _awaited(value: Awaitable[T]) -> T:
-    return await value

@@ -2,67 +2,81 @@
 
 Over somebody else's handler the drain begins, and that handler runs. Over the default action
 the main thread gets a SystemExit, as Ctrl-C gives it a KeyboardInterrupt: blocks are left, the
-manager closes, and leaving its ``with`` ends the process with the signal's own status.
-Only when connected in the main thread, and never in a notebook.
+manager closes, and leaving its ``with`` ends the process with the signal's own status. A manager
+that another thread has connected is closed.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
+import time
 from collections.abc import Callable
-from types import FrameType
-from typing import Any, NoReturn, final
+from typing import NoReturn, final
+
+from perdure._lib import sigterm
 
 __all__ = ["TermWatch"]
 
 _BY_SIGNAL = 128
 """What shells add to a signal's number for an exit status."""
+_STEP = 0.02
+"""Seconds between two looks at whether other managers have closed."""
 
 
 @final
 class TermWatch:
-    """Watch for SIGTERM between ``install`` and ``uninstall``."""
+    """Watch for SIGTERM between ``install`` and ``uninstall``.
 
-    def __init__(self, drain: Callable[[], None]) -> None:
-        self._drain = drain
-        self._previous: Any = None
-        self._watching = False
+    Args:
+        patience: Seconds that closing may take.
+        drain: Begins the drain; returns whether it could.
+        close: Begins to close, without waiting.
+
+    """
+
+    def __init__(
+        self, *, patience: float, drain: Callable[[], bool], close: Callable[[], object]
+    ) -> None:
+        self.patience: float = patience
         self.received: bool = False
         """Whether SIGTERM has come over the default action."""
+        self.finished: bool = False
+        self.leaving: bool = False
+        """Whether the block is being left, which ends the process then."""
+        self._drain = drain
+        self._close = close
+        self._in_main = threading.current_thread() is threading.main_thread()
 
     def install(self) -> None:
-        """Start watching, where that is possible and polite."""
-        if threading.current_thread() is not threading.main_thread() or "ipykernel" in sys.modules:
-            return
-        self._previous = signal.getsignal(signal.SIGTERM)
-        if self._previous is not None:  # else something that is not Python has it: leave it
-            self._watching = True
-            signal.signal(signal.SIGTERM, self._handle)
+        """Start watching."""
+        sigterm.join(self)
 
     def uninstall(self) -> None:
-        """Put back what was there, unless this is another thread or somebody is on top."""
-        self._watching = False
-        if threading.current_thread() is not threading.main_thread() or self._previous is None:
-            return
-        if signal.getsignal(signal.SIGTERM) == self._handle:
-            signal.signal(signal.SIGTERM, self._previous)
+        """Watch no more."""
+        self.finished = True
+        sigterm.leave(self)
 
     def end_process(self) -> NoReturn:
-        """End the process with SIGTERM's own status."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+        """End the process when all managers have closed that were told to, or time is over."""
+        while sigterm.waited_for() and sigterm.time_left() > 0:
+            time.sleep(_STEP)
+        sigterm.end_process()
         raise SystemExit(_BY_SIGNAL + signal.SIGTERM)  # where a signal takes its time
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._watching:
-            self._drain()
-        if callable(self._previous):
-            self._previous(number, frame)
-        elif self._previous == signal.SIG_DFL and not self._watching:  # closed in another thread
-            self.end_process()
-        elif self._previous == signal.SIG_DFL and not self.received:
-            self.received = True
-            raise SystemExit(_BY_SIGNAL + number)
+    # in the signal handler
+
+    def drain(self) -> bool:
+        """Begin to drain."""
+        return self._drain()
+
+    def end(self) -> SystemExit | None:
+        """Have the blocks be left, or close without them."""
+        if not self._in_main:
+            self._close()
+        if self.leaving or not self._in_main:
+            return None
+        return SystemExit(_BY_SIGNAL + signal.SIGTERM)
+
+    def rescue(self) -> None:
+        """Do nothing: it has a loop of its own, which runs."""

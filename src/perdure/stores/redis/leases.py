@@ -8,7 +8,6 @@ gets lost is given again with the next.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import random
@@ -160,8 +159,10 @@ class Leases:
         """Return when somebody has left word, or after a time; see the port."""
         if not self._listening:
             self._listening = True
-            with contextlib.suppress(HostClosedError):  # the loop is ending: nobody is to be woken
+            try:
                 self._link.require_open().spawn(self._listen)
+            except HostClosedError:  # the loop is ending: nobody is to be woken
+                self._listening = False
         with anyio.move_on_after(at_most):
             await self._bell.wait()
         self._bell = anyio.Event()
