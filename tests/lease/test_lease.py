@@ -11,8 +11,9 @@ from perdure.errors import LeaseHeldError
 from perdure.lease import lease as module
 from perdure.lease.lease import obtain
 from perdure.lease.terms import Lease, OnHeld
+from perdure.lease.watch import OwnerWatch
 from perdure.model.keys import SessionKey
-from perdure.store import Grant
+from perdure.store import Grant, Holder
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -41,15 +42,15 @@ async def get(
     given: int = 0,
     clock: Callable[[], float] = anyio.current_time,
 ) -> Grant:
+    watch = OwnerWatch(Lease(heartbeat=0.9 * ttl, ttl=ttl), clock)
+
+    async def holder(key: SessionKey) -> Holder | None:
+        watch.beaten()  # as the taker's manager does
+        return await MemoryStore.holder(store, key)
+
+    store.holder = holder  # type: ignore[method-assign]
     return await obtain(
-        store,
-        KEY,
-        me=store.owner,
-        lease=Lease(heartbeat=ttl / 4, ttl=ttl),
-        on_held=on_held,
-        wait=wait,
-        clock=clock,
-        given=given,
+        store, KEY, me=store.owner, watch=watch, on_held=on_held, wait=wait, given=given
     )
 
 

@@ -13,6 +13,7 @@ import perdure
 from perdure import LeaseHeldError, Message, Shutdown, TooLargeError
 from perdure.lease.lease import obtain
 from perdure.lease.terms import Lease
+from perdure.lease.watch import OwnerWatch
 from perdure.model.keys import SessionKey
 from perdure.model.records import MESSAGE
 from perdure.moving import migrate
@@ -151,16 +152,25 @@ async def test_nobody_takes_a_session_over_that_is_being_copied() -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(migrate, source, target)
         await target.writing.wait()
-        with pytest.raises(LeaseHeldError):
-            await obtain(
-                other,  # type: ignore[arg-type]
-                SessionKey("a"),
-                me=other.owner,
-                lease=Lease(),
-                on_held="steal",
-                wait=30.0,
-                clock=anyio.current_time,
-            )
+        watch = OwnerWatch(Lease(), anyio.current_time)
+
+        async def attend() -> None:
+            while True:
+                await anyio.sleep(1)
+                watch.beaten()
+
+        async with anyio.create_task_group() as attending:
+            attending.start_soon(attend)
+            with pytest.raises(LeaseHeldError):
+                await obtain(
+                    other,  # type: ignore[arg-type]
+                    SessionKey("a"),
+                    me=other.owner,
+                    watch=watch,
+                    on_held="steal",
+                    wait=30.0,
+                )
+            attending.cancel_scope.cancel()
     assert await target.head(SessionKey("a")) > 0
 
 

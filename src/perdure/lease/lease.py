@@ -7,12 +7,11 @@ simply taken over by the next open.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import anyio
 
 from perdure.errors import LeaseHeldError
-from perdure.lease.terms import Lease, OnHeld, Watch, may_take, watched
+from perdure.lease.terms import OnHeld, may_take
+from perdure.lease.watch import OwnerWatch, look
 from perdure.model.keys import SessionKey
 from perdure.store import Grant, Holder, Store
 
@@ -32,10 +31,9 @@ async def obtain(
     key: SessionKey,
     *,
     me: str,
-    lease: Lease,
+    watch: OwnerWatch,
     on_held: OnHeld,
     wait: float,
-    clock: Callable[[], float],
     given: int = 0,
 ) -> Grant:
     """Take the lease of a session, by handover where somebody else holds it.
@@ -44,11 +42,12 @@ async def obtain(
         store: Where the session is.
         key: Which session.
         me: This owner's id.
-        lease: The heartbeat's terms.
+        watch: Tells whether its holder has fallen silent; it goes by own heartbeats, so
+            somebody has to beat meanwhile.
         on_held: ``handover`` asks the holder and waits, ``raise`` gives up at once,
-            ``steal`` waits for the holder's expiry without asking.
-        wait: Seconds to wait at most.
-        clock: A monotonic clock.
+            ``steal`` waits for the holder's expiry without asking. One that is known to be
+            silent is not waited for.
+        wait: Seconds to wait at most, by the watch's clock.
         given: The epoch in which we gave the session to somebody who asked, if we did: then
             whoever asked comes first.
 
@@ -56,16 +55,14 @@ async def obtain(
         LeaseHeldError: The holder is alive and did not hand over in time.
 
     """
-    start = clock()
-    watch: Watch | None = None
+    start = watch.clock()
     asking = _Asking(store, key)
     while True:
-        holder = await store.holder(key)
-        now = clock()
-        watch = watched(watch, holder, now)
+        holder, silent = await look(store, key, watch)
+        now = watch.clock()
         if _is_due(holder, given) and now - start < COURTESY:
             await asking.pause(given)
-        elif may_take(holder, watch, me=me, on_held=on_held, ttl=lease.ttl, now=now):
+        elif may_take(holder, me=me, silent=silent):
             grant = await asking.take(holder, in_time=now - start < wait + AGAIN)
             if grant is not None:
                 return grant

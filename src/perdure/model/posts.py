@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from perdure.model.keys import SessionKey
@@ -23,9 +25,12 @@ class Posted(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What others want of this owner, since it was last asked."""
+    """What a heartbeat brings: what others want of this owner, since it was last asked."""
 
     handovers: tuple[SessionKey, ...] = ()
     """Sessions that somebody else wants to write."""
     mail: tuple[SessionKey, ...] = ()
     """Sessions for which something was posted."""
+    beats: Mapping[str, int] | None = None
+    """The heartbeat counters of other owners, as ``Holder.beat`` gives them; a thousand at most.
+    None where they were not looked at, since that takes more than the heartbeat itself."""

@@ -111,11 +111,14 @@ class Holder(msgspec.Struct, frozen=True):
     alive: bool | None = None
     """True or False where the store can tell at once, else None: then watch ``beat``."""
     beat: int = 0
-    """The owner's heartbeat counter; unchanged for the lease's ttl means expired."""
+    """The owner's heartbeat counter: another one after each heartbeat, and after the owner began
+    anew; unchanged for the lease's ttl means expired. 0 where the store knows of no heartbeat."""
     deleted: bool = False
     """The session was deleted under this epoch."""
     host: str = ""
     pid: int = 0
+    listed: str = ""
+    """The owner's name in ``Asked.beats``, where that is not ``owner``."""
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import anyio
 
 from perdure.errors import StoreError
 from perdure.lease.terms import Lease
+from perdure.lease.watch import OwnerWatch, beat
 from perdure.store import Store
 
 __all__ = ["while_beating"]
@@ -18,7 +19,11 @@ T = TypeVar("T")
 
 
 async def while_beating(
-    stores: Sequence[Store], act: Callable[[], Awaitable[T]], *, every: float = Lease().heartbeat
+    stores: Sequence[Store],
+    act: Callable[[], Awaitable[T]],
+    *,
+    watches: Mapping[str, OwnerWatch] | None = None,
+    every: float = Lease().heartbeat,
 ) -> T:
     """Do something, and renew this owner's heartbeat in each store until it is done.
 
@@ -27,6 +32,7 @@ async def while_beating(
     Args:
         stores: Open stores.
         act: What is done; its errors are raised as they are.
+        watches: By a store's owner: what is to note the heartbeats of others.
         every: Seconds between two heartbeats.
 
     """
@@ -34,7 +40,8 @@ async def while_beating(
     failed: Exception | None = None
     async with anyio.create_task_group() as group:
         for store in stores:
-            group.start_soon(_beat, store, every)
+            watch = watches[store.owner] if watches else OwnerWatch(Lease(), anyio.current_time)
+            group.start_soon(_beat, store, watch, every)
         try:
             done.append(await act())
         except Exception as error:  # noqa: BLE001  # raised below, outside of the group
@@ -45,8 +52,8 @@ async def while_beating(
     return done[0]
 
 
-async def _beat(store: Store, every: float) -> None:
+async def _beat(store: Store, watch: OwnerWatch, every: float) -> None:
     while True:
         with contextlib.suppress(StoreError):  # what is under way will say so, if it does not pass
-            await store.heartbeat()
+            await beat(store, watch)
         await anyio.sleep(every)

@@ -33,6 +33,7 @@ from perdure.errors import (
 )
 from perdure.lease.lease import obtain
 from perdure.lease.terms import Lease, OnHeld
+from perdure.lease.watch import OwnerWatch
 from perdure.memory.documents import Taken
 from perdure.model.base import Base
 from perdure.model.keys import SessionKey, require_filters
@@ -120,7 +121,7 @@ async def migrate(
     found = Migration()
     mover = _Mover(source, target, found, on_held=on_held, wait=wait)
     act = partial(_move_all, mover, source, tenants, progress)
-    await while_beating((source, target), act)
+    await while_beating((source, target), act, watches=mover.watches)
     return found
 
 
@@ -234,6 +235,9 @@ class _Mover:
         self._blobs: dict[str, set[str]] = {}
         """By tenant, the names of blobs that the target has."""
         self._gone: set[SessionKey] = set()
+        self.watches: dict[str, OwnerWatch] = {
+            store.owner: OwnerWatch(Lease(), anyio.current_time) for store in (source, target)
+        }
 
     async def move(self, key: SessionKey) -> None:
         """Bring what the target lacks of a session, and what waits for it."""
@@ -610,10 +614,9 @@ class _Mover:
             store,
             key,
             me=store.owner,
-            lease=Lease(),
+            watch=self.watches[store.owner],
             on_held=self._on_held,
             wait=self._wait,
-            clock=anyio.current_time,
         )
         try:
             yield grant

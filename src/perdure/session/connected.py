@@ -17,6 +17,7 @@ from perdure.autosave.driver import Autosaver
 from perdure.autosave.events import Event
 from perdure.autosave.health import Health
 from perdure.codec.registry import Registry
+from perdure.lease.watch import beat
 from perdure.session.clock import Clock, catch_up
 from perdure.session.closing import Closing
 from perdure.session.hooks import EventName, Hooks
@@ -88,17 +89,20 @@ class Connected:
 
     async def _beat(self) -> None:
         """Renew the leases, and give up the sessions that others ask for."""
-        store, host = self.runtime.store, self.runtime.host
+        store, host, failed = self.runtime.store, self.runtime.host, False
         while True:
             try:
-                await store.news(self.runtime.lease.heartbeat)
-                asked = await store.heartbeat()
+                if not failed:  # else that long has been waited
+                    await store.news(self.runtime.lease.heartbeat)
+                asked = await beat(store, self.runtime.watch)
             except Exception as error:  # without heartbeats every lease is lost
                 if self.closing.done.is_set():
                     return
+                failed = True
                 log.warning("heartbeat failed", exc_info=error)
                 await anyio.sleep(self.runtime.lease.heartbeat)
             else:
+                failed = False
                 self._beat_at = self.runtime.clock()
                 for key in asked.mail:
                     host.spawn(self.inbox.attend, key)

@@ -183,10 +183,9 @@ class Opener:
             runtime.store,
             key,
             me=runtime.store.owner,
-            lease=runtime.lease,
+            watch=runtime.watch,
             on_held=wanted.on_held,
             wait=wanted.wait,
-            clock=runtime.clock,
             given=self._keeper.given(key),
         )
         session: Session | None = None

@@ -10,6 +10,7 @@ from perdure._lib.host import Host
 from perdure.autosave.driver import Autosaver
 from perdure.codec.registry import Registry
 from perdure.errors import WrongLoopError
+from perdure.lease.watch import OwnerWatch
 from perdure.model.keys import SessionKey
 from perdure.session.flights import Flights
 from perdure.session.hooks import Hooks
@@ -46,6 +47,7 @@ class Runtime:
         "sessions",
         "shutdown",
         "store",
+        "watch",
     )
 
     def __init__(
@@ -68,6 +70,7 @@ class Runtime:
         self.registry: Registry = registry
         self.hooks: Hooks = hooks
         self.lease: Lease = lease
+        self.watch: OwnerWatch = OwnerWatch(lease, clock)
         self.shutdown: Shutdown = shutdown
         self.limits: Limits = limits
         self.home: Affinity = Affinity()

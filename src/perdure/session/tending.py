@@ -127,10 +127,9 @@ class Tending:
             self.store,
             key,
             me=self.store.owner,
-            lease=runtime.lease,
+            watch=runtime.watch,
             on_held=terms.on_held,
             wait=terms.wait,
-            clock=runtime.clock,
         )
         hold = Hold(self.store, key, grant.epoch, grant.head)
         try:

@@ -87,7 +87,9 @@ class MemoryStore:
     async def open(self) -> None:
         """Make the owner known to the others on the backing."""
         await anyio.lowlevel.checkpoint()
-        self._owners.setdefault(self._owner, Owner()).alive = True
+        owner = self._owners.setdefault(self._owner, Owner())
+        owner.alive = True
+        owner.beat += 1  # not the one at which somebody saw it end
 
     async def aclose(self) -> None:
         """Leave as a process that ends: what was not released looks like a dead owner's."""
@@ -259,7 +261,9 @@ class MemoryStore:
         owner.beat += 1
         wanted, owner.wanted = owner.wanted, {}
         mail, owner.mail = owner.mail, {}
-        return Asked(tuple(wanted), tuple(mail))
+        others = [one for one in self._owners.items() if one[1] is not owner and one[1].alive]
+        beats = {name: one.beat for name, one in others[-1000:]}
+        return Asked(tuple(wanted), tuple(mail), beats)
 
     async def news(self, at_most: float) -> None:
         """Return when there is something to hear, or after ``at_most`` seconds."""

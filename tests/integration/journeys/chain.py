@@ -25,6 +25,7 @@ import perdure
 from perdure import Message
 from perdure.lease.lease import obtain
 from perdure.lease.terms import Lease
+from perdure.lease.watch import OwnerWatch
 from perdure.model.keys import SessionKey
 from perdure.moving import write_bundle
 from perdure.store import Store
@@ -75,8 +76,8 @@ async def bundles(store: Store, keys: list[SessionKey], folder: Path) -> dict[st
 async def waiting(store: Store, key: SessionKey) -> list[str]:
     """Return what waits in a session's inbox."""
     grant = await obtain(
-        store, key, me=store.owner, lease=Lease(), on_held="handover", wait=30,
-        clock=anyio.current_time,
+        store, key, me=store.owner, watch=OwnerWatch(Lease(), anyio.current_time),
+        on_held="handover", wait=30,
     )  # fmt: skip
     found = [item.op_id for item in await store.take(key, grant.epoch)]
     await store.release(key, grant.epoch)

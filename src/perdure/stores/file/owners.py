@@ -19,6 +19,7 @@ import msgspec
 
 from perdure._lib.files import TEMPORARY, Folder
 from perdure._lib.held import HeldFile, is_held, unheld
+from perdure._lib.ids import first_beat
 from perdure._lib.platform import boot_id, host_name
 from perdure.errors import ConfigError
 from perdure.model.keys import SessionKey
@@ -32,6 +33,7 @@ __all__ = ["Owner", "Owners"]
 _LOCK = ".lock"
 _BEAT = ".json"
 _TRIES = 50
+_OTHERS = 1000
 _STALE = 600.0
 """Seconds after which nobody goes on writing a file that was begun."""
 
@@ -61,7 +63,7 @@ class Owners:
         self.me: Owner = Owner(owner=owner, host=host_name(), pid=os.getpid(), boot=boot_id())
         self._local = local
         self._name = encode_name(owner)
-        self._beat = 0
+        self._beat = first_beat()
         self._folder = _found(root) if read_only else root.make(OWNERS)
         self._mailbox: Mailbox | None = None
         self._held: HeldFile | None = None
@@ -113,10 +115,16 @@ class Owners:
     # heartbeat and letters
 
     def heartbeat(self) -> Asked:
-        """Renew the counter, and empty the letter box."""
+        """Renew the counter, empty the letter box, and look at the counters of others."""
         self._beat += 1
         self._write_beat()
-        return Asked() if self._mailbox is None else self._mailbox.empty()
+        asked = Asked() if self._mailbox is None else self._mailbox.empty()
+        return msgspec.structs.replace(asked, beats=self._beats())
+
+    def _beats(self) -> dict[str, int]:
+        names = [name for name in self._folder.names() if name.endswith(_BEAT)]
+        found = [unsealed(self._folder.read(name), _Beat) for name in names[:_OTHERS]]
+        return {one.owner: one.beat for one in found if one and one.owner != self.me.owner}
 
     async def wait_letter(self, at_most: float) -> None:
         """Return when there may be a letter, or after ``at_most`` seconds."""

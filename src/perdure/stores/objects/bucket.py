@@ -33,6 +33,8 @@ class Listed(msgspec.Struct, frozen=True):
     size: int
     modified: float
     """Seconds since 1970, by the server's clock."""
+    tag: str = ""
+    """As `Found.tag`, where a listing tells it: then heartbeats are watched by listings."""
 
 
 class Bucket(ABC):

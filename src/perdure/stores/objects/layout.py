@@ -27,6 +27,7 @@ from perdure.model.keys import SessionKey
 __all__ = [
     "INBOX",
     "LIVES",
+    "OWNERS",
     "ask_name",
     "directory_name",
     "directory_prefix",
@@ -48,6 +49,7 @@ _LONGEST = 100
 """Bytes of an id that its name holds whole."""
 _DIGITS = 16
 INBOX = "inbox/"
+OWNERS = "owners/"
 LIVES = 10
 """Digits of a life's number."""
 
@@ -127,7 +129,7 @@ def key_of(name: str, tenant: str) -> SessionKey | None:
 
 def owner_name(owner: str) -> str:
     """Return the name of an owner's heartbeat."""
-    return f"owners/{hashlib.sha256(owner.encode()).hexdigest()[:32]}"
+    return f"{OWNERS}{hashlib.sha256(owner.encode()).hexdigest()[:32]}"
 
 
 def ask_name(owner: str, what: str, folder: str) -> str:

@@ -16,6 +16,7 @@ Blocking; each function is part of one hop into a thread.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import time
@@ -33,8 +34,9 @@ from perdure.stores.objects.framing import Header
 from perdure.stores.objects.heads import Head
 from perdure.stores.objects.writing import Writer
 
-__all__ = ["Beat", "holder", "release", "replaced", "take"]
+__all__ = ["Beat", "beats", "holder", "release", "replaced", "take"]
 
+_OWNERS = 1000
 _TRIES = 50
 _RESENDS = 5
 
@@ -75,17 +77,31 @@ def holder(bucket: Bucket, key: SessionKey) -> Holder | None:
     head = seen[0]
     name = layout.owner_name(head.owner)
     found = bucket.get(name)
-    beat = None if found is None else heads.opened(name, found.data, Beat)
     return Holder(
         epoch=head.epoch,
         owner=head.owner,
         released=head.released,
-        alive=False if beat is None else None,
-        beat=0 if beat is None else beat.beat,
+        alive=False if found is None else None,
+        beat=0 if found is None else _number(found.tag),
         deleted=head.deleted,
         host=head.host,
         pid=head.pid,
+        listed=name,
     )
+
+
+def beats(bucket: Bucket, owner: str) -> dict[str, int] | None:
+    """Return the heartbeats of other owners by their objects' names: one listing for all."""
+    mine = layout.owner_name(owner)
+    page = next(bucket.pages(layout.OWNERS), [])[:_OWNERS]
+    if not all(one.tag for one in page):
+        return None
+    return {one.name: _number(one.tag) for one in page if one.name != mine}
+
+
+def _number(tag: str) -> int:
+    """Return an object's tag as a counter: another one after each write."""
+    return int.from_bytes(hashlib.sha256(tag.encode()).digest()[:6], "big")
 
 
 def take(bucket: Bucket, key: SessionKey, after: int, owner: str) -> Writer:

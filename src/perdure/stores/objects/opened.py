@@ -12,11 +12,13 @@ from typing import TypeVar, TypeVarTuple, final
 
 import anyio
 import anyio.to_thread
+import msgspec
 
+from perdure._lib.ids import first_beat
 from perdure._lib.threads import Threads
 from perdure.errors import LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.store import Asked, Batch, Outcome, Status
-from perdure.stores.objects import folding, inbox, layout, probing
+from perdure.stores.objects import folding, inbox, layout, leases, probing
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.writing import Writer
 
@@ -32,6 +34,8 @@ PARALLELISM = 32
 _OTHERS = 16
 _COMPACT = 256
 """Commits after which they are merged even if no fold comes."""
+_LOOK = 4
+"""Own heartbeats for one look at those of others, which is a request: by default one a ttl."""
 _POLL = 0.01
 _LEAVE = 2.0
 """Seconds that closing waits for the service."""
@@ -41,11 +45,12 @@ _LEAVE = 2.0
 class Opened:
     """A bucket that was tried out, and the threads that use it. Made on a running event loop."""
 
-    def __init__(self, bucket: Bucket, owner: str, wishes: inbox.Wishes) -> None:
+    def __init__(self, bucket: Bucket, owner: str, wishes: inbox.Wishes, beat: int) -> None:
         self.bucket = bucket
         self._owner = owner
         self._wishes = wishes
-        self._beat = 1
+        self._beat = beat
+        self._beats = 0
         self._appends = Threads(PARALLELISM, name="perdure append")
         self._others = anyio.CapacityLimiter(_OTHERS)
         self._merges = ThreadPoolExecutor(1, thread_name_prefix="perdure merge")
@@ -54,14 +59,14 @@ class Opened:
     @classmethod
     async def enter(cls, make: Callable[[], Bucket], location: str, owner: str) -> Opened:
         """Make a bucket, try it out, and become known as an owner; all of it in a thread."""
-        wishes = inbox.Wishes()
+        wishes, beat = inbox.Wishes(), first_beat()
         lock, left, made = threading.Lock(), threading.Event(), list[Bucket]()
 
         def begin() -> Bucket:
             bucket = make()
             try:
                 probing.require_conditions(bucket, location)
-                inbox.heartbeat(bucket, owner, 1, wishes)
+                inbox.heartbeat(bucket, owner, beat, wishes)
             except BaseException:
                 bucket.close()
                 raise
@@ -79,7 +84,7 @@ class Opened:
                 for bucket in made:
                     bucket.close()
             raise
-        return cls(bucket, owner, wishes)
+        return cls(bucket, owner, wishes, beat)
 
     @property
     def mine(self) -> bool:
@@ -110,7 +115,11 @@ class Opened:
         """Beat once more; what a cancelled beat collected, the next one tells."""
         self._beat += 1
         await self.hop(inbox.heartbeat, self._owner, self._beat, self._wishes)
-        return self._wishes.told()
+        beats: dict[str, int] | None = None
+        if not self._beats % _LOOK:
+            beats = await self.hop(leases.beats, self._owner)
+        self._beats += 1
+        return msgspec.structs.replace(self._wishes.told(), beats=beats)
 
     async def append(self, writer: Writer, batch: Batch) -> Outcome:
         """Append a batch in a thread; merge the commits when there are many."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from perdure._lib.ids import first_beat
 from perdure.codec.frames import encode
 from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.model.keys import SessionKey
@@ -52,7 +53,13 @@ def channel_of(schema: str, owner: str) -> str:
 def enter(connection: Connection, sql: Statements, owner: str) -> None:
     """Make an owner known."""
     connection.execute(
-        sql["enter"], {"owner": owner, "host": socket.gethostname(), "pid": os.getpid()}
+        sql["enter"],
+        {
+            "owner": owner,
+            "first": first_beat(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        },
     )
 
 
@@ -140,22 +147,29 @@ def release(connection: Connection, sql: Statements, key: SessionKey, epoch: int
 
 
 def beat(connection: Connection, sql: Statements, owner: str, heard: tuple[int, ...]) -> Heard:
-    """Renew a heartbeat, and return what others want that was not heard yet."""
+    """Renew a heartbeat; return what others want that was not heard yet, and their counters."""
     rows = connection.execute(
         sql["beat"],
         {
             "owner": owner,
+            "first": first_beat(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "heard": list(heard),
         },
     ).fetchall()
     wanted: dict[bool, list[SessionKey]] = {True: [], False: []}
-    for _, mail, tenant, agent, session, held in rows:
+    beats: dict[str, int] = {}
+    ids: list[int] = []
+    for number, mail, name, agent, session, held in rows:
+        if mail is None:
+            beats[name] = number
+            continue
+        ids.append(number)
         if held:
-            wanted[mail].append(SessionKey(agent, session, tenant))
-    asked = Asked(handovers=tuple(wanted[False]), mail=tuple(wanted[True]))
-    return Heard(asked, tuple(row[0] for row in rows))
+            wanted[mail].append(SessionKey(agent, session, name))
+    asked = Asked(tuple(wanted[False]), tuple(wanted[True]), beats)
+    return Heard(asked, tuple(ids))
 
 
 def ask(connection: Connection, sql: Statements, key: SessionKey, owner: str) -> None:

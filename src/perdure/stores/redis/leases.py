@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import time
+from collections.abc import Sequence
 from typing import final
 
 import anyio
@@ -19,6 +20,7 @@ import msgspec
 
 from perdure._lib.backoff import backoff
 from perdure._lib.host import HostClosedError
+from perdure._lib.ids import first_beat
 from perdure._lib.platform import host_name
 from perdure._lib.processes import has_ended, this_process
 from perdure.errors import LeaseHeldError, PerdureError, StoreUnavailableError
@@ -50,6 +52,7 @@ class Leases:
         self._link = link
         self._names = names
         self._owner = owner
+        self._me = owner.encode()
         self._heard: list[bytes] = []
         self._listening = False
         self._bell = anyio.Event()
@@ -60,12 +63,25 @@ class Leases:
         name = self._names.owner(self._owner)[0]
         said = ("host", host_name(), "pid", os.getpid(), "process", this_process())
         calls = [Call(b"HSET", name, *said), Call(b"HDEL", name, b"closed")]
-        await self._link.send([*calls, Call(b"EXPIRE", name, _KEPT)])
+        counter = Call(b"HINCRBY", self._names.beats, self._owner, first_beat())
+        *_, known = await self._link.send(
+            [*calls, Call(b"EXPIRE", name, _KEPT), counter, Call(b"HKEYS", self._names.beats)]
+        )
+        await self._forget(known)
+
+    async def _forget(self, known: Sequence[bytes]) -> None:
+        """Drop the counters of owners that are not remembered any more."""
+        names = [self._names.owner(one.decode())[0] for one in known]
+        there = await self._link.send([Call(b"EXISTS", name) for name in names])
+        gone = [one for one, is_there in zip(known, there, strict=True) if not is_there]
+        if gone:
+            await self._link.send([Call(b"HDEL", self._names.beats, *gone)])
 
     async def leave(self) -> None:
         """Say that this owner writes no more, if the server can be told."""
         name = self._names.owner(self._owner)[0]
-        await self._link.send([Call(b"HSET", name, b"closed", 1)])
+        left = Call(b"HDEL", self._names.beats, self._owner)
+        await self._link.send([Call(b"HSET", name, b"closed", 1), left])
 
     async def holder(self, key: SessionKey) -> Holder | None:
         """Say who has the session; see the port."""
@@ -78,15 +94,18 @@ class Leases:
         if not epoch.isdigit() or owner is None:
             raise damaged(key, "the hash", "its epoch is no number, or it has no owner")
         name = owner.decode()
-        ((beat, host, pid, process, closed),) = await self._link.send(
-            [Call(b"HMGET", self._names.owner(name)[0], *_SAID)]
+        (old, host, pid, process, closed), beat = await self._link.send(
+            [
+                Call(b"HMGET", self._names.owner(name)[0], *_SAID),
+                Call(b"HGET", self._names.beats, name),
+            ]
         )
         return Holder(
             epoch=int(epoch),
             owner=name,
             released=released is not None,
             alive=self._alive(name, process, closed=closed is not None),
-            beat=int(beat or 0),
+            beat=int(beat or old or 0),
             deleted=deleted is not None,
             host=(host or b"").decode(),
             pid=int(pid or 0),
@@ -131,7 +150,13 @@ class Leases:
     async def heartbeat(self) -> Asked:
         """Renew the heartbeat, and return what is new; see the port."""
         names = self._names.owner(self._owner)
-        (asks,) = await self._link.send([_BEAT(names[:2], _KEPT, *self._heard)])
+        asks, _, beats = await self._link.send(
+            [
+                _BEAT(names[:2], _KEPT, *self._heard),
+                Call(b"HINCRBY", self._names.beats, self._owner, 1),
+                Call(b"HGETALL", self._names.beats),
+            ]
+        )
         self._heard = asks
         found: dict[bytes, list[SessionKey]] = {_HANDOVER: [], _MAIL: []}
         for ask in asks[::2]:
@@ -141,7 +166,8 @@ class Leases:
                 log.warning(
                     "something asked of this owner cannot be read", extra={"size": len(ask)}
                 )
-        return Asked(tuple(found[_HANDOVER]), tuple(found[_MAIL]))
+        others = {one.decode(): int(n) for one, n in beats.items() if one != self._me}
+        return Asked(tuple(found[_HANDOVER]), tuple(found[_MAIL]), others)
 
     async def request_handover(self, key: SessionKey, holder: Holder) -> None:
         """Ask the holder for the session."""

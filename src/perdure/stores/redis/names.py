@@ -59,6 +59,8 @@ class Names:
         self.places: Callable[[SessionKey], Places] = lru_cache(_CACHED)(self._places)
         self.tenants: bytes = f"{prefix}:tenants".encode()
         """A sorted set of all tenants that were ever here."""
+        self.beats: bytes = f"{prefix}:beats".encode()
+        """A hash of the owners' heartbeat counters."""
         self.posted: bytes = f"{prefix}:posted".encode()
         """A sorted set of all sessions that something was posted to, as JSON."""
         self.every_session: str = f"{prefix}:{{*}}:s"

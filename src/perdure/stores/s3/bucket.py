@@ -170,7 +170,8 @@ class S3Bucket(Bucket):
 
     def _one(self, meta: Any) -> Listed:
         name = meta["path"].removeprefix(self._prefix)
-        return Listed(name, meta["size"], meta["last_modified"].timestamp())
+        tag = meta["e_tag"] or ""
+        return Listed(name, meta["size"], meta["last_modified"].timestamp(), tag)
 
 
 def _gone(error: Exception) -> bool:

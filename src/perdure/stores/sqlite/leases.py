@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perdure._lib.ids import first_beat
 from perdure._lib.presence import Onlooker, Presence
 from perdure.errors import LeaseHeldError
 from perdure.model.keys import SessionKey
@@ -22,7 +23,8 @@ __all__ = ["acquire", "ask", "beat", "delete", "enter", "leave", "look", "releas
 
 def enter(con: sqlite3.Connection, owner: str, host: str, pid: int, presence: Presence) -> None:
     """Become known, and forget the owners that are gone."""
-    con.execute(Q["put_owner"], {"owner": owner, "host": host, "pid": pid})
+    me = {"owner": owner, "beat": first_beat(), "host": host, "pid": pid}
+    con.execute(Q["put_owner"], me)
     for (other,) in con.execute(Q["owners"]).fetchall():
         if other != owner and presence.is_present(other) is False:
             leave(con, other)
@@ -90,7 +92,9 @@ def release(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> 
 
 
 def beat(con: sqlite3.Connection, owner: str, told: int) -> tuple[Asked, int]:
-    """Renew a heartbeat; return what is new since the letter ``told``, and the last one's number.
+    """Renew a heartbeat; return what it brings, and the number of the last letter.
+
+    Its letters are those since ``told``.
 
     A letter goes only with the heartbeat after the one that told it: what a caller was not
     there to hear is not lost.
@@ -102,7 +106,8 @@ def beat(con: sqlite3.Connection, owner: str, told: int) -> tuple[Asked, int]:
         tenant, agent, session = key
         asked[mail].append(SessionKey(agent, session, tenant))
         told = number
-    return Asked(tuple(asked[0]), tuple(asked[1])), told
+    beats = dict(con.execute(Q["beats"], {"owner": owner}))
+    return Asked(tuple(asked[0]), tuple(asked[1]), beats), told
 
 
 def ask(con: sqlite3.Connection, owner: str, key: SessionKey) -> None:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
+from typing import Any, cast
 
 import anyio
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 from perdure.errors import LeaseHeldError, LeaseLostError
 from perdure.lease.lease import obtain
 from perdure.lease.terms import Lease, OnHeld
+from perdure.lease.watch import OwnerWatch
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Record
 from perdure.store import Asked, Grant, Status, Store
@@ -116,12 +118,40 @@ class LeaseConformance(Suite):
         for key in keys:
             await take(store, key)
         before = [await other.holder(key) for key in keys]
-        assert await store.heartbeat() == Asked()
+        assert _wanted(await store.heartbeat()) == Asked()
         after = [await other.holder(key) for key in keys]
         for old, new in zip(before, after, strict=True):
             assert old is not None
             assert new is not None
-            assert new.beat > old.beat
+            assert 0 != new.beat != old.beat
+
+    async def test_a_heartbeat_tells_of_those_of_others(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        await take(store)
+        told: list[Mapping[str, int]] = []
+        for _ in range(9):  # a store that looks at others by a request of its own does not always
+            holder = await other.holder(KEY)
+            beats = (await other.heartbeat()).beats
+            assert holder is not None
+            if beats is not None:
+                told.append(beats)
+                assert beats[holder.listed or holder.owner] == holder.beat
+                await store.heartbeat()
+        assert len({*map(str, told)}) == len(told)  # each time another counter
+
+    async def test_an_owner_that_begins_anew_has_a_new_beat(self, open_store: OpenStore) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        owner = store.owner
+        await take(store)
+        before = await other.holder(KEY)
+        await store.aclose()
+        again = await open_store(owner)
+        await again.acquire(KEY, after=1)
+        after = await other.holder(KEY)
+        assert before is not None
+        assert after is not None
+        if before.owner == after.owner:  # it was given its id
+            assert 0 != after.beat != before.beat
 
     async def test_a_handover_is_asked_for_at_the_holder(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
@@ -132,9 +162,9 @@ class LeaseConformance(Suite):
             holder = await other.holder(key)
             assert holder is not None
             await other.request_handover(key, holder)
-        assert await other.heartbeat() == Asked()
+        assert _wanted(await other.heartbeat()) == Asked()
         assert sorted((await store.heartbeat()).handovers) == sorted(keys)
-        assert await store.heartbeat() == Asked()
+        assert _wanted(await store.heartbeat()) == Asked()
 
     async def test_a_closed_owner_does_not_look_alive(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
@@ -263,16 +293,33 @@ async def _obtain(
     given: int = 0,
     clock: Callable[[], float] = anyio.current_time,
 ) -> Grant:
+    watch = OwnerWatch(Lease(heartbeat=0.9 * ttl, ttl=ttl), clock)
     return await obtain(
-        store,
+        cast("Store", _Attentive(store, watch)),
         KEY,
         me=store.owner,
-        lease=Lease(heartbeat=ttl / 4, ttl=ttl),
+        watch=watch,
         on_held=on_held,
         wait=wait,
-        clock=clock,
         given=given,
     )
+
+
+class _Attentive:
+    """A store whose taker never misses a heartbeat of its own."""
+
+    def __init__(self, store: Store, watch: OwnerWatch) -> None:
+        self._store = store
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        self._watch.beaten()
+        return getattr(self._store, name)
+
+
+def _wanted(asked: Asked) -> Asked:
+    """Return what is asked of an owner alone."""
+    return msgspec.structs.replace(asked, beats=None)
 
 
 async def _race(racer: Store, after: int, won: list[tuple[Store, Grant]]) -> None:

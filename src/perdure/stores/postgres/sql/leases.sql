@@ -47,7 +47,7 @@ WITH forgotten AS (
     DELETE FROM {schema}.requests AS r USING forgotten AS f WHERE r.owner = f.owner
 )
 INSERT INTO {schema}.owners (owner, beat, seen, host, pid)
-VALUES (%(owner)s, 1, now(), %(host)s, %(pid)s)
+VALUES (%(owner)s, %(first)s, now(), %(host)s, %(pid)s)
 ON CONFLICT (owner) DO UPDATE SET beat = owners.beat + 1, seen = now(), closed = false,
     host = excluded.host, pid = excluded.pid
 
@@ -55,10 +55,11 @@ ON CONFLICT (owner) DO UPDATE SET beat = owners.beat + 1, seen = now(), closed =
 UPDATE {schema}.owners SET closed = true WHERE owner = %s
 
 -- name: beat
--- What was told before goes, by its number: asked again since then, it has another.
+-- What was told before goes, by its number: asked again since then, it has another. Then the
+-- counters of others, without a query of their own.
 WITH beat AS (
     INSERT INTO {schema}.owners (owner, beat, seen, host, pid)
-    VALUES (%(owner)s, 1, now(), %(host)s, %(pid)s)
+    VALUES (%(owner)s, %(first)s, now(), %(host)s, %(pid)s)
     ON CONFLICT (owner) DO UPDATE SET beat = owners.beat + 1, seen = now(), closed = false
 ), heard AS (
     DELETE FROM {schema}.requests WHERE owner = %(owner)s AND id = ANY(%(heard)s::bigint[])
@@ -68,7 +69,12 @@ FROM {schema}.requests AS r
 JOIN {schema}.sessions AS s ON s.id = r.session
 JOIN {schema}.tenants AS t ON t.id = s.tenant
 WHERE r.owner = %(owner)s AND NOT r.id = ANY(%(heard)s::bigint[])
-ORDER BY r.id
+UNION ALL
+(SELECT o.beat, NULL, o.owner, NULL, NULL, NULL
+FROM {schema}.owners AS o
+WHERE o.owner <> %(owner)s AND NOT o.closed
+ORDER BY o.seen DESC LIMIT 1000)
+ORDER BY 1
 
 -- name: ask
 WITH asked AS (

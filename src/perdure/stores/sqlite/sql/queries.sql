@@ -134,14 +134,17 @@ DELETE FROM inbox WHERE session = ? AND op_id = ?
 DELETE FROM inbox WHERE session = :id
 
 -- name: put_owner
-INSERT INTO owner (id, beat, host, pid) VALUES (:owner, 0, :host, :pid)
-ON CONFLICT (id) DO UPDATE SET host = excluded.host, pid = excluded.pid
+INSERT INTO owner (id, beat, host, pid) VALUES (:owner, :beat, :host, :pid)
+ON CONFLICT (id) DO UPDATE SET beat = excluded.beat, host = excluded.host, pid = excluded.pid
 
 -- name: owner
 SELECT beat, host, pid FROM owner WHERE id = :owner
 
 -- name: owners
 SELECT id FROM owner
+
+-- name: beats
+SELECT id, beat FROM owner WHERE id <> :owner LIMIT 1000
 
 -- name: beat
 UPDATE owner SET beat = beat + 1 WHERE id = :owner
