@@ -104,6 +104,7 @@ _HOMES = {
         "AcknowledgedRecordsLostError",
         "CompactionError",
         "ConfigError",
+        "ContextOverflowError",
         "CorruptRecordError",
         "FormatError",
         "LeaseError",

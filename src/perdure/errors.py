@@ -31,6 +31,7 @@ Messages name what, where and the cure. They hold ids and sizes, never content.
     ├── ReplayError
     │   └── ReplayDivergedError
     ├── ModelError
+    │   ├── ContextOverflowError
     │   └── ModelUnavailableError
     └── ToolServerError
         └── ToolOutcomeUnknownError
@@ -44,6 +45,7 @@ __all__ = [
     "AcknowledgedRecordsLostError",
     "CompactionError",
     "ConfigError",
+    "ContextOverflowError",
     "CorruptRecordError",
     "FormatError",
     "LeaseError",
@@ -188,6 +190,10 @@ class ReplayDivergedError(ReplayError):
 
 class ModelError(PerdureError):
     """The model's provider refused a request, or gave an answer that cannot be used."""
+
+
+class ContextOverflowError(ModelError):
+    """What the model was asked with is longer than its window."""
 
 
 class ModelUnavailableError(ModelError):

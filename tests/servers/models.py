@@ -4,6 +4,7 @@ It runs in a process of its own (`python -m tests.servers.models`, which prints 
 answers what the last user message asks for: a tool call for ``time in ZONE``, a failure for
 ``fail …``, else the text itself. Each request is held against the rules of its protocol; one
 that breaks them is answered with 400, as the providers do, and counted. ``/seen`` returns what came.
+A model named ``window-2000-vllm`` has a window of 2,000 tokens, and refuses more as vLLM does.
 """
 
 from __future__ import annotations
@@ -147,6 +148,43 @@ def broken_messages(body: dict[str, Any]) -> str | None:
     return f"tool_use ids without tool_result: {waiting}" if waiting else None
 
 
+# A model with a window.
+
+
+def tokens_in(body: dict[str, Any]) -> int:
+    """Return how many tokens a request has: a third of its characters, so that guesses are off."""
+    said = body.get("messages") or body.get("input")
+    return len(json.dumps([body.get("system"), said, body.get("tools")])) // 3
+
+
+def too_long(body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+    """Return the status and the error of a request that is longer than its model's window."""
+    found = re.match(r"window-(\d+)-(.+)", body["model"])
+    tokens = tokens_in(body)
+    if found is None or tokens <= int(found[1]):
+        return None
+    window = found[1]
+    match found[2]:
+        case "anthropic":
+            text = f"prompt is too long: {tokens} tokens > {window} maximum"
+            return 400, {"type": "invalid_request_error", "message": text}
+        case "anthropic-bytes":
+            return 413, {"type": "request_too_large", "message": "Request exceeds the maximum size"}
+        case "responses":
+            text = "Your input exceeds the context window of this model."
+            return 400, {"code": "context_length_exceeded", "message": text, "param": "input"}
+        case "vllm":
+            text = f"This model's maximum context length is {window} tokens. However, you requested"
+            text += f" {tokens + 9} tokens ({tokens} in the messages, 9 in the completion)."
+            return 400, {"type": "BadRequestError", "message": text, "code": 400}
+        case "llama.cpp":
+            error = {"code": 400, "type": "exceed_context_size_error", "message": "too large"}
+            return 400, {**error, "n_prompt_tokens": tokens, "n_ctx": int(window)}
+    text = f"This model's maximum context length is {window} tokens. However, your messages"
+    text += f" resulted in {tokens} tokens."
+    return 400, {"message": text, "code": "context_length_exceeded", "param": "messages"}
+
+
 # The application. Imports are late: tests import this module for `running` alone.
 
 
@@ -191,6 +229,10 @@ class Application:
             self.broken.append(why)
             error = {"message": why, "type": "invalid_request_error"}
             return body, JSONResponse({"type": "error", "error": error}, status_code=400)
+        refused = too_long(body)
+        if refused is not None:
+            status, error = refused
+            return body, JSONResponse({"type": "error", "error": error}, status_code=status)
         return body, None
 
     def failure(self, last: str) -> Any:

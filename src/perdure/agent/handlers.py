@@ -28,9 +28,10 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.agent.llm.model import Chunk, Reply, ToolSpec
+from perdure.agent.llm.overflow import Overflow, overflow_of
 from perdure.agent.processing import received
 from perdure.agent.requests import LLMRequest
-from perdure.errors import SessionError
+from perdure.errors import ContextOverflowError, SessionError
 from perdure.memory.traces import BEGIN
 from perdure.model.messages import Message, ToolResult
 from perdure.session.inside import grouped
@@ -156,11 +157,12 @@ class LLMUserMessageReadyEventHandler:
             raise SessionError(text, agent=context.agent_id, turn=context.turn_id)
         context.model_calls += 1
         specs = context.plugins.tools.offered(context.toolbox.specs)
+        context.memory.note_window(getattr(context.model, "context_window", None))
         context.memory.note_tools(specs)
         request = await context.assembler.prepare_request(
             context.turn_id, context.state.system_prompt
         )
-        reply = await self._ask(request, specs, context)
+        request, reply = await self._asked(request, specs, context)
         memory, message = context.memory, reply.message()
         context.last_message = message
         if message.tool_calls:
@@ -173,10 +175,42 @@ class LLMUserMessageReadyEventHandler:
         if memory.compaction_policy.is_due(memory.context_bytes, tokens):
             memory.request_compaction()
 
-    async def _ask(
+    async def _asked(
         self, request: LLMRequest, specs: Sequence[ToolSpec], context: AgentContext
+    ) -> tuple[LLMRequest, Reply]:
+        """Ask the model; if the request is too long for it, compact and ask once more.
+
+        Raises:
+            ContextOverflowError: It is too long even so.
+
+        """
+        memory, reply = context.memory, Reply()
+        try:
+            return request, await self._ask(request, reply, specs, context)
+        except Exception as error:
+            told = overflow_of(error)
+            if told is None or reply.partial() is not None:
+                raise
+            asked = memory.note_overflow(request.messages, told)
+            cause = error
+        request = await context.assembler.prepare_request(
+            context.turn_id, context.state.system_prompt
+        )
+        tokens = memory.count(request.messages)
+        try:
+            if tokens < asked:
+                return request, await self._ask(request, Reply(), specs, context)
+        except Exception as error:
+            told = overflow_of(error)
+            if told is None:
+                raise
+            memory.note_overflow(request.messages, told)
+            cause = error
+        raise _does_not_fit(context, tokens, told) from cause
+
+    async def _ask(
+        self, request: LLMRequest, reply: Reply, specs: Sequence[ToolSpec], context: AgentContext
     ) -> Reply:
-        reply = Reply()
         stream = context.model.stream(request.rendered, specs)
         try:
             async with _closing(stream):
@@ -190,6 +224,22 @@ class LLMUserMessageReadyEventHandler:
                 context.memory.ingest_assistant_response(partial, context.turn_id)
             raise
         return reply
+
+
+def _does_not_fit(context: AgentContext, tokens: int, told: Overflow) -> ContextOverflowError:
+    window = "" if told.window is None else f" of {told.window} tokens"
+    message = (
+        f"agent {context.agent_id!r}: turn {context.turn_id} does not fit into the model's window"
+        f"{window}: even compacted, the request has about {told.tokens or tokens} tokens; ask with "
+        "less, have tools return less, or choose a model with a larger window"
+    )
+    return ContextOverflowError(
+        message,
+        agent=context.agent_id,
+        turn=context.turn_id,
+        tokens=told.tokens or tokens,
+        window=told.window,
+    )
 
 
 @contextlib.asynccontextmanager

@@ -8,15 +8,17 @@ happened, or it has not.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import final
+from typing import Final, final
 
 import msgspec
 
 from perdure.agent.compacting import Compacted, Compacting, Known, trimmer
 from perdure.agent.llm.model import ToolSpec
+from perdure.agent.llm.overflow import Overflow
 from perdure.agent.raw_turns import RawTurns
 from perdure.agent.turns import TurnTracker
 from perdure.codec.json import encode
@@ -46,6 +48,15 @@ from perdure.session.session import Session
 
 __all__ = ["MemoryManager"]
 
+log: logging.Logger = logging.getLogger("perdure.agent")
+
+SPARE: Final = 0.85
+"""How much of a window may be asked with: the rest is the answer's, and for miscounting."""
+NEAR: Final = 0.75
+"""Of how much of it to warn."""
+HALF: Final = 0.5
+"""How much of a request that was too long to keep, if nobody says how much too long it was."""
+
 
 @final
 class MemoryManager:
@@ -72,11 +83,16 @@ class MemoryManager:
         self.session = session
         self.turn_tracker: TurnTracker = turn_tracker or TurnTracker(session.info.turns)
         self.compaction_policy: CompactionPolicy = compaction_policy or CompactionPolicy()
+        self._window: int | None = None  # the model's, in its own tokens, if it is known
+        self._room: int | None = None  # the same, as tokens are counted here, with room to spare
+        self._scale = 1.0  # tokens as they are counted here, for one of the model's
+        self._warned = False
+        self._opened: tuple[str, int, Message | None] = ("", 0, None)  # by what, and at which seq
         self.compactor: Compactor = compactor or Compactor()
         self.builder: CompactionSnapshotBuilder = builder or CompactionSnapshotBuilder()
         self.retriever: Retriever = retriever or Retriever(
             lambda name: lines_of(session, name),
-            trim=trimmer(self._policy, self.builder),
+            trim=trimmer(self.policy, self.builder),
         )
         self.working_context_snapshot_store: WorkingContextSnapshotStore = (
             working_context_snapshot_store
@@ -119,7 +135,9 @@ class MemoryManager:
     def ingest_user_message(self, message: Message, turn_id: str) -> int:
         """Keep what the user said; return the session's version."""
         self.turn_tracker.check(turn_id)
-        return self._append(message)
+        seq = self._append(message)
+        self._opened = (turn_id, seq, message)
+        return seq
 
     def ingest_tool_intent(self, message: Message, turn_id: str) -> int:
         """Keep the model's wish to call tools, before anybody calls them."""
@@ -239,25 +257,62 @@ class MemoryManager:
         """Ask that the next request compacts first. Nothing else happens now."""
         self.compaction_required = True
 
+    def note_window(self, tokens: int | None) -> None:
+        """Take note of how many tokens the model may be asked with, if that is known."""
+        if tokens is not None and self._room is None:
+            self._window, self._room = tokens, int(tokens * SPARE)
+
     def note_usage(self, asked_with: Sequence[Message], tokens: int | None) -> None:
         """Take note of how many tokens the model has read: more than is counted here."""
-        if tokens is not None and self.compaction_policy.max_tokens is not None:
-            counted = tokens_of(asked_with, self.compaction_policy.count_tokens)
-            self._beside = max(tokens - counted, 0)
-            self._asked_before = True
+        policy = self.policy
+        if tokens is None or policy.max_tokens is None:
+            return
+        counted = tokens_of(asked_with, policy.count_tokens)
+        self._beside = max(int(tokens * self._scale) - counted, 0)
+        self._asked_before = True
+        if policy.is_due(self.context_bytes, int(tokens * self._scale)):
+            self.request_compaction()
+        near = self._window is not None and tokens > self._window * NEAR
+        if near and not self._warned:
+            facts = {"agent": self.agent_id, "tokens": tokens, "window": self._window}
+            log.warning("the context of %s nears the model's window", self.agent_id, extra=facts)
+        self._warned = near
+
+    def note_overflow(self, asked_with: Sequence[Message], told: Overflow) -> int:
+        """Take note that the model was asked with too much, and return how much that was.
+
+        The next request compacts to what fits: to what the provider says, as tokens are counted
+        here; to half of it, where it says nothing.
+        """
+        count = self.compaction_policy.count_tokens
+        asked = tokens_of(asked_with, count) + self._beside
+        if told.window and told.tokens:
+            self._scale = asked / told.tokens
+            room = told.window * self._scale * SPARE
+        elif told.window:
+            room = min(told.window * SPARE, asked * HALF)
+        else:
+            room = asked * HALF
+        self._window, self._room = told.window or self._window, max(int(room), 1)
+        self._beside = 0  # it is part of what the scale was made of
+        self.request_compaction()
+        return asked
 
     def note_tools(self, specs: Sequence[ToolSpec]) -> None:
         """Take note of the tools that the next request has, until the model says what they took."""
-        if self._asked_before or self.compaction_policy.max_tokens is None:
+        if self._asked_before or self.policy.max_tokens is None:
             return
         shown = Message.system(msgspec.json.encode(specs, enc_hook=repr).decode())
         self._beside = self.compaction_policy.count_tokens(shown) if specs else 0
 
+    def count(self, messages: Sequence[Message]) -> int:
+        """Return how many tokens a request with these messages has, as counted here."""
+        return tokens_of(messages, self.compaction_policy.count_tokens) + self._beside
+
     def is_over_budget(self, messages: Sequence[Message]) -> bool:
         """Say whether messages are more than what the model may be asked with."""
-        policy, tokens = self._policy, None
-        if policy.max_tokens is not None:
-            tokens = tokens_of(messages, policy.count_tokens) + self._beside
+        policy = self.policy
+        tokens = None if policy.max_tokens is None else self.count(messages)
         return policy.is_due(self.context_bytes, tokens)
 
     def is_due(self, messages: Sequence[Message]) -> bool:
@@ -270,8 +325,28 @@ class MemoryManager:
         return self.compaction_required or was_cut or self.is_over_budget(messages)
 
     @property
-    def _policy(self) -> CompactionPolicy:
-        return self.compaction_policy.within(working_context(self.session).limit)
+    def policy(self) -> CompactionPolicy:
+        """When to compact: as was said, and as the session and the model's window allow."""
+        policy = self.compaction_policy.within(working_context(self.session).limit)
+        if self._room is None or self._room >= (policy.max_tokens or self._room + 1):
+            return policy
+        return msgspec.structs.replace(policy, max_tokens=self._room)
+
+    async def leave_out_turn(self, turn_id: str) -> None:
+        """Take back what was said in the running turn; the log has it.
+
+        What the context was compacted to meanwhile stays. A turn that was resumed is left as it is:
+        the next compaction sums it up.
+        """
+        said_in, seq, opening = self._opened
+        if said_in != turn_id:
+            return
+        context = self.get_working_context_messages()
+        begins = [at for at, message in enumerate(context) if _is_same(message, opening)]
+        await self.session.retract(after=seq - 1)
+        if begins:
+            before = context[: begins[-1]]
+            self.replace_context(before, system_prompt=None, reason="overflow")
 
     async def compact(
         self, system_prompt: str, exclude_turn_id: str | None = None, *, notes: str = ""
@@ -326,7 +401,7 @@ class MemoryManager:
         return found, late if late is None else [decode_message(one, types) for one in late]
 
     def _compacting(self, turns: int = 0) -> Compacting:
-        parts = (self._policy, self.compactor, self.builder, self._clock)
+        parts = (self.policy, self.compactor, self.builder, self._clock)
         return Compacting(*parts, turns=turns, beside=self._beside)
 
     def _cut(self, prompt: str, notes: str) -> Compaction:
@@ -360,6 +435,14 @@ class MemoryManager:
     def safe_messages(self) -> tuple[Message, ...]:
         """Return the working context as every provider takes it."""
         return repair(self.get_working_context_messages(), self._options.dangling_calls).messages
+
+
+def _is_same(message: Message, other: Message | None) -> bool:
+    """Say whether messages are one, whenever it was kept."""
+    if other is None:
+        return False
+    said = msgspec.structs.replace(message, created_at=other.created_at)
+    return said == other
 
 
 def _head(*texts: str) -> list[Message]:

@@ -31,7 +31,7 @@ from perdure.agent.handlers import WorkerEventDispatcher, begin_context
 from perdure.agent.inputs import InputQueues, LoadRequest, Posted
 from perdure.agent.processing import lived, told_of
 from perdure.agent.resuming import first_event, go_on, to_resume, unfinished
-from perdure.errors import PerdureError, SessionClosedError
+from perdure.errors import ContextOverflowError, PerdureError, SessionClosedError
 from perdure.model.messages import Message
 from perdure.model.records import Entry
 from perdure.session.inside import end_with
@@ -220,6 +220,8 @@ class AgentWorker:
                 end_with(turn, *ledger.closing(posted.admitted, turn.id, how="answered"))
             except BaseException as error:
                 self._try(context.memory.close_open_calls)
+                if isinstance(error, ContextOverflowError):
+                    await context.memory.leave_out_turn(turn.id)
                 self._try(keep_custom_data, context)
                 end_with(turn, *self._left_by(error, posted, turn.id))
                 raise

@@ -37,6 +37,8 @@ class AnthropicModel:
         base_url: Where it is, if not at Anthropic; the environment may have ANTHROPIC_BASE_URL.
         api_key: The key, instead of the environment variable ANTHROPIC_API_KEY.
         max_retries: How often the client asks again by itself.
+        context_window: How many tokens the model may be asked with, if you know: then old turns are
+            compacted before it refuses a request, not after.
         timeout: Seconds that an answer may take to begin, or pause.
         options: What else goes into each request, such as ``thinking``.
 
@@ -54,6 +56,7 @@ class AnthropicModel:
         base_url: str | None = None,
         api_key: str | None = None,
         max_retries: int = 2,
+        context_window: int | None = None,
         timeout: float = 600.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -61,6 +64,7 @@ class AnthropicModel:
         url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or OFFICIAL
         key = key_for("ANTHROPIC_API_KEY", api_key, keyless=url != OFFICIAL)
         self.name: str = name
+        self.context_window: int | None = context_window
         self._max_tokens = max_tokens
         self._options = dict(options or {})
         self._asked = Asked(

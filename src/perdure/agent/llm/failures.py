@@ -8,11 +8,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from perdure.errors import ModelError, ModelUnavailableError
+from perdure.agent.llm.overflow import Overflow, overflow_in
+from perdure.errors import ContextOverflowError, ModelError, ModelUnavailableError
 
 __all__ = ["Asked", "cut", "ended", "failure_of"]
 
 _LONGEST: Final = 500
+_TOO_LARGE: Final = 413
+_NEVER_OVERFLOW: Final = frozenset({401, 403, 404, 429})
 _FOR_NOW: Final = frozenset({408, 409, 425, 429})
 
 
@@ -80,7 +83,7 @@ def cut(asked: Asked, cause: str = "") -> ModelUnavailableError:
     return ModelUnavailableError(message, provider=asked.provider, model=asked.model)
 
 
-def ended(asked: Asked, error: Any) -> ModelUnavailableError:
+def ended(asked: Asked, error: Any) -> ModelError:
     """Return the error for an answer that the provider ended with one.
 
     Args:
@@ -90,6 +93,9 @@ def ended(asked: Asked, error: Any) -> ModelUnavailableError:
     """
     said = error.get("message") if isinstance(error, Mapping) else None
     why = asked.without_key(str(said or error or "it gave no reason"))
+    overflow = overflow_in(str(error))
+    if overflow is not None:
+        return _too_long(asked, overflow, why)
     message = f"{asked!r} ended its answer with an error: {why}"
     return ModelUnavailableError(message, provider=asked.provider, model=asked.model)
 
@@ -103,6 +109,9 @@ def _answered(asked: Asked, error: Exception, status: int) -> ModelError:
         "retry_after": retry_after,
     }
     why = _short(asked, error)
+    overflow = overflow_in(f"{error} {getattr(error, 'body', '')}")
+    if status == _TOO_LARGE or (overflow is not None and status not in _NEVER_OVERFLOW):
+        return _too_long(asked, overflow or Overflow(), why, **facts)
     if status in {401, 403}:
         text = (
             f"{asked!r} refused the key ({status}): check the environment variable {asked.variable}"
@@ -118,6 +127,12 @@ def _answered(asked: Asked, error: Exception, status: int) -> ModelError:
     if status >= 500 or status in _FOR_NOW:
         return ModelUnavailableError(f"{asked!r} failed ({status}): {why}; ask again", **facts)
     return ModelError(f"{asked!r} refused the request ({status}): {why}", **facts)
+
+
+def _too_long(asked: Asked, overflow: Overflow, why: str, **facts: Any) -> ContextOverflowError:
+    message = f"{asked!r} was asked with more than its window holds: {why}"
+    facts = {"provider": asked.provider, "model": asked.model, **facts}
+    return ContextOverflowError(message, tokens=overflow.tokens, window=overflow.window, **facts)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

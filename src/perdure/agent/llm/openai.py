@@ -46,6 +46,8 @@ class OpenAIModel:
             may do without.
         issuer: Whose reasoning and signatures it understands; by default OpenAI, or the host.
         max_retries: How often the client asks again by itself.
+        context_window: How many tokens the model may be asked with, if you know: then old turns are
+            compacted before it refuses a request, not after.
         timeout: Seconds that an answer may take to begin, or pause.
         options: What else goes into each request, such as ``temperature``.
 
@@ -64,6 +66,7 @@ class OpenAIModel:
         api_key: str | None = None,
         issuer: str | None = None,
         max_retries: int = 2,
+        context_window: int | None = None,
         timeout: float = 600.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -74,6 +77,7 @@ class OpenAIModel:
         official = _is_official(url)
         key = key_for("OPENAI_API_KEY", api_key, keyless=not official)
         self.name: str = name
+        self.context_window: int | None = context_window
         self._api = api
         self._issuer = issuer or ("openai" if official else urlsplit(url).hostname or url)
         self._options = dict(options or {})

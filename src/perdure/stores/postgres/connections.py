@@ -31,11 +31,11 @@ __all__ = ["Connection", "Connections", "driver"]
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
 READ_ONLY = "25006"
+_ROUNDS = 6
 FRESH = 0.5
 """Seconds of idleness after which a connection is looked at before it is used."""
 
 _DEFAULTS = {
-    "application_name": "perdure",
     "connect_timeout": "5",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
@@ -56,6 +56,46 @@ def _setup(timeout: float) -> str:
         f"SET idle_in_transaction_session_timeout = {statement}; {_PLANS}; "
         "SET default_transaction_isolation = 'read committed'"
     )
+
+
+def _process(connection: Connection) -> int:
+    """Return which process of the server answers, now."""
+    row = connection.execute(b"SELECT pg_backend_pid()", prepare=False).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _are_mixed(one: Connection, other: Connection) -> bool:
+    """Say whether two clients of a pooler are given each other's process, or change their own.
+
+    Both hold a transaction, so they have one each, and give it back in either order: whether
+    the pooler takes the newest or the oldest of those that are free, one round swaps them.
+    """
+    before = _process(one)
+    if _process(other) == before:
+        return True
+    seen: tuple[int, int] | None = None
+    for turn in range(_ROUNDS):
+        with _transaction(one), _transaction(other):
+            pair = _process(one), _process(other)
+            if turn % 2:
+                other.execute(b"ROLLBACK", prepare=False)
+            else:
+                one.execute(b"ROLLBACK", prepare=False)
+        if pair[0] != before or (seen is not None and pair != seen):
+            return True
+        seen = pair
+    return False
+
+
+@contextlib.contextmanager
+def _transaction(connection: Connection) -> Iterator[None]:
+    connection.execute(b"BEGIN READ ONLY", prepare=False)
+    try:
+        yield
+    finally:
+        if connection.pgconn.transaction_status != 0:  # PQTRANS_IDLE: it was rolled back before
+            connection.execute(b"ROLLBACK", prepare=False)
 
 
 def driver() -> Any:
@@ -92,18 +132,21 @@ class Connections:
         self._driver = driver()
         self.errors: type[psycopg.Error] = self._driver.Error
         """What the driver raises."""
-        self._conninfo = self._checked()
         self._setup = _setup(settings.timeout).encode()
+        self._conninfo = self._checked()
         self._lock = threading.Lock()
         self._idle: list[tuple[Connection, float]] = []
         self._used: set[_Used] = set()
         self._closed = False
+        self._is_own = False  # whether a connection is known to keep its server process
 
     def _checked(self) -> str:
         conninfo = self._settings.conninfo
         try:
             given = self._driver.conninfo.conninfo_to_dict(conninfo)
             missing = {name: text for name, text in _DEFAULTS.items() if name not in given}
+            if "application_name" not in given:  # not at the start: a pooler would keep it
+                self._setup += b"; SET application_name = 'perdure'"
             return str(self._driver.conninfo.make_conninfo(conninfo, **missing))
         except self.errors as error:
             # Not as the cause: it may quote any part of the URL.
@@ -115,22 +158,51 @@ class Connections:
         """Return a new connection, in autocommit mode.
 
         Raises:
+            ConfigError: Its address is a pooler's, which shares its connections among clients.
             StoreUnavailableError: There is no server, or it lets nobody in.
 
         """
+        connection = self._reached()
+        try:
+            with self.watched(connection):
+                if not self._is_own:
+                    self._require_own(connection)
+                connection.execute(self._setup, prepare=False)
+        except self.errors as error:
+            connection.close()
+            raise self.mapped(error, "reach") from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _reached(self) -> Connection:
         try:
             connection: Connection = self._driver.connect(
                 self._conninfo, autocommit=True, prepare_threshold=0
             )
         except self.errors as error:
             raise self.mapped(error, "reach") from error
-        try:
-            with self.watched(connection):
-                connection.execute(self._setup, prepare=False)
-        except self.errors as error:
-            connection.close()
-            raise self.mapped(error, "reach") from error
         return connection
+
+    def _require_own(self, connection: Connection) -> None:
+        """Raise if another transaction may run elsewhere: before anything is set there.
+
+        A server tells its process's number when it is connected to; a pooler tells one that it has
+        made up. Behind one, two clients find out whether they can get each other's process.
+        """
+        if _process(connection) != connection.info.backend_pid:
+            other = self._reached()
+            with contextlib.closing(other), self.watched(other):
+                if _are_mixed(connection, other):
+                    message = (
+                        f"{self._settings.location} is the address of a pooler that gives each "
+                        "transaction any connection, such as PgBouncer with pool_mode=transaction: "
+                        "settings, prepared statements and notifications do not hold there; "
+                        "use the server's own address, or one with pool_mode=session"
+                    )
+                    raise ConfigError(message, option="url")
+        self._is_own = True
 
     def mapped(self, error: psycopg.Error, doing: str) -> PerdureError:
         """Return a driver's error in perdure's words, without any password."""
