@@ -119,6 +119,8 @@ def parser() -> argparse.ArgumentParser:
         )
     for name in ("kill", "pause", "power", "race", "readers"):
         commands.choices[name].add_argument("--store", choices=sorted(places.KINDS), default="file")
+    for name in ("flip", "faults"):
+        commands.choices[name].add_argument("--store", choices=["file", "sqlite"], default="file")
     for name in ("kill", "stop", "pause", "faults", "race"):
         commands.choices[name].add_argument("--runner", choices=sorted(LOOPS), default="asyncio")
     for name in ("kill", "stop", "pause", "cuts", "flip", "power"):

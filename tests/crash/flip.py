@@ -1,25 +1,33 @@
 """Damage one file at a time, by a bit or by its length, and read what is left.
 
 Whatever is damaged: what is returned is right, as far as it goes, or there is an error that
-says so; and the session next to it is as it was.
+says so; and the session next to it is as it was. In a database, where sessions share pages, that
+one may be refused as well. Every way to read ends with data or one of perdure's own errors.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import random
 import shutil
+import traceback
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from perdure.errors import CorruptRecordError, PerdureError
 from perdure.model.keys import SessionKey
-from perdure.model.records import Record
-from perdure.store import Store
+from perdure.model.records import MESSAGE, Record
+from perdure.store import Posted, Store
+from tests.crash import places
 from tests.crash.forks import Child, Report
 from tests.crash.scratch import scratch
 from tests.crash.work import AGENT, Lost, Writer, read, roll, run, texts_of
 
 OTHER = SessionKey("other")
+PAGE, SECTOR = 4096, 512
 
 
 async def prepare(store: Store, report: Report) -> None:
@@ -32,12 +40,18 @@ async def prepare(store: Store, report: Report) -> None:
     other = await Writer.take(store, OTHER, report)
     await other.append(2)
     await other.fold()
+    for key in (AGENT, OTHER):
+        await store.post(key, [Posted("op", MESSAGE, b'"posted"', 1.0)])
+    data = b"blob" * 500
+    await store.put_blobs("", {hashlib.sha256(data).hexdigest(): data})
 
 
 def damage(path: Path, dice: random.Random) -> str:
     """Damage a file, and say how."""
     data = bytearray(path.read_bytes())
     place = dice.randrange(len(data))
+    if path.suffix == ".db" and dice.random() < 0.75:
+        return _damage_pages(path, data, dice)
     if dice.random() < 0.25:
         path.write_bytes(data[:place])
         return f"{path.name} cut at {place} of {len(data)}"
@@ -45,6 +59,70 @@ def damage(path: Path, dice: random.Random) -> str:
     data[place] ^= 1 << bit
     path.write_bytes(data)
     return f"{path.name} with bit {bit} of byte {place} of {len(data)} turned"
+
+
+def _damage_pages(path: Path, data: bytearray, dice: random.Random) -> str:
+    """Damage a database as disks do, in whole sectors, or where its pages say what they are."""
+    page = dice.randrange(len(data) // PAGE) * PAGE
+    how = dice.choice(("bytes", "head", "zeros", "another's", "noise"))
+    if how == "bytes":
+        for _ in range(dice.randint(2, 9)):
+            data[page + dice.randrange(PAGE)] = dice.randrange(256)
+    elif how == "head":  # what kind of page it is, and where its cells lie
+        data[page + dice.randrange(40)] = dice.randrange(256)
+    elif how == "zeros":
+        at = page + dice.randrange(PAGE // SECTOR) * SECTOR
+        data[at : at + SECTOR] = bytes(SECTOR)
+    elif how == "another's":
+        other = dice.randrange(len(data) // PAGE) * PAGE
+        data[page : page + PAGE] = data[other : other + PAGE]
+    else:
+        at = page + dice.randrange(PAGE - 64)
+        data[at : at + 64] = dice.randbytes(64)
+    path.write_bytes(data)
+    return f"{path.name} with {how} in page {page // PAGE + 1}"
+
+
+async def read_all(store: Store) -> list[str]:
+    """Read in every way there is; return what is not one of perdure's own errors."""
+
+    async def log(**how: Any) -> None:
+        async with contextlib.aclosing(store.read_log(AGENT, **how)) as chunks:
+            async for _ in chunks:
+                pass
+
+    async def blobs() -> None:
+        for name in await store.blob_names(""):
+            await store.get_blob("", name)
+
+    ways: dict[str, Callable[[], Awaitable[Any]]] = {
+        "sessions": store.sessions,
+        "by owner": lambda: store.sessions(owner="somebody", tag="x"),
+        "tenants": store.tenants,
+        "waiting": store.waiting,
+        "head": lambda: store.head(AGENT),
+        "holder": lambda: store.holder(AGENT),
+        "backwards": lambda: log(reverse=True),
+        "tail": lambda: log(after=4, limit=2),
+        "documents": lambda: store.read_documents(AGENT, ["session.json"]),
+        "blobs": blobs,
+        "heartbeat": store.heartbeat,
+        "post": lambda: store.post(OTHER, [Posted("again", MESSAGE, b'"more"', 1.0)]),
+        "sweep": lambda: store.sweep("", (), 0.0),
+    }
+    for name in ("integrity_problems", "readable_keys"):
+        if hasattr(store, name):
+            ways[name] = getattr(store, name)
+    problems = []
+    for name, way in ways.items():
+        try:
+            await way()
+        except PerdureError:
+            continue
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            problems.append(f"{name}: {error!r} at {where.filename}:{where.lineno}")
+    return problems
 
 
 async def look(store: Store, whole: list[Record]) -> tuple[list[str], bool]:
@@ -89,6 +167,7 @@ def flip(*, cycles: int, seed: int = 0) -> dict[str, object]:
     def program(report: Report) -> None:
         with scratch() as top:
             run(top / "healthy", prepare, lambda *_: None)
+            is_database = places.chosen() == "sqlite"
             whole: list[Record] = []
             beside: list[Record] = []
 
@@ -99,6 +178,7 @@ def flip(*, cycles: int, seed: int = 0) -> dict[str, object]:
             run(top / "healthy", remember, lambda *_: None)
             session = top / "healthy" / "agents" / AGENT.agent
             files = [path for path in session.rglob("*") if path.is_file()]
+            files = [top / "healthy" / "store.db"] if is_database else files
             names = sorted(
                 path.relative_to(top / "healthy") for path in files if path.stat().st_size
             )
@@ -109,13 +189,27 @@ def flip(*, cycles: int, seed: int = 0) -> dict[str, object]:
 
                 async def judge(store: Store, tell: Report, what: str = what) -> None:
                     problems, seen = await look(store, whole)
-                    if await read(store, OTHER) != beside:
-                        problems.append("the session beside it is not as it was")
+                    problems += await read_all(store) if is_database else []
+                    try:
+                        if await read(store, OTHER) != beside:
+                            problems.append("the session beside it is not as it was")
+                    except CorruptRecordError:
+                        if not is_database:
+                            raise
+                        seen = True
                     tell("flipped", seen)
                     for problem in problems + await write_on(store, whole):
                         tell("problem", f"{what}: {problem}")
 
-                run(root, judge, report)
+                try:
+                    run(root, judge, report)
+                except (PerdureError, Lost):
+                    if not is_database:  # of which not even the first page may be right
+                        raise
+                    report("flipped", True)
+                except Exception as error:
+                    where = traceback.extract_tb(error.__traceback__)[-1]
+                    report("problem", f"{what}: {error!r} at {where.filename}:{where.lineno}")
                 shutil.rmtree(root)
 
     child = Child(program)

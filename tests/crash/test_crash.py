@@ -181,3 +181,19 @@ def test_damage_is_noticed_and_never_read_as_truth() -> None:
     assert summary["problems"] == []
     assert summary["cycles"] == 200
     assert summary["noticed"] > 150  # The rest met bytes that tell nothing: a heartbeat, a time.
+
+
+def test_damage_to_a_database_ends_no_read_but_by_data_or_an_error_that_says_so() -> None:
+    summary = crash("flip", "--cycles", "300", "--store", "sqlite", "--seed", "1")
+    assert summary["problems"] == []
+    assert summary["cycles"] == 300
+    assert summary["noticed"] > 50  # Most pages are another session's, or hold what has no sum.
+
+
+@pytest.mark.parametrize("scenario", ["acquire", "fold"])
+def test_a_call_around_the_database_that_fails_is_told(scenario: str) -> None:
+    """Its folder, and its owners: what SQLite itself calls is not within reach here."""
+    summary = crash("faults", "--scenario", scenario, "--store", "sqlite")
+    assert summary["problems"] == []
+    assert summary["faults"] >= 3
+    assert summary["told"] >= 3

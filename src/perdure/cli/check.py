@@ -13,11 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from perdure.cli.audit import Audit, audit
 from perdure.cli.findings import Finding
 from perdure.cli.garbage import Garbage, collect, garbage
+from perdure.cli.integrity import examined, mended, print_integrity
 from perdure.cli.leftovers import leftovers
 from perdure.cli.options import Named
 from perdure.cli.output import print_json, say, size, stderr
-from perdure.cli.reach import existing, is_there, layers, managed, no_session, opened
-from perdure.errors import ConfigError, PerdureError
+from perdure.cli.reach import existing, found_keys, is_there, layers, managed, no_session, opened
+from perdure.errors import ConfigError, CorruptRecordError, PerdureError
 from perdure.model.keys import SessionKey, require_filters
 from perdure.store import SessionInfo, Store
 
@@ -44,7 +45,7 @@ def check(
     Args:
         id: The agent's id. Default: every session of the store, or of the tenant.
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not,
-            and what `ls` lists and chooses by.
+            and what `ls` lists and chooses by; and a SQLite database's indexes.
         gc: Set aside the blobs that no session reaches, and remove those that were set aside
             a grace period ago.
         grace: Hours that a blob has to be old for that.
@@ -56,38 +57,49 @@ def check(
 
 
 async def _check(id: str | None, *, repair: bool, grace: float | None, where: Named) -> int:
-    blobs: list[Garbage] = []
     index = Index()
+    before = await mended(existing(where.store)) if repair else None
     async with opened(where.store, write=repair or grace is not None) as store:
         if repair and id is None:
             index.entries = await rebuilt_directory(store)
-        if id is None:
-            tenants = [where.tenant] if where.tenant else await store.tenants()
-            keys = [key for tenant in tenants for key in await _keys(store, tenant)]
-            audits = await _audit_all(store, keys)
-            for tenant in tenants:
-                theirs = [key for key in keys if key.tenant == tenant]
-                blobs.append(await _blobs(store, tenant, theirs, grace))
-        else:
-            key = where.key(id)
-            if not await is_there(store, key):
-                raise no_session(key, store)
-            audits = await _audit_all(store, [key])
+        file = await examined(store, before)
+        audits, blobs = await _seen(store, id, grace, where)
         location = store.location
     repaired: list[Repair] = []
     if repair:
         repaired = [await _repair(where, seen) for seen in audits if seen.repairable]
         folded = [await _repair(where, seen) for seen in audits if _is_unlisted(seen)]
         index.folded = sum(one.error is None for one in folded)
-    report = {**_report(location, audits, repaired, blobs), "index": index}
+    report = {**_report(location, audits, repaired, blobs), "index": index, "file": file}
+    report["problems"] += len(file.left) if file is not None else 0
     if where.json:
         print_json(report)
-    else:
-        _print(report, audits, repaired, repair=repair)
-        _print_index(index)
-        for one in blobs:
-            _print_blobs(one)
+        return 1 if report["problems"] else 0
+    if file is not None:
+        print_integrity(file, location, audits, repair=repair)
+    _print(report, audits, repaired, repair=repair)
+    _print_index(index)
+    for one in blobs:
+        _print_blobs(one)
     return 1 if report["problems"] else 0
+
+
+async def _seen(
+    store: Store, id: str | None, grace: float | None, where: Named
+) -> tuple[list[Audit], list[Garbage]]:
+    """Look at one session, or at all of them and at the blobs."""
+    if id is not None:
+        key = where.key(id)
+        if not await is_there(store, key):
+            raise no_session(key, store)
+        return await _audit_all(store, [key]), []
+    blobs: list[Garbage] = []
+    tenants, keys = await _listed(store, where.tenant)
+    audits = await _audit_all(store, keys)
+    for tenant in tenants:
+        theirs = [key for key in keys if key.tenant == tenant]
+        blobs.append(await _blobs(store, tenant, theirs, grace))
+    return audits, blobs
 
 
 async def _blobs(store: Store, tenant: str, keys: list[SessionKey], grace: float | None) -> Garbage:
@@ -114,6 +126,19 @@ def _print_blobs(found: Garbage) -> None:
         )
 
 
+async def _listed(store: Store, tenant: str) -> tuple[list[str], list[SessionKey]]:
+    """Return the tenants and their sessions; past damage, those that can be found."""
+    try:
+        tenants = [tenant] if tenant else await store.tenants()
+        return tenants, [key for one in tenants for key in await _keys(store, one)]
+    except CorruptRecordError:
+        found = await found_keys(store)
+        if found is None:
+            raise
+    keys = [key for key in found if not tenant or key.tenant == tenant]
+    return sorted({key.tenant for key in keys}), keys
+
+
 async def _keys(store: Store, tenant: str) -> list[SessionKey]:
     keys: list[SessionKey] = []
     last: SessionInfo | None = None
@@ -135,11 +160,18 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("checking", total=len(keys))
         for key in keys:
-            seen = await audit(store, key)
+            seen = await _audit(store, key)
             seen.findings += leftovers(store, key)
             audits.append(seen)
             progress.advance(task)
     return audits
+
+
+async def _audit(store: Store, key: SessionKey) -> Audit:
+    try:
+        return await audit(store, key)
+    except CorruptRecordError as error:  # it, or the file, is damaged before anything of it is read
+        return Audit(key=key, findings=[Finding(what="log", detail=str(error))])
 
 
 class Repair(msgspec.Struct, frozen=True):

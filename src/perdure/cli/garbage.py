@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from perdure.errors import PerdureError
+from perdure.errors import CorruptRecordError, PerdureError
 from perdure.model.keys import SessionKey
 from perdure.moving.taking import names_of
 from perdure.session.lineage import followed
@@ -32,9 +32,12 @@ class Garbage(msgspec.Struct, kw_only=True):
 
 async def garbage(store: Store, tenant: str, keys: list[SessionKey]) -> tuple[Garbage, set[str]]:
     """Look for blobs that none of a tenant's sessions, which are *keys*, reaches."""
-    there = set(await store.blob_names(tenant))
-    found = Garbage(tenant=tenant, blobs=len(there))
     reached: set[str] = set()
+    try:
+        there = set(await store.blob_names(tenant))
+    except CorruptRecordError as error:
+        return Garbage(tenant=tenant, unknown=str(error)), reached
+    found = Garbage(tenant=tenant, blobs=len(there))
     if not there:
         return found, reached
     lineage = followed(store)

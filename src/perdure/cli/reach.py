@@ -23,6 +23,7 @@ from perdure.stores.wrapped.keyring import keyring_of
 
 __all__ = [
     "existing",
+    "found_keys",
     "holder_of",
     "is_there",
     "layers",
@@ -91,7 +92,7 @@ async def require_key(store: Store) -> None:
     """
     if any(isinstance(layer, EncryptedStore) for layer in layers(store)):
         return
-    for tenant in sorted({"", *await store.tenants()}):
+    for tenant in sorted({"", *await _tenants(store)}):
         if await is_there(store, keyring_of(tenant)):
             message = (
                 f"{store.location} is encrypted: put encrypted+ before its URL, and set "
@@ -100,12 +101,32 @@ async def require_key(store: Store) -> None:
             raise ConfigError(message, option="store")
 
 
+async def _tenants(store: Store) -> list[str]:
+    try:
+        return await store.tenants()
+    except CorruptRecordError:
+        found = await found_keys(store)
+        if found is None:
+            raise
+        return [key.tenant for key in found]
+
+
 def layers(store: Store) -> Iterator[Store]:
     """Give a store, and those that it is wrapped around."""
     inner: Store | None = store
     while inner is not None:
         yield inner
         inner = inner.inner if isinstance(inner, Through) else getattr(inner, "_store", None)
+
+
+async def found_keys(store: Store) -> list[SessionKey] | None:
+    """List all sessions past damage that keeps the listing from them; None where nobody can."""
+    for layer in layers(store):
+        look = getattr(layer, "readable_keys", None)
+        if look is not None:
+            keys: list[SessionKey] = await look()
+            return keys
+    return None
 
 
 async def is_there(store: Store, key: SessionKey) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from perdure.codec.blob_names import require_named, verified
+from perdure.errors import CorruptRecordError
 from perdure.store import Swept
 from perdure.stores.sqlite.sql import Q
 
@@ -63,6 +64,7 @@ def sweep(
     gone: list[tuple[str, str]] = []
     quarantined = freed = 0
     for name, renewed_at, moved_at, size in con.execute(Q["blobs"], {"tenant": tenant}).fetchall():
+        _require_times(name, renewed_at, moved_at)
         if name in keep:
             if moved_at is not None:
                 moved.append((None, tenant, name))
@@ -76,3 +78,13 @@ def sweep(
     con.executemany(Q["move_blob"], moved)
     con.executemany(Q["delete_blob"], gone)
     return Swept(quarantined, len(gone), freed)
+
+
+def _require_times(name: object, renewed_at: object, moved_at: object) -> None:
+    """Refuse a row that cannot say how old its blob is: nothing is removed by guessing."""
+    if not isinstance(renewed_at, float) or not isinstance(moved_at, float | None):
+        message = (
+            f"blob {name!r} is damaged in the database: its row has times of other types; nothing "
+            "was removed: restore the database from a copy, or see what `perdure check` says"
+        )
+        raise CorruptRecordError(message, blob=str(name))

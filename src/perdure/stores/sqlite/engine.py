@@ -114,7 +114,7 @@ class Engine:
             if plans is not None and self._save(plans, now):
                 return [Outcome(Status.OK, None, len(plan.data)) for plan in plans]
             return self._one_by_one(batches, now)
-        except (driver_error(), InDoubtError, PerdureError, OSError) as error:
+        except (driver_error(), InDoubtError, PerdureError, OSError, UnicodeDecodeError) as error:
             return self._failed(batches, error, now)
 
     def _planned(self, batches: Sequence[Batch]) -> list[Planned] | None:
@@ -169,7 +169,7 @@ class Engine:
             assert isinstance(error.__cause__, driver_error())
             error = error.__cause__
         told: Exception = error
-        if isinstance(error, driver_error()):
+        if isinstance(error, (driver_error(), UnicodeDecodeError)):
             told = trouble(error, "append to", self.path)
             told.__cause__ = error
         if isinstance(told, CorruptRecordError | NotStorableError) and status is Status.TRANSIENT:

@@ -26,6 +26,8 @@ def enter(con: sqlite3.Connection, owner: str, host: str, pid: int, presence: Pr
     me = {"owner": owner, "beat": first_beat(), "host": host, "pid": pid}
     con.execute(Q["put_owner"], me)
     for (other,) in con.execute(Q["owners"]).fetchall():
+        if not isinstance(other, str):
+            continue  # damaged: nobody has such an id, and nobody asks for it
         if other != owner and presence.is_present(other) is False:
             leave(con, other)
 

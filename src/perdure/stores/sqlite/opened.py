@@ -18,6 +18,7 @@ from perdure.errors import ConfigError, SessionError, StoreUnavailableError, Uns
 from perdure.stores.sqlite import leases
 from perdure.stores.sqlite.connecting import format_of, pragma
 from perdure.stores.sqlite.engine import Engine
+from perdure.stores.sqlite.integrity import reindex
 from perdure.stores.sqlite.place import look_at, make_ready
 from perdure.stores.sqlite.readers import Readers
 from perdure.stores.sqlite.sql import MIGRATIONS
@@ -26,7 +27,7 @@ from perdure.stores.sqlite.trouble import troubles
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["Opened", "enter", "enter_read_only"]
+__all__ = ["Opened", "enter", "enter_read_only", "mended"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -173,6 +174,14 @@ def _look(path: str, readers: Readers) -> Folder | None:
             owners.close()
         raise
     return owners
+
+
+def mended(path: str, timeout: float) -> list[str]:
+    """Make a database's indexes anew, and return what that does not mend. Blocking."""
+    owners = look_at(path)
+    if owners is not None:
+        owners.close()
+    return reindex(path, timeout)
 
 
 def _require_newest(con: sqlite3.Connection, path: str) -> None:

@@ -13,6 +13,8 @@ import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, final
 
+import anyio.to_thread
+
 from perdure._lib.ids import random_id
 from perdure._lib.unopened import unopened
 from perdure.errors import ConfigError, StoreUnavailableError
@@ -33,13 +35,14 @@ from perdure.store import (
     Swept,
 )
 from perdure.stores.sqlite import blobs as blob_rows
-from perdure.stores.sqlite import directory, inbox, leases
+from perdure.stores.sqlite import directory, inbox, integrity, leases
 from perdure.stores.sqlite import documents as document_rows
 from perdure.stores.sqlite.log import MAX_RECORD_BYTES
-from perdure.stores.sqlite.opened import Opened, enter, enter_read_only
+from perdure.stores.sqlite.opened import Opened, enter, enter_read_only, mended
 from perdure.stores.sqlite.place import resolve
 from perdure.stores.sqlite.readers import Part, part_of
 from perdure.stores.sqlite.rows import DELETED, find
+from perdure.stores.sqlite.trouble import troubles
 
 if TYPE_CHECKING:
     import sqlite3
@@ -347,6 +350,34 @@ class SqliteStore:
             engine.tails.pop(key, None)
 
         await self._here.write("delete from", delete)
+
+    # the database as a whole
+
+    async def integrity_problems(self) -> list[str]:
+        """Return what SQLite's check of every page and index finds; nothing if all is sound.
+
+        Reads the whole database.
+        """
+        return await self._here.read(integrity.problems)
+
+    async def readable_keys(self) -> list[SessionKey]:
+        """List the sessions that can be found at all, past damage that keeps `sessions` from it."""
+        return await self._here.read(integrity.readable_keys)
+
+    async def reindex(self) -> list[str]:
+        """Make the indexes anew of a database that is not open here; return the problems left.
+
+        Nothing is changed where that mends nothing. Other processes wait meanwhile.
+
+        Raises:
+            StoreUnavailableError: It cannot be written.
+
+        """
+        if self._opened is not None:
+            message = f"{self._path} is open here: close the store first"
+            raise StoreUnavailableError(message, path=self._path)
+        with troubles("reindex", self._path):
+            return await anyio.to_thread.run_sync(mended, self._path, self._timeout)
 
     async def scrub(self) -> None:
         """Write the database anew without its free pages, and empty the write-ahead log.

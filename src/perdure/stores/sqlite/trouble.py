@@ -83,13 +83,13 @@ def left_nothing(error: BaseException) -> bool:
 
 def is_damage(error: BaseException) -> bool:
     """Say whether SQLite found the file, or a text in it, to be damaged."""
-    if code_of(error) in {_CORRUPT, _NOTADB}:
+    if code_of(error) in {_CORRUPT, _NOTADB} or isinstance(error, UnicodeDecodeError):
         return True
     # The driver's own error, without a code, for text that is no UTF-8.
     return code_of(error) is None and "Could not decode" in str(error)
 
 
-def trouble(error: sqlite3.Error, doing: str, where: str) -> PerdureError:
+def trouble(error: sqlite3.Error | UnicodeDecodeError, doing: str, where: str) -> PerdureError:
     """Return what to raise for *error*, met while *doing* something to the database *where*."""
     import sqlite3
 
@@ -127,5 +127,5 @@ def troubles(doing: str, where: str) -> Iterator[None]:
         cause = error.__cause__
         assert isinstance(cause, sqlite3.Error)
         raise trouble(cause, doing, where) from cause
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # also of a message with a damaged name
         raise trouble(error, doing, where) from error

@@ -176,6 +176,12 @@ WHERE s.tenant = :tenant AND s.epoch > 0 AND s.state < 2
   AND (:tag IS NULL OR EXISTS (SELECT 1 FROM json_each(m.tags) WHERE value = :tag))
 ORDER BY s.agent, s.session LIMIT :limit
 
+-- name: keys_from_the_first
+SELECT tenant, agent, session, epoch, state FROM session NOT INDEXED ORDER BY id
+
+-- name: keys_from_the_last
+SELECT tenant, agent, session, epoch, state FROM session NOT INDEXED ORDER BY id DESC
+
 -- name: tenants
 SELECT tenant FROM session AS s WHERE (epoch > 0 AND state < 2)
    OR EXISTS (SELECT 1 FROM inbox WHERE inbox.session = s.id)
