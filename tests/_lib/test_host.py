@@ -319,3 +319,48 @@ def test_native_cancellation_of_a_caller_leaves_the_function_running() -> None:
 
     asyncio.run(main())
     assert sorted(ended) == ["cancelled", "timed out", "waited for"]
+
+
+def test_what_callbacks_ask_for_is_started_while_the_loop_ends() -> None:
+    """A save's answer comes to a callback, which starts the next one: at the end, too."""
+    ran: list[int] = []
+
+    async def main() -> None:
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        async def asked() -> None:
+            ran.append(1)
+            done.set()
+
+        async def teardown() -> None:
+            loop.call_soon(host.spawn, asked)
+            await asyncio.wait_for(done.wait(), 60)
+
+        host = Host(on_teardown=teardown)
+        await host.start()
+
+    asyncio.run(main())
+    assert ran == [1]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_program_ends_one_task_only_and_is_handed_on(
+    error: type[BaseException], backend: str
+) -> None:
+    async def end() -> None:
+        raise BaseExceptionGroup("of tasks", [error("on purpose")])
+
+    async def main() -> None:
+        taken: list[BaseException] = []
+        host = Host()
+        host.on_exit = taken.append
+        await host.start()
+        host.spawn(end)
+        with pytest.raises(HostClosedError, match="ended before"):
+            await host.call(end)
+        assert [str(one) for one in taken] == ["on purpose"] * 2
+        assert await host.call(answer, 1) == 1
+        await host.aclose()
+
+    run(backend, main)
