@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
 from perdure import Message, Shutdown, connect
 from perdure.agent import AgentConfig, AgentFactory, CompactionPolicy, ScriptedModel, call
@@ -15,6 +16,8 @@ from perdure.restore.repair import repair
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.agent.conftest import World
 from tests.agent.test_worker import Blocked
+
+pytestmark = pytest.mark.deep
 
 
 async def gauge(hour: int) -> str:

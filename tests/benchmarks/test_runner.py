@@ -18,6 +18,8 @@ from benchmarks.figures import TARGETS, Report, Row
 from benchmarks.timing import KERNEL, count_writes, kernel_count, quartile, ratio
 from perdure import SessionKey
 
+pytestmark = pytest.mark.deep
+
 REPLAY = "checkpoints.replay_memory_growth"
 """A figure of a benchmark of its own."""
 

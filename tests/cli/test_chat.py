@@ -11,6 +11,8 @@ import pytest
 
 from tests.cli.conftest import Command
 
+pytestmark = pytest.mark.deep
+
 
 @pytest.fixture
 def say(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,8 @@ import pytest
 from tests.cli.conftest import Command
 from tests.servers.models import KEY, Server, running
 
+pytestmark = pytest.mark.deep
+
 SCRIPT = Path(__file__).parents[1] / "servers" / "mcp_tools.py"
 
 

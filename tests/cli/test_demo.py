@@ -15,6 +15,8 @@ from perdure.cli.demo.stage import STORE, Course, Plan, Report
 from perdure.cli.demo.wire import Ack, digest
 from tests.cli.conftest import Command
 
+pytestmark = pytest.mark.deep
+
 TURNS = [
     [Message.user("one"), Message.assistant("1")],
     [Message.user("two"), Message.tool("c", 2), Message.assistant("2")],

@@ -9,6 +9,7 @@ import pytest
 from tests.crash.test_crash import crash
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.skipif(sys.platform != "linux", reason="forks"),
 ]
 

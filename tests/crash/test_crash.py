@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.skipif(sys.platform != "linux", reason="forks, SIGSTOP and /proc"),
 ]
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.crash.disk import FOLDER, Disk
+
+pytestmark = pytest.mark.deep
 
 
 def trees(*events: list) -> set[tuple[tuple[str, bytes], ...]]:

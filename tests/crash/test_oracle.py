@@ -12,6 +12,8 @@ from perdure.model.records import EPOCH, MESSAGE, Record
 from perdure.store import Document, Documents
 from tests.crash.oracle import Ledger, judge_documents, judge_log
 
+pytestmark = pytest.mark.deep
+
 
 def ledger() -> Ledger:
     """Two epochs: two groups acknowledged and one in flight, then one acknowledged."""

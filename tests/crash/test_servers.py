@@ -11,6 +11,7 @@ from tests.crash.test_crash import crash
 STORES = ["postgres", "redis", "s3"]
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.skipif(sys.platform != "linux", reason="forks, SIGSTOP and /proc"),
     pytest.mark.parametrize("store", STORES),
 ]

@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.servers.models import KEY, running
+
+pytestmark = pytest.mark.deep
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,6 +11,8 @@ import pytest
 import perdure
 from perdure import Shutdown
 
+pytestmark = pytest.mark.deep
+
 CHILD = """
 import os, signal, sys
 import anyio

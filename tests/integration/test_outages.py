@@ -20,6 +20,8 @@ from perdure.testing.switched import SwitchedStore
 from tests.integration.outage import HARD, SESSIONS, SOFT
 from tests.source_tree import ROOT
 
+pytestmark = pytest.mark.deep
+
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
 

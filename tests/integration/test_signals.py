@@ -18,7 +18,10 @@ GUARD = 60
 """Seconds after which a program hangs."""
 RUNNERS = ["asyncio", "trio"]
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
+pytestmark = [
+    pytest.mark.deep,
+    pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's"),
+]
 
 HEAD = """
 import asyncio, functools, multiprocessing, os, signal, sys, threading, time

@@ -13,6 +13,7 @@ import pytest
 from tests.integration.workers import run
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.skipif(sys.platform == "win32", reason="uvicorn's workers are ended by signals"),
 ]
 

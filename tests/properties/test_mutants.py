@@ -18,6 +18,8 @@ from tests.properties.autosave_story import (
 from tests.properties.mutants import MUTANTS, Mutant, load
 from tests.properties.test_autosave_core import CoreMachine
 
+pytestmark = pytest.mark.deep
+
 QUICK = settings(
     max_examples=60,
     phases=[Phase.generate],

@@ -22,6 +22,8 @@ from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from tests.session.lives import converse, looks
 
+pytestmark = pytest.mark.deep
+
 QUIET = Shutdown(signals=False)
 GIVEN_UP = Shutdown(signals=False, deadline=0.1, turn_grace=0, hard_grace=0.1)
 Act = Callable[[SessionManager], Awaitable[object]]

@@ -13,6 +13,8 @@ import pytest
 from tests.servers import free_port, until_up
 from tests.sigterm.cycles import ROOT, lost, run_child, run_cycles
 
+pytestmark = pytest.mark.deep
+
 RUNNERS = ["asyncio", "trio"]
 """``python -m tests.sigterm`` has more."""
 

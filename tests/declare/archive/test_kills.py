@@ -11,6 +11,7 @@ import pytest
 from tests.source_tree import ROOT
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.skipif(sys.platform != "linux", reason="forks, and hooks on the calls of os"),
 ]
 

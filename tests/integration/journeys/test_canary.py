@@ -19,6 +19,8 @@ from perdure.stores.file import FileStore
 from perdure.stores.wrapped import EncryptedStore
 from perdure.testing.faulty import FaultyStore, How
 
+pytestmark = pytest.mark.deep
+
 CANARY = "canary-7f3a91"
 KEY = "c0ffee" * 10 + "abcd"
 

@@ -10,6 +10,7 @@ import pytest
 from tests.integration.journeys.chain import HOPS, chain
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.skipif(sys.platform == "win32", reason="the servers' wheels"),
     pytest.mark.timeout(400),
 ]

@@ -11,6 +11,8 @@ import perdure
 from perdure import Archives, Message
 from tests.integration.journeys.backends import ALL, store_of
 
+pytestmark = pytest.mark.deep
+
 STATE = {"items": [{"n": n, "text": random.Random(n).randbytes(40).hex()} for n in range(1500)]}
 """Some 150 KB: a tree of chunks."""
 

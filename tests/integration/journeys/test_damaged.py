@@ -16,6 +16,8 @@ from tests.integration.journeys.backends import ALL, store_of
 from tests.servers import postgres, s3, valkey
 from tests.stores.redis.test_damage import rewrite
 
+pytestmark = pytest.mark.deep
+
 BAD, GOOD = "damaged", "sound"
 TURNS = 4
 

@@ -13,6 +13,8 @@ from perdure.store import Store
 from tests.integration.journeys.backends import ALL, store_of
 from tests.integration.journeys.traces import is_found, objects, traces
 
+pytestmark = pytest.mark.deep
+
 REMNANTS = {
     "postgres": "pg_wal/",  # until the segment is written over
     "s3": "perdure-tests_",  # the volume, until the server compacts it

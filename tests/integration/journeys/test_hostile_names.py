@@ -15,6 +15,8 @@ from perdure.errors import ConfigError
 from perdure.model.keys import SessionKey
 from tests.integration.journeys.backends import ALL, store_of, url_of
 
+pytestmark = pytest.mark.deep
+
 COMPOSED = unicodedata.normalize("NFC", "Zoë")
 DECOMPOSED = unicodedata.normalize("NFD", "Zoë")
 

@@ -10,6 +10,8 @@ from perdure.tuning import measure
 from perdure.tuning.measure import TENANT
 from tests.integration.journeys.backends import ALL, store_of
 
+pytestmark = pytest.mark.deep
+
 
 @pytest.mark.parametrize("kind", ALL)
 async def test_a_store_is_measured_and_left_as_it_was(kind: str, tmp_path: Path) -> None:

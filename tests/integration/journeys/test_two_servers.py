@@ -22,6 +22,7 @@ from tests.integration.journeys.backends import BACKENDS, store_of, url_of
 from tests.integration.journeys.writer import AGENT
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP"),
 ]
 

@@ -20,6 +20,8 @@ import pytest
 
 from tests.servers.models import Server, running
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -9,6 +9,8 @@ import pytest
 from perdure.stores.objects import merging
 from tests.stores.s3.schedules import play
 
+pytestmark = pytest.mark.deep
+
 SEEDS = 60
 
 
