@@ -8,7 +8,7 @@ from perdure.autosave.breaker import Breaker
 
 
 def breaker(chance: float = 0.0) -> Breaker:
-    return Breaker(failures=3, reset=4.0, full=10, chance=lambda: chance)
+    return Breaker(failures=3, base=4.0, reset=4.0, full=10, chance=lambda: chance)
 
 
 def opened(chance: float = 0.0) -> Breaker:
@@ -49,6 +49,19 @@ def test_a_failed_probe_waits_for_the_next() -> None:
     assert one.opened_at == 10.0
 
 
+def test_probes_come_soon_at_first() -> None:
+    one = Breaker(failures=1, base=0.25, reset=5.0, full=10, chance=lambda: 1.0)
+    now, pauses = 0.0, []
+    for _ in range(7):
+        one.failed(now)
+        pauses.append(one.probe_at - now)
+        now = one.probe_at
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+    one.succeeded(waiting=True)
+    one.failed(now)
+    assert one.probe_at == now + 0.25
+
+
 def test_recovery_starts_slowly() -> None:
     one = opened()
     widths = []
@@ -74,7 +87,7 @@ def test_in_recovery_one_failure_opens_it_again() -> None:
 
 
 def test_a_narrow_store_needs_no_slow_start() -> None:
-    one = Breaker(failures=1, reset=1, full=1, chance=lambda: 0.0)
+    one = Breaker(failures=1, base=1, reset=1, full=1, chance=lambda: 0.0)
     one.failed(0)
     assert one.succeeded(waiting=True)
     assert one.state == "closed"

@@ -867,3 +867,19 @@ async def test_what_is_lost_presses_on_nobody_and_counts_once() -> None:
         r.saver.lose(lost)
         r.saver.untrack(lost)
         assert r.saver._core.books.pressure.dirty_bytes == other.pending_bytes > 300
+
+
+@pytest.mark.parametrize(("outage", "at_most"), [(1.0, 1.0), (4.0, 4.0), (120.0, 5.0)])
+async def test_saving_goes_on_soon_after_an_outage(outage: float, at_most: float) -> None:
+    async with rig(engine=Engine(), autosave=Autosave(debounce=0.1, max_delay=1.0)) as r:
+        sessions = [r.track(f"s{n}") for n in range(20)]
+        r.store.down = True
+        for t in sessions:
+            r.append(t)
+        await anyio.sleep(outage)
+        assert r.saver.health().status == "degraded"
+        r.store.down = False
+        with anyio.fail_after(at_most + 0.5):
+            for t in sessions:
+                await r.saver.wait_durable(t)
+        assert r.saver.health().status == "ok"

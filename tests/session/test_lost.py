@@ -15,10 +15,12 @@ from perdure import (
     Session,
     SessionManager,
     Shutdown,
+    StoreUnavailableError,
     UnsavedChangesError,
     connect,
 )
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing.faulty import FaultyStore
 
 QUIET = Shutdown(signals=False)
 
@@ -202,3 +204,21 @@ def test_blocking_code_decides_as_well() -> None:
         lost.fork_unsaved("mine")
         assert sessions.health().lost == {}
         lost.discard_unsaved()
+
+
+async def test_a_takeover_whose_answer_was_lost_is_found_out_by_open() -> None:
+    backing = MemoryBacking()
+    store = FaultyStore(MemoryStore(backing=backing), fail_on="acquire", how="in_doubt_applied")
+    async with connect(store, shutdown=QUIET) as sessions:
+        async with sessions.open("a") as session:
+            session.append(Message.user("Hello"))
+            await session.save()
+    assert store.injected == 1
+
+
+async def test_open_asks_a_store_that_is_down_no_more_than_twice() -> None:
+    store = FaultyStore(MemoryStore(), fail_on="acquire", how="transient", times=10)
+    async with connect(store, shutdown=QUIET) as sessions:
+        with pytest.raises(StoreUnavailableError):
+            await sessions.open("a")
+        assert store.calls["acquire"] == 2

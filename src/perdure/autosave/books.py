@@ -34,6 +34,8 @@ class Books:
         """Those of them whose last save did not succeed, the longest failing first."""
         self.stuck: dict[Tracked, None] = {}
         """Quarantined sessions, and lost ones until somebody decides about their records."""
+        self.warnings: tuple[str, ...] = ()
+        """How the store is set up so that it may lose what it keeps."""
         self.pressure: Pressure = Pressure(engine)
         self.events: list[Event] = []
         """What has happened and was not reported yet."""

@@ -1,9 +1,10 @@
 """A circuit breaker with a slow start, one for a store.
 
 Decisions only. Closed, everything may be sent. After ``failures`` failed batches in a row
-it opens: nothing is sent but one probe now and then, so that a store which is down
-does not get every session's retry. The first success begins a slow start: two sessions
-at once, four, eight, … up to ``full``, because whatever piled up comes all together.
+it opens: nothing is sent but one probe now and then, so that a store which is down does not
+get every session's retry. The first probes come soon, since most outages are short. The first
+success begins a slow start: two sessions at once, four, eight, … up to ``full``, because
+whatever piled up comes all together.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ __all__ = ["Breaker", "BreakerState"]
 
 BreakerState = Literal["closed", "open", "recovering"]
 
+MOST_DOUBLED: Final = 32
 _HURRIED_RESET: Final = 1.0
 
 
@@ -24,17 +26,20 @@ class Breaker:
 
     Args:
         failures: Failed batches in a row that open it.
-        reset: Seconds between probes, at most; at least half of it.
+        base: Seconds until the first probe, at most; each that fails doubles it. At least half.
+        reset: Seconds between probes, at most.
         full: How many sessions can be with the store at once.
         chance: Returns a random number from 0 up to 1.
 
     """
 
     __slots__ = (
+        "_base",
         "_chance",
         "_failed",
         "_failures",
         "_full",
+        "_probes",
         "_reset",
         "_window",
         "opened_at",
@@ -43,14 +48,17 @@ class Breaker:
     )
 
     def __init__(
-        self, *, failures: int, reset: float, full: int, chance: Callable[[], float]
+        self, *, failures: int, base: float, reset: float, full: int, chance: Callable[[], float]
     ) -> None:
         self.state: BreakerState = "closed"
         self.probe_at: float = float("inf")
         """When the next probe may go; infinite unless open."""
         self.opened_at: float | None = None
         """Since when the store has not been well, None while closed."""
+        self._base = base
         self._failures = failures
+        self._probes = 0
+        """How many have failed in a row."""
         self._reset = reset
         self._full = full
         self._chance = chance
@@ -70,7 +78,7 @@ class Breaker:
 
         It is when it gets all that it can take, or when nothing is ``waiting`` for it.
         """
-        self._failed = 0
+        self._failed = self._probes = 0
         if self.state == "closed":
             return False
         self._window = 2 if self.state == "open" else self._window * 2
@@ -91,7 +99,9 @@ class Breaker:
         if opened:
             self.opened_at = now
         self.state = "open"
-        self.probe_at = now + self._reset * (0.5 + 0.5 * self._chance())
+        pause = min(self._reset, self._base * 2.0 ** min(self._probes, MOST_DOUBLED))
+        self._probes += 1
+        self.probe_at = now + pause * (0.5 + 0.5 * self._chance())
         return opened
 
     def hurry(self, now: float) -> None:

@@ -90,6 +90,7 @@ class Core:
         )
         self.breaker: Breaker = Breaker(
             failures=engine.breaker_failures,
+            base=engine.backoff_base,
             reset=engine.breaker_reset,
             full=self.batch_max * self.parallel,
             chance=chance,
@@ -301,12 +302,21 @@ class Core:
         """Take note whether the store answered a batch at all: the breaker's concern."""
         unsaved = len(self.books.unsaved)
         if well:
+            if self.breaker.state == "open":  # what has failed meanwhile waits for nothing more
+                for t in self.books.failed:
+                    t.retry_at = 0.0
+                self.schedule.review(self.books.failed)
             since = self.breaker.opened_at
             waiting = bool(self.books.failed or self.in_flight or len(self.schedule.ready))
             if self.breaker.succeeded(waiting=waiting) and since is not None:
                 self.books.events.append(BreakerClosed(outage=now - since, unsaved=unsaved))
         elif self.breaker.failed(now):
             self.books.events.append(BreakerOpened(error=error, unsaved=unsaved))
+        probe = next(iter(self.books.failed), None) if self.breaker.state == "open" else None
+        if probe is not None and probe.retry_at > self.breaker.probe_at:
+            # Its own back-off may be longer: the probe would find nothing to send.
+            probe.retry_at = self.breaker.probe_at
+            self.schedule.arm(probe, now)
         rushed = self.books.pressure.rising
         self.books.note_age(now)
         if rushed and not self.books.pressure.rising:

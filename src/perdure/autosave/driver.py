@@ -22,7 +22,7 @@ from perdure._lib.host import Host
 from perdure.autosave.batcher import Batcher
 from perdure.autosave.contributors import Contributors
 from perdure.autosave.core import Core, Save
-from perdure.autosave.events import Event
+from perdure.autosave.events import Event, StoreWarned
 from perdure.autosave.health import Health, health_of
 from perdure.autosave.idle import IdleWheel
 from perdure.autosave.lane import Lane
@@ -312,6 +312,14 @@ class Autosaver:
             message = f"session {t.key} is {t.state.value}: only stuck sessions discard records"
             raise SessionError(message, key=t.key)
         return self._core.discard(t)
+
+    def warn(self, reasons: tuple[str, ...]) -> None:
+        """Take note of what is wrong with how the store is set up; nothing, if it is well again."""
+        new = [reason for reason in reasons if reason not in self._books.warnings]
+        self._books.warnings = reasons
+        self._books.events += [StoreWarned(reason=reason) for reason in new]
+        if new:
+            self._reporter.deliver()
 
     def settle_lost(self, t: Tracked) -> None:
         """Take note that a lost session's records are durable elsewhere."""

@@ -27,6 +27,7 @@ __all__ = [
     "SaveFailed",
     "Saved",
     "Stalled",
+    "StoreWarned",
 ]
 
 
@@ -138,6 +139,12 @@ class CaptureFailed(_Event, frozen=True, kw_only=True):
     error: Exception
 
 
+class StoreWarned(_Event, frozen=True, kw_only=True):
+    """The store is set up, by now, so that it may lose what it keeps; saving goes on."""
+
+    reason: str
+
+
 class GroupOpenTooLong(_Event, frozen=True, kw_only=True):
     """A group has been open for longer than a change may stay unsaved."""
 
@@ -164,6 +171,7 @@ Event: TypeAlias = (
     | Stalled
     | Resumed
     | CaptureFailed
+    | StoreWarned
     | GroupOpenTooLong
     | Idle
 )

@@ -88,12 +88,14 @@ def _failing(core: Core) -> list[str]:
 
 
 def _degraded(core: Core) -> list[str]:
-    books, reasons = core.books, []
+    books = core.books
+    reasons: list[str] = []
     if core.breaker.state != "closed":
         reasons.append("the store does not answer, or has just begun to again")
     if books.failed:
         t = next(iter(books.failed))
         reasons.append(f"{_sessions(books.failed)} could not be saved, last error: {t.last_error}")
+    reasons += books.warnings
     gone = [t for t in books.stuck if t.missing]
     if gone:
         reasons.append(

@@ -23,6 +23,7 @@ LOGGED: dict[type[events.Event], tuple[int, str]] = {
     events.Quarantined: (logging.ERROR, "the store refuses a record for good"),
     events.Lost: (logging.ERROR, "another process has taken it over"),
     events.LoopBlocked: (logging.WARNING, "something blocked the event loop and delayed a save"),
+    events.StoreWarned: (logging.ERROR, "the store may lose what it keeps"),
     events.CaptureFailed: (logging.WARNING, "a contributor failed, the save went on without it"),
     events.GroupOpenTooLong: (logging.WARNING, "a group stays open, its changes are not saved"),
 }

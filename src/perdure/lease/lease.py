@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import anyio
 
-from perdure.errors import LeaseHeldError
+from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.lease.terms import OnHeld, may_take
 from perdure.lease.watch import OwnerWatch, look
 from perdure.model.keys import SessionKey
@@ -88,15 +88,21 @@ class _Asking:
         self._asked: tuple[int, float] = (0, 0.0)
         self._epoch = 0
         self._pause = SOON
+        self._doubted = False
 
     async def take(self, holder: Holder | None, *, in_time: bool) -> Grant | None:
-        """Take it; None if somebody else was faster, and there is time to look who."""
+        """Take it; None if somebody else was faster, or nobody knows, and to be looked at again."""
         after = 0 if holder is None else holder.epoch
         try:
             return await self._store.acquire(self._key, after=after)
         except LeaseHeldError:
             if not in_time:
                 raise
+        except StoreUnavailableError:
+            # It may be ours already, only the answer was lost: look once more who has it.
+            if self._doubted:
+                raise
+            self._doubted = True
         await self.pause(after)
         return None
 

@@ -34,3 +34,5 @@ class Asked(msgspec.Struct, frozen=True):
     beats: Mapping[str, int] | None = None
     """The heartbeat counters of other owners, as ``Holder.beat`` gives them; a thousand at most.
     None where they were not looked at, since that takes more than the heartbeat itself."""
+    warnings: tuple[str, ...] = ()
+    """What is wrong with how the store is set up by now, for people; saving goes on."""

@@ -44,6 +44,7 @@ _NAMES: dict[type, EventName] = {
     events.Lost: "lost",
     events.Degraded: "degraded",
     events.LoopBlocked: "loop_blocked",
+    events.StoreWarned: "store_warned",
     events.Stalled: "stalled",
     events.Resumed: "resumed",
 }
@@ -104,6 +105,7 @@ class Connected:
             else:
                 failed = False
                 self._beat_at = self.runtime.clock()
+                self.runtime.saver.warn(asked.warnings)
                 for key in asked.mail:
                     host.spawn(self.inbox.attend, key)
                 for key in asked.handovers:

@@ -24,6 +24,7 @@ EventName = Literal[
     "degraded",
     "recovered",
     "loop_blocked",
+    "store_warned",
     "stalled",
     "resumed",
     "opened",

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure import Message, Shutdown, connect
+from perdure import Lease, Message, Shutdown, connect
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.records import MESSAGE
@@ -293,3 +293,25 @@ async def test_the_rights_that_the_page_names_are_enough(own_server: Valkey) -> 
     with pytest.raises(StoreUnavailableError, match="may not do this"):
         await neighbor.open()
     await neighbor.aclose()
+
+
+async def test_a_server_that_may_evict_later_on_is_told(own_server: Valkey) -> None:
+    told: list[object] = []
+    lease = Lease(heartbeat=0.05, ttl=5)
+    async with connect(own_server.url, lease=lease, shutdown=Shutdown(signals=False)) as sessions:
+        sessions.on("store_warned", told.append)
+        assert sessions.health().status == "ok"
+        own_server.say("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        with anyio.fail_after(60):
+            while sessions.health().status == "ok":
+                await anyio.sleep(0.05)
+        (reason,) = sessions.health().reasons
+        assert "maxmemory-policy noeviction" in reason
+        async with sessions.open("a") as session:  # saving goes on
+            session.append(Message.user("Hello"))
+            await session.save()
+        own_server.say("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        with anyio.fail_after(60):
+            while sessions.health().status != "ok":
+                await anyio.sleep(0.05)
+        assert [event.reason for event in told] == [reason]  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import anyio
@@ -12,14 +12,15 @@ from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.stores.redis.link import Link
 from perdure.stores.redis.scripts import Call
 
-__all__ = ["UNKNOWN", "durability_of", "examine", "scrub"]
+__all__ = ["UNKNOWN", "durability_of", "examine", "scrub", "warnings"]
 
 log: logging.Logger = logging.getLogger("perdure")
 
 UNKNOWN: Final = "unknown"
 _KEEPS = "noeviction"
 _PAUSES = "no-appendfsync-on-rewrite"
-_ASKED = ("maxmemory-policy", "appendonly", "appendfsync", "save", _PAUSES)
+_POLICY: Final = "maxmemory-policy"
+_ASKED = (_POLICY, "appendonly", "appendfsync", "save", _PAUSES)
 _POLL = 0.05
 
 
@@ -31,14 +32,9 @@ async def examine(link: Link) -> str:
 
     """
     said = await _settings(link)
-    policy = said.get("maxmemory-policy") or (await _info(link, "memory")).get("maxmemory_policy")
+    policy = await _policy(link, said)
     if policy not in {None, _KEEPS}:
-        message = (
-            f"the server at {link.location} may throw sessions away when its memory is full "
-            f"(maxmemory-policy {policy}): set maxmemory-policy noeviction in its configuration, "
-            "or with CONFIG SET"
-        )
-        raise ConfigError(message, option="maxmemory-policy", value=policy)
+        raise ConfigError(_evicts(link, policy), option="maxmemory-policy", value=policy)
     if policy is None:
         log.warning("whether the server evicts keys is unknown", extra={"store": link.location})
     wait = False
@@ -46,6 +42,24 @@ async def examine(link: Link) -> str:
         wait = said.get("appendfsync") == "everysec" and await _has_waitaof(link)
     link.waits = wait
     return durability_of(said, waits=wait)
+
+
+async def warnings(link: Link) -> tuple[str, ...]:
+    """Return what is wrong with how the server is set up by now, that was well at first."""
+    policy = await _policy(link, await _settings(link, (_POLICY,)))
+    return () if policy in {None, _KEEPS} else (_evicts(link, policy),)
+
+
+async def _policy(link: Link, said: Mapping[str, str]) -> str | None:
+    return said.get(_POLICY) or (await _info(link, "memory")).get("maxmemory_policy")
+
+
+def _evicts(link: Link, policy: str | None) -> str:
+    return (
+        f"the server at {link.location} may throw sessions away when its memory is full "
+        f"(maxmemory-policy {policy}): set maxmemory-policy noeviction in its configuration, or "
+        "with CONFIG SET"
+    )
 
 
 def durability_of(said: Mapping[str, str], *, waits: bool) -> str:
@@ -68,9 +82,9 @@ def durability_of(said: Mapping[str, str], *, waits: bool) -> str:
     return UNKNOWN if syncs is None else "written, synced by the system"
 
 
-async def _settings(link: Link) -> dict[str, str]:
+async def _settings(link: Link, names: Sequence[str] = _ASKED) -> dict[str, str]:
     """Return the settings that the server tells; nothing where CONFIG is forbidden."""
-    replies = await link.ask([Call(b"CONFIG GET", name) for name in _ASKED])
+    replies = await link.ask([Call(b"CONFIG GET", name) for name in names])
     said: dict[str, str] = {}
     for reply in replies:
         if isinstance(reply, dict):

@@ -51,6 +51,8 @@ __all__ = ["RedisStore"]
 _FAREWELL = 1.0
 """Seconds that a store which closes may take to say so to the server."""
 
+_EXAMINED = 5
+"""Heartbeats between two looks at how the server is set up."""
 _SLOW = {"batch_max": 1024, "parallelism": 8}
 """Where each save waits up to a second for the server's next sync, more of them wait together."""
 _CAPABILITIES = Capabilities(
@@ -91,6 +93,9 @@ class RedisStore:
             )
             raise ConfigError(message, option="history")
         self._owner = owner or random_id()
+        self._beats = 0
+        """Heartbeats since one failed."""
+        self._warnings: tuple[str, ...] = ()
         self._capabilities = _CAPABILITIES
         self._opened = False
         self._link = link = Link(settings)
@@ -254,8 +259,17 @@ class RedisStore:
         await self._leases.release(key, epoch)
 
     async def heartbeat(self) -> Asked:
-        """Renew this owner's heartbeat, and return what others want; see the port."""
-        return await self._leases.heartbeat()
+        """Renew this owner's heartbeat, and return what others want; see the port.
+
+        How the server is set up may be changed later on: it is looked at now and then, and after
+        each heartbeat that failed.
+        """
+        beats, self._beats = self._beats, 0
+        if beats % _EXAMINED == 0:
+            self._warnings = await server.warnings(self._link)
+        asked = await self._leases.heartbeat()
+        self._beats = beats + 1
+        return msgspec.structs.replace(asked, warnings=self._warnings)
 
     async def news(self, at_most: float) -> None:
         """Return when somebody has left word, or after a time; see the port."""
