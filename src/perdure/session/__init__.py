@@ -8,7 +8,7 @@
     folding              folding, rebuilding, comparing
     as it was            asof, hindsight, returning, picture
     from outside         lives, tending, choosing; forking, renaming, forgetting, pruning, retention
-    forks as one log     lineage, acknowledged, through, heirlooms, keepsakes, pieces
+    forks as one log     lineage, acknowledged, through, read_only, heirlooms, keepsakes, pieces
     restores seen        restoring, planned, planning
     other formats        exchange, traced, pairs, remains
 
