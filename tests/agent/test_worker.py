@@ -648,6 +648,8 @@ async def test_a_stolen_session_ends_the_worker(memory_world: World, configured:
         with pytest.raises(SessionClosedError):
             await agent.ask("anybody?")
         await agent.stop()
+        (lost,) = sessions.lost  # what the turn had said, which somebody has to decide about
+        assert await lost.discard_unsaved() == 3
 
 
 async def test_a_drain_ends_the_running_turn_and_begins_no_other(
