@@ -288,6 +288,24 @@ run(main)
     assert program(code, "asyncio", tmp_path)[:2] == (-signal.SIGTERM, "stuck\n")
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_blocking_program_ends_by_sigterm_however_often_it_comes(
+    times: int, tmp_path: Path
+) -> None:
+    code = f"""
+import perdure.sync
+with perdure.sync.connect(ROOT, autosave=PATIENT) as sessions:
+    sessions.open("a").append(Message.user("a"))
+    try:
+        term()
+    finally:
+        for _ in range({times - 1}):
+            term()
+"""
+    assert program(code, "asyncio", tmp_path)[0] == -signal.SIGTERM
+    assert kept(tmp_path, "a") == [["a"]]
+
+
 # hooks that end the program
 
 HOOKS = {
