@@ -28,6 +28,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import cancel_shielded_checkpoint
 
+from perdure._lib import within
 from perdure._lib.exits import Exit, exit_in, interrupter
 from perdure.errors import SessionClosedError
 
@@ -161,7 +162,7 @@ class Host:
 
         """
         call: _Call[T] = _Call()
-        self.spawn(self._answer, call, fn, args)
+        self.spawn(self._answer, call, fn, args, within.stays.get())
         try:
             await call.done.wait()
         except BaseException:
@@ -283,8 +284,13 @@ class Host:
             self.leave(found)
 
     async def _answer(
-        self, call: _Call[T], fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]
+        self,
+        call: _Call[T],
+        fn: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        stays: tuple[within.Stay, ...],
     ) -> None:
+        within.stays.set(stays)  # whoever waits for this is still in the middle of that
         try:
             call.value = await fn(*args)
         except Exception as error:  # noqa: BLE001  # the caller's, or reported

@@ -13,6 +13,7 @@ from typing import final
 
 import anyio
 
+from perdure._lib import within
 from perdure._lib.host import Host
 from perdure.autosave.core import Core
 from perdure.autosave.events import CaptureFailed
@@ -113,6 +114,7 @@ class Contributors:
         if t.before_capture is None or t.end is not None:
             return
         t.contributing = True
+        stay = within.enter(t)
         try:
             with anyio.fail_after(self._core.engine.capture_timeout):
                 await t.before_capture()
@@ -121,6 +123,7 @@ class Contributors:
         except Exception as error:  # noqa: BLE001  # reported
             self._core.books.events.append(CaptureFailed(key=t.key, error=error))
         finally:
+            stay.leave()
             t.contributing = False
 
     async def _run(self, runner: object) -> None:

@@ -19,6 +19,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from perdure._lib.host import Host
+from perdure.autosave import refusals
 from perdure.autosave.batcher import Batcher
 from perdure.autosave.contributors import Contributors
 from perdure.autosave.core import Core, Save
@@ -241,6 +242,7 @@ class Autosaver:
 
         """
         if t.before_capture is not None and t.end is None and not self._core.stopped:
+            refusals.require_outside(t, "to save it")
             await self._host.call(self._contributors.capture, t)
         version = t.version
         if t.durable < version:
@@ -262,6 +264,7 @@ class Autosaver:
 
     async def flush(self, deadline: float | None = None) -> None:
         """Save everything now; return when it is durable, or after ``deadline`` seconds."""
+        refusals.require_outside(None, "to flush")
         with anyio.move_on_after(deadline):
             self._flush()
             await self._contributors.ask_quiet()

@@ -5,17 +5,19 @@ Decisions only: each function returns the error, its caller raises it.
 
 from __future__ import annotations
 
+from perdure._lib import within
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import (
     AcknowledgedRecordsLostError,
     LeaseLostError,
     SessionClosedError,
+    SessionError,
     SessionQuarantinedError,
     StoreUnavailableError,
     TooLargeError,
 )
 
-__all__ = ["ended", "overloaded", "too_large"]
+__all__ = ["ended", "overloaded", "require_outside", "too_large"]
 
 
 def ended(
@@ -65,6 +67,24 @@ def _closed(t: Tracked) -> SessionClosedError:
 
 def _unsaved(t: Tracked) -> str:
     return f"{t.version - t.durable} of its records are only in memory"
+
+
+def require_outside(t: Tracked | None, what: str) -> None:
+    """Refuse what would wait for the very hook that it is asked in; None for any session's.
+
+    Raises:
+        SessionError: This task is in a ``before_save`` hook or a contributor of the session, or
+            was started there.
+
+    """
+    if within.is_within_any(Tracked) if t is None else within.is_within(t):
+        name = "a session" if t is None else f"session {t.key}"
+        message = (
+            f"{name} is about to be saved, and waits for this before_save hook or contributor: "
+            f"it cannot wait for the session {what}. Append and return: what is appended here is "
+            "saved at once, with the rest"
+        )
+        raise SessionError(message, key=None if t is None else str(t.key))
 
 
 def overloaded(

@@ -45,6 +45,7 @@ class Waiting:
         """Wait until a version is durable, or raise because it will not be."""
         while t.durable < version:
             self.check(t)
+            refusals.require_outside(t, "to wait until it is durable")
             await self._woken(t, version)
 
     async def settled(self, t: Tracked, version: int) -> None:

@@ -257,24 +257,43 @@ class Contents:
         return document
 
     async def history(
-        self, *, before: int | None, limit: int, unsaved: Sequence[Record]
+        self,
+        *,
+        before: int | None,
+        limit: int,
+        unsaved: Iterable[Record] = (),
+        durable: int | None = None,
     ) -> list[HistoryItem]:
-        """Return the newest ``limit`` items before a seq, oldest first."""
+        """Return the newest ``limit`` items before a seq, oldest first; no other is decoded.
+
+        Args:
+            before: The seq; None for all.
+            limit: How many.
+            unsaved: What the store does not have yet, newest first.
+            durable: The seq behind which that begins.
+
+        """
         items: list[HistoryItem] = []
         below = _Below()
-        for record in reversed(unsaved):
-            if (before is None or record.seq < before) and below.shows(record):
-                self._show(record, items)
-        stop = before if not unsaved else min(before or unsaved[0].seq, unsaved[0].seq)
+        newer = (record for record in unsaved if before is None or record.seq < before)
+        self._show_newest(filter(below.shows, newer), items, limit)
+        stop = before
+        if durable is not None:
+            stop = durable + 1 if before is None else min(before, durable + 1)
         if len(items) < limit:
             log = self._store.read_log(self.key, before=stop, reverse=True)
             async with contextlib.aclosing(log):
                 async for chunk in log:
-                    for record in filter(below.shows, chunk.records):
-                        self._show(record, items)
+                    self._show_newest(filter(below.shows, chunk.records), items, limit)
                     if len(items) >= limit:
                         break
-        return items[:limit][::-1]
+        return items[::-1]
+
+    def _show_newest(self, records: Iterable[Record], items: list[HistoryItem], limit: int) -> None:
+        for record in records:
+            if len(items) >= limit:
+                return
+            self._show(record, items)
 
     def _show(self, record: Record, items: list[HistoryItem]) -> None:
         if record.kind in MESSAGE_KINDS:

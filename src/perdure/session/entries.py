@@ -12,7 +12,8 @@ from perdure.codec.encoded import Encoded
 from perdure.codec.json import encode
 from perdure.codec.messages import encode_message
 from perdure.codec.redaction import redact
-from perdure.errors import ConfigError, TooLargeError
+from perdure.codec.values import encode_value
+from perdure.errors import ConfigError, NotStorableError, TooLargeError
 from perdure.memory.documents import Meta
 from perdure.model.keys import require_text
 from perdure.model.messages import Message
@@ -63,13 +64,23 @@ def meta_entry(
         title=title,
         tags=tags,
         owner=owner,
-        metadata={name: msgspec.Raw(encode(value)) for name, value in clean.items()},
+        metadata={name: _plain(name, value) for name, value in clean.items()},
         at=time.time(),
         agent_type=agent_type,
         created_at=created_at,
         redacted=list(redacted),
     )
     return Entry(META, encode(meta))
+
+
+def _plain(name: str, value: Any) -> msgspec.Raw:
+    """Return a value of the metadata as JSON, if it is exactly that."""
+    data, tags = encode_value(value, at=f"metadata.{name}")
+    for path, tag in (tags or {}).items():
+        where = f"metadata.{name}{path}".rstrip("/")
+        message = f"the {tag} at {where} is not JSON and would come back changed: convert it first"
+        raise NotStorableError(message, path=where, type=tag)
+    return msgspec.Raw(data)
 
 
 def check_said(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from perdure._lib.host import HostClosedError
-from perdure.autosave.refusals import ended
+from perdure.autosave.refusals import ended, require_outside
 from perdure.errors import (
     LeaseLostError,
     SessionClosedError,
@@ -242,6 +242,7 @@ class Keeper:
             )
             raise SessionError(message, key=str(session.key))
         if session.closed_by is None:
+            require_outside(session.tracked, "to close")
             await self._runtime.host.call(self._close, session)
 
     async def _close(self, session: Session) -> None:

@@ -16,6 +16,7 @@ import anyio
 from perdure._lib.display import card
 from perdure._lib.waiting import wait_through
 from perdure.autosave.core import INHERIT, Inherit
+from perdure.autosave.refusals import require_outside
 from perdure.autosave.shutdown import ShutdownReport
 from perdure.codec.registry import Registry
 from perdure.errors import SessionClosedError, StoreError
@@ -291,6 +292,8 @@ class SessionManager(Restoring):
 
         ``before_save`` gets the session before a due save captures what to write, and is awaited;
         the other hooks get an event with facts. A hook that fails is logged.
+        In ``before_save``, what would wait for that save (``save``, ``aclose``, a turn) raises
+        SessionError: append and return.
 
         Raises:
             ConfigError: There is no such event, or the hook cannot be called.
@@ -365,6 +368,7 @@ class SessionManager(Restoring):
         if stray is not None:
             raise wrong_loop("this manager", stray)
         closing = connected.closing
+        require_outside(None, "to close with its manager")
         closing.begin(deadline)
         try:
             await wait_through(closing.done)

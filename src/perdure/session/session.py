@@ -330,7 +330,15 @@ class Session(Planned, Rendered):
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
         self._check_home()
-        return await self._contents.history(before=before, limit=limit, unsaved=self.unsaved())
+        tracked = self.tracked
+        pending, durable = tracked.pending, tracked.durable
+        unsaved = (
+            Record(durable + at, self.epoch, entry.kind, entry.payload, entry.end)
+            for at, entry in zip(range(len(pending), 0, -1), reversed(pending), strict=True)
+        )
+        return await self._contents.history(
+            before=before, limit=limit, unsaved=unsaved, durable=durable
+        )
 
     async def aclose(self) -> None:
         """Save, fold and let go of the session for everybody in this process.

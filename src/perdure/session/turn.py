@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, final
 
 import anyio
 
+from perdure.autosave.refusals import require_outside
 from perdure.codec.json import encode
 from perdure.errors import SessionError
 from perdure.memory.documents import Turned
@@ -50,6 +51,7 @@ class Turn:
         self.number: int = 0
 
     async def __aenter__(self) -> Self:
+        require_outside(self._session.tracked, "to begin a turn")
         await self._queue.enter(str(self._session.key))
         self._queue.use()
         try:

@@ -85,7 +85,7 @@ class SessionView(Rendered):
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""
         before = self.seq + 1 if before is None else min(before, self.seq + 1)
-        return await self._contents.history(before=before, limit=limit, unsaved=())
+        return await self._contents.history(before=before, limit=limit)
 
     def _refuse(self, entries: tuple[Entry, ...]) -> NoReturn:
         message = f"this view of session {self.key} is read-only: open the session to change it"
