@@ -122,9 +122,10 @@ class Owners:
         return msgspec.structs.replace(asked, beats=self._beats())
 
     def _beats(self) -> dict[str, int]:
-        names = [name for name in self._folder.names() if name.endswith(_BEAT)]
+        mine = self._name + _BEAT
+        names = [name for name in self._folder.names() if name.endswith(_BEAT) and name != mine]
         found = [unsealed(self._folder.read(name), _Beat) for name in names[:_OTHERS]]
-        return {one.owner: one.beat for one in found if one and one.owner != self.me.owner}
+        return {one.owner: one.beat for one in found if one}
 
     async def wait_letter(self, at_most: float) -> None:
         """Return when there may be a letter, or after ``at_most`` seconds."""
