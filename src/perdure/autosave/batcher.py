@@ -192,7 +192,12 @@ class Batcher:
         del self._flights[flight]
         try:
             now = self._clock()
-            self._finish([flight.save], [outcome], now, now - flight.began)
+            took, rest = now - flight.began, iter([(flight.save, outcome)])
+            try:
+                self._settle(rest, now, took)
+            finally:
+                # Ctrl-C just now must not leave a session with the store for ever.
+                self._finish([flight.save], [outcome], now, took, rest)
         except Exception:
             log.exception("a save was not settled", extra={"session": str(flight.save.t.key)})
         self._now_idle()
