@@ -203,6 +203,8 @@ async def test_who_is_always_too_late_gives_up_in_time(
         raise LeaseHeldError(f"at epoch {after}, not at {after}")
 
     monkeypatch.setattr(store, "acquire", too_late)
+    begun = anyio.current_time()
     with anyio.fail_after(60), pytest.raises(LeaseHeldError, match="at epoch 0"):
         await get(store, wait=20, clock=lambda: float(len(tries)))  # a second each
     assert len(tries) == 21
+    assert anyio.current_time() - begun > 0.5  # with a pause between two tries
