@@ -37,7 +37,9 @@ T = TypeVar("T")
 class OneFileStore:
     """Keep everything in one file. Each call is one step under a lock: whole, or not at all."""
 
-    capabilities = store.Capabilities(durability="fsync", batch_max=64, max_record_bytes=256 * 1024)
+    capabilities = store.Capabilities(
+        durability="fsync", batch_max=64, max_record_bytes=256 * 1024, dead_letters=True
+    )
 
     def __init__(self, path: Path, *, owner: str | None = None) -> None:
         self.owner = owner or secrets.token_hex(8)
@@ -305,9 +307,35 @@ class OneFileStore:
 
         await self._change(step)
 
-    async def waiting(self) -> list[SessionKey]:
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         kept = await self._look(lambda kept: kept)
-        return sorted(one.key for one in kept.sessions if one.inbox)
+        return sorted(
+            one.key for one in kept.sessions if (one.dead_letters if dead_letters else one.inbox)
+        )
+
+    async def reject(
+        self, key: SessionKey, epoch: int, letters: Sequence[store.DeadLetter]
+    ) -> None:
+        def step(kept: Kept) -> None:
+            session = kept.held(key, epoch)
+            for letter in letters:
+                session.dead_letters[letter.item.op_id] = letter
+                session.inbox.pop(letter.item.op_id, None)
+
+        await self._change(step)
+
+    async def dead_letters(self, key: SessionKey) -> list[store.DeadLetter]:
+        session = await self._look(lambda kept: kept.find(key))
+        letters = [] if session is None else [*session.dead_letters.values()]
+        return sorted(letters, key=lambda letter: letter.at)
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        def step(kept: Kept) -> int:
+            session = kept.find(key)
+            letters = {} if session is None else session.dead_letters
+            return sum(letters.pop(op_id, None) is not None for op_id in set(op_ids))
+
+        return await self._change(step)
 
     # directory
 

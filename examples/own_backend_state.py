@@ -23,6 +23,7 @@ class Session(msgspec.Struct):
     manifest: Manifest | None = None
     documents: dict[str, bytes] = {}
     inbox: dict[str, store.Posted] = {}
+    dead_letters: dict[str, store.DeadLetter] = {}
 
 
 class Owner(msgspec.Struct):

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
-from perdure.model.posts import Asked, Posted
+from perdure.model.posts import Asked, DeadLetter, Posted
 from perdure.model.stored import (
     Batch,
     Capabilities,
@@ -43,6 +43,7 @@ __all__ = [
     "Asked",
     "Batch",
     "Capabilities",
+    "DeadLetter",
     "Document",
     "Documents",
     "Grant",
@@ -223,6 +224,8 @@ class Store(Protocol):
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """Return what waits for a session, oldest first, and leave it there until it is settled.
 
+        An item that cannot be read is among them, in its place, with its ``damage``: it hides
+        none of those behind it.
         Raises LeaseLostError when the epoch is not the newest.
         """
         ...
@@ -234,8 +237,33 @@ class Store(Protocol):
         """
         ...
 
-    async def waiting(self) -> list[SessionKey]:
-        """List all tenants' sessions with something waiting, by key; they need not exist."""
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+        """List all tenants' sessions with something waiting, by key; they need not exist.
+
+        With ``dead_letters``, those that have dead letters instead.
+        """
+        ...
+
+    # dead letters: asked for only where ``capabilities.dead_letters`` says that they are kept
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """Keep dead letters, durably, and remove the items of their op ids from the inbox.
+
+        One of the same op id is replaced. None is lost if this is killed midway; then an item
+        may wait on beside its letter.
+        Raises LeaseLostError when the epoch is not the newest.
+        """
+        ...
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return a session's dead letters in the order of their times, with all of their bytes.
+
+        Needs no lease. One that is damaged is among them, and its item says so.
+        """
+        ...
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """Remove dead letters, and return how many there were of them. Needs no lease."""
         ...
 
     # directory
@@ -261,8 +289,8 @@ class Store(Protocol):
         ...
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove what the session owns, as its holder, its inbox included; its epochs never
-        start again.
+        """Remove what the session owns, as its holder, its inbox and its dead letters included;
+        its epochs never start again.
 
         Raises LeaseLostError when the epoch is not the newest.
         """

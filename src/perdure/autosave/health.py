@@ -47,6 +47,10 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that another process has taken over, or of which the store has lost records, with
     how many records of each are not in the store. They stay until somebody forks or discards
     them: ``sessions.lost``."""
+    undelivered: dict[str, str] = {}
+    """Sessions that are open here and whose posts cannot be taken, with why. It is tried again."""
+    dead_letters: dict[str, int] = {}
+    """Posted items that were set aside here, by session, until they are retried or dropped here."""
 
     def _repr_html_(self) -> str:
         return card("Health", msgspec.structs.asdict(self))

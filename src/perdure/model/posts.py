@@ -8,10 +8,13 @@ import msgspec
 
 from perdure.model.keys import SessionKey
 
-__all__ = ["Asked", "Posted"]
+__all__ = ["UNREADABLE", "Asked", "DeadLetter", "Posted"]
+
+UNREADABLE = "damaged:"
+"""What a store's own id of an item begins with whose op id cannot be read any more."""
 
 
-class Posted(msgspec.Struct, frozen=True):
+class Posted(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something that anybody left for a session, until its holder takes it."""
 
     op_id: str
@@ -22,6 +25,31 @@ class Posted(msgspec.Struct, frozen=True):
     """That record's payload: JSON, encoded."""
     posted_at: float
     """Seconds since 1970, by the poster's clock; for people, never for the order."""
+    damage: str = ""
+    """Why the item cannot be read; then ``payload`` is what lies there of it, and no JSON."""
+
+    @property
+    def key(self) -> str:
+        """The key of the post that it belongs to."""
+        return self.op_id.rpartition("/")[0] or self.op_id
+
+    @property
+    def place(self) -> int:
+        """Its place in that post; 0 where the op id does not say."""
+        last = self.op_id.rpartition("/")[2]
+        return int(last) if last.isascii() and last.isdecimal() and len(last) < 10 else 0
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """An item that was posted, could not be delivered, and was set aside."""
+
+    item: Posted
+    reason: str
+    """Why it was not delivered."""
+    tries: int
+    """How often that was tried."""
+    at: float
+    """When it was set aside, in seconds since 1970, by the holder's clock."""
 
 
 class Asked(msgspec.Struct, frozen=True):

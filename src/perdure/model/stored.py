@@ -164,3 +164,5 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether what it holds must fit into memory."""
     blobs: bool = True
     """Whether it keeps blobs; if not, large values are read from the log."""
+    dead_letters: bool = False
+    """Whether it keeps dead letters; if not, posts that cannot be delivered stay in the inbox."""

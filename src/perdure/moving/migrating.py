@@ -585,6 +585,10 @@ class _Mover:
         """
         refused: dict[str, NotStorableError] = {}
         items = await self._posted(key)
+        for item in items:
+            if item.damage:
+                refused[item.op_id] = NotStorableError(item.damage, key=str(key))
+        items = [item for item in items if not item.damage]
         for at in range(0, len(items), POSTS):
             refused |= await self._passed_on(key, items[at : at + POSTS])
         if refused:

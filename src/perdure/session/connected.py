@@ -15,7 +15,7 @@ from perdure._lib.host import Host
 from perdure.autosave import events
 from perdure.autosave.driver import Autosaver
 from perdure.autosave.events import Event
-from perdure.autosave.health import Health
+from perdure.autosave.health import NAMED, Health
 from perdure.codec.registry import Registry
 from perdure.lease.watch import beat
 from perdure.session.clock import Clock, catch_up
@@ -103,19 +103,20 @@ class Connected:
                 log.warning("heartbeat failed", exc_info=error)
                 await anyio.sleep(self.runtime.lease.heartbeat)
             else:
-                failed = False
                 self._beat_at = self.runtime.clock()
                 self.runtime.saver.warn(asked.warnings)
                 for key in asked.mail:
                     host.spawn(self.inbox.attend, key)
                 for key in asked.handovers:
                     host.spawn(self.keeper.hand_over, key)
-                self.inbox.again()
+                if failed:
+                    failed = False
+                    self.inbox.again()
                 await anyio.sleep(GATHER)
 
     def health(self) -> Health:
         """Say how it stands: saving, and whether the leases are renewed."""
-        health, lease = self.runtime.saver.health(), self.runtime.lease
+        health, lease = self._with_inbox(self.runtime.saver.health()), self.runtime.lease
         late = self.runtime.clock() - self._beat_at
         if late <= max(lease.ttl, 2 * lease.heartbeat) or self.closing.done.is_set():
             return health
@@ -127,6 +128,23 @@ class Connected:
         status: Literal["degraded", "failing"]
         status = "failing" if health.status == "failing" else "degraded"
         return msgspec.structs.replace(health, status=status, reasons=(*health.reasons, reason))
+
+    def _with_inbox(self, health: Health) -> Health:
+        undelivered, dead = self.inbox.undelivered(), self.inbox.set_aside()
+        if not undelivered:
+            return msgspec.structs.replace(health, dead_letters=dead) if dead else health
+        reasons = [f"session {key}: {why}" for key, why in list(undelivered.items())[:NAMED]]
+        if len(undelivered) > NAMED:
+            reasons.append(f"{len(undelivered) - NAMED} more sessions: posts cannot be taken")
+        status: Literal["degraded", "failing"]
+        status = "failing" if health.status == "failing" else "degraded"
+        return msgspec.structs.replace(
+            health,
+            status=status,
+            reasons=(*health.reasons, *reasons),
+            undelivered=undelivered,
+            dead_letters=dead,
+        )
 
     def _on_end(self) -> None:
         """SIGTERM has come over the default action: have the body left, and end by the deadline."""

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.codec.encoded import Encoded
-from perdure.codec.json import encode
-from perdure.codec.messages import encode_message
+from perdure.codec.json import decode, encode
+from perdure.codec.messages import decode_message, encode_message
 from perdure.codec.redaction import redact
+from perdure.codec.registry import KIND_PREFIX
 from perdure.codec.values import encode_value
 from perdure.errors import ConfigError, NotStorableError, TooLargeError
 from perdure.memory.documents import Meta
 from perdure.model.keys import require_text
 from perdure.model.messages import Message
-from perdure.model.records import META, Entry
+from perdure.model.records import MESSAGE_KINDS, META, Entry
 
 if TYPE_CHECKING:
     from perdure.codec.registry import Registry
     from perdure.model.keys import SessionKey
 
-__all__ = ["check_said", "check_sizes", "entry_of", "meta_entry"]
+__all__ = ["check_readable", "check_said", "check_sizes", "entry_of", "meta_entry"]
 
 
 def entry_of(item: Message | Encoded | Any, registry: Registry) -> Entry:
@@ -100,6 +101,21 @@ def check_said(
     for what, value in (("title", title), ("owner", owner)):
         if value is not None:
             require_text(what, value)
+
+
+def check_readable(kind: str, payload: bytes, registry: Registry) -> None:
+    """Refuse a record from elsewhere that whoever reads the log could not decode.
+
+    Raises:
+        FormatError: It is no JSON, or no such message or object. An upcast may raise anything.
+
+    """
+    if kind in MESSAGE_KINDS:
+        decode_message(payload, registry)
+    elif kind.startswith(KIND_PREFIX):
+        registry.decode_record(kind, payload)
+    else:
+        decode(payload, msgspec.Raw)
 
 
 def check_sizes(key: SessionKey, entries: tuple[Entry, ...], limit: int) -> None:

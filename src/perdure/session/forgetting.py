@@ -16,7 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure.codec.json import decode
-from perdure.errors import FormatError, PerdureError
+from perdure.errors import CorruptRecordError, FormatError, PerdureError
 from perdure.model.base import Base, Forking
 from perdure.model.keys import SessionKey
 from perdure.model.records import ENDING, FORK, Entry
@@ -169,6 +169,12 @@ class Forgetter:
     async def _told(self, key: SessionKey, epoch: int) -> set[SessionKey]:
         """Return the forks that its holder has not heard of yet."""
         waiting = await self._store.take(key, epoch, limit=_INBOX)
+        if any(one.damage and one.kind in {"", FORK} for one in waiting):
+            message = (
+                f"a post that cannot be read waits for {key}, and may tell of a fork: open the "
+                f"session until the post is set aside, then look at it with `perdure inbox {key}`"
+            )
+            raise CorruptRecordError(message, key=str(key))
         return {decode(one.payload, Forking).child for one in waiting if one.kind == FORK}
 
     async def _reaching(

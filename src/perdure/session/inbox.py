@@ -5,29 +5,37 @@ log, with one that names them; once that is durable, the items are removed. What
 in between, the next holder reads the same items, finds in the log which it has, and goes on.
 Nothing of it holds a turn up: the store is asked while turns go on, and the records
 are appended between two of them.
+
+What goes wrong is tried again later and later. A post that is refused each time (it cannot be
+read, or not be appended) hinders none behind it, and is set aside in the end: a dead letter.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
+from math import inf
+from random import Random
 from typing import TYPE_CHECKING, Any, final
 
+import anyio
 import msgspec
 
+from perdure._lib.backoff import backoff
 from perdure._lib.ids import random_id
 from perdure.codec.json import encode
-from perdure.errors import ConfigError, LeaseLostError, NotStorableError, PerdureError, SessionError
+from perdure.errors import ConfigError, LeaseLostError, NotStorableError, SessionError
 from perdure.lease.inbox import checked_key, key_of, op_ids, to_take
 from perdure.memory.documents import TAKEN_IDS, Taken
 from perdure.model.keys import SessionKey
 from perdure.model.records import TAKEN, Entry
-from perdure.session.entries import check_sizes, entry_of
+from perdure.session.entries import check_readable, check_sizes, entry_of
 from perdure.session.events import SessionPosted
 from perdure.session.flights import landed
 from perdure.session.runtime import Runtime
-from perdure.store import Posted
+from perdure.store import DeadLetter, Posted
 
 if TYPE_CHECKING:
     from perdure.session.session import Session
@@ -38,6 +46,39 @@ log: logging.Logger = logging.getLogger("perdure")
 
 AT_ONCE = 100
 """Items that are asked for in one call, unless a single post has more."""
+
+
+TRIES = 5
+"""How often a post is tried before it is set aside."""
+
+PAUSE = 0.25
+LONGEST_PAUSE = 15.0
+"""Seconds until the next try at most: after the first, and after many."""
+
+MOST_REASON = 2000
+"""Characters of why a post was refused."""
+
+
+class _Trouble(msgspec.Struct, frozen=True):
+    """That the posts of a session could not be taken."""
+
+    failures: int
+    """In a row."""
+    reason: str
+    due: float
+    """When it is tried again."""
+
+
+class _Refused(msgspec.Struct, frozen=True):
+    """A post that could not be taken; whole, since half a post is never taken."""
+
+    tries: int
+    reason: str
+    due: float
+    size: int
+    """How many items it has."""
+    items: tuple[Posted, ...] = ()
+    """The items themselves, once they are to be set aside."""
 
 
 class PostReceipt(msgspec.Struct, frozen=True):
@@ -55,8 +96,17 @@ class Inbox:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._random = Random().random
         self._taking: set[SessionKey] = set()
         self._again: set[SessionKey] = set()
+        self._troubles: dict[SessionKey, _Trouble] = {}
+        """Sessions whose posts could not be taken when that was tried last."""
+        self._timers: dict[SessionKey, float] = {}
+        """When each is attended to next, without being told to."""
+        self._refused: dict[SessionKey, dict[str, _Refused]] = {}
+        """Posts that were refused, and wait on, by key."""
+        self._dead: dict[SessionKey, int] = {}
+        """Items that were set aside here."""
 
     async def post(self, key: SessionKey, items: Sequence[Any], op: str | None) -> PostReceipt:
         """Leave items for a session, durably.
@@ -79,112 +129,297 @@ class Inbox:
         ]
         return PostReceipt(op, await runtime.store.post(key, posted))
 
+    # dead letters
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return a session's dead letters: by their times, those of one post together."""
+        store = self._runtime.store
+        letters = await store.dead_letters(key) if store.capabilities.dead_letters else []
+        return sorted(letters, key=lambda one: (one.at, one.item.key, one.item.place))
+
+    async def retry_dead_letters(self, key: SessionKey, keys: Collection[str] | None) -> int:
+        """Post dead letters again, behind what waits; return how many items.
+
+        Killed between the two steps, a letter is still there; its op id was posted, and the
+        holder takes it once.
+
+        Raises:
+            ConfigError: There is none of a key, or it cannot be read.
+
+        """
+        letters = await self._letters(key, keys)
+        for letter in letters:
+            if letter.item.damage:
+                message = (
+                    f"the dead letter {letter.item.key!r} of {key} cannot be read, so trying again "
+                    f"would not help: {letter.item.damage}; drop it when nobody needs it"
+                )
+                raise ConfigError(message, key=letter.item.key)
+        store = self._runtime.store
+        for _, post in groupby(letters, lambda letter: letter.item.key):
+            items = [letter.item for letter in post]
+            await store.post(key, items)
+            await store.drop_dead_letters(key, [item.op_id for item in items])
+        self._note_gone(key, len(letters))
+        return len(letters)
+
+    async def drop_dead_letters(self, key: SessionKey, keys: Collection[str] | None) -> int:
+        """Remove dead letters for good; return how many items.
+
+        Raises:
+            ConfigError: There is none of a key.
+
+        """
+        letters = await self._letters(key, keys)
+        op_ids = [letter.item.op_id for letter in letters]
+        gone = await self._runtime.store.drop_dead_letters(key, op_ids) if op_ids else 0
+        self._note_gone(key, gone)
+        return gone
+
+    async def _letters(self, key: SessionKey, keys: Collection[str] | None) -> list[DeadLetter]:
+        letters = await self.dead_letters(key)
+        if keys is None:
+            return letters
+        there = {letter.item.key for letter in letters}
+        for one in keys:
+            if one not in there:
+                message = (
+                    f"session {key} has no dead letter {one!r}: `perdure inbox` lists those that "
+                    "there are"
+                )
+                raise ConfigError(message, key=one)
+        return [letter for letter in letters if letter.item.key in keys]
+
+    def _note_gone(self, key: SessionKey, count: int) -> None:
+        left = self._dead.get(key, 0) - count
+        if left > 0:
+            self._dead[key] = left
+        else:
+            self._dead.pop(key, None)
+
+    # how it stands
+
+    def undelivered(self) -> dict[str, str]:
+        """Say for which sessions that are open here posts cannot be taken, and why."""
+        found: dict[str, str] = {}
+        for key in self._runtime.sessions:
+            trouble, refused = self._troubles.get(key), self._refused.get(key)
+            if trouble is not None:
+                found[str(key)] = f"posts cannot be taken: {trouble.reason}"
+            elif refused:
+                name, one = next(iter(refused.items()))
+                found[str(key)] = f"the post {name!r} cannot be taken: {one.reason}"
+        return found
+
+    def set_aside(self) -> dict[str, int]:
+        """Say how many dead letters each session has got here, as far as they are still there."""
+        return {str(key): count for key, count in self._dead.items()}
+
     # the holder's side
 
     async def begin(self, session: Session) -> None:
         """Take what waits for a session that is being opened; nobody has it yet."""
-        if await self._take(session, opening=True):
+        if await self._guarded(session, opening=True):
             self._runtime.host.spawn(self.attend, session.key)
 
     def again(self) -> None:
-        """Try once more where something went wrong."""
-        for key in self._again:
-            self._runtime.host.spawn(self.attend, key)
-        self._again.clear()
+        """Try once more at once where the store failed: it answers again."""
+        for key in self._troubles:
+            self._runtime.host.spawn(self.attend, key, True)
 
-    async def attend(self, key: SessionKey) -> None:
+    async def attend(self, key: SessionKey, now: bool = False) -> None:  # noqa: FBT001, FBT002  # for spawn
         """Take what waits for a session that is open here, between two of its turns."""
         runtime = self._runtime
         await landed(runtime.flights, key)
         session = runtime.sessions.get(key)
         if session is None or runtime.draining:
+            self._troubles.pop(key, None)
             return
         if key in self._taking:
             self._again.add(key)  # what is under way may have looked before this was posted
             return
+        trouble = self._troubles.get(key)
+        if trouble is not None and not now and runtime.clock() < trouble.due:
+            return  # its own retry comes
         self._taking.add(key)
         try:
-            while await self._take(session):
-                pass
+            await self._guarded(session)
         finally:
             self._taking.discard(key)
         if key in self._again:
-            self.again()
+            self._again.discard(key)
+            runtime.host.spawn(self.attend, key)
 
-    async def _take(self, session: Session, *, opening: bool = False) -> bool:
-        """Take what waits, in three steps; return whether to go on."""
-        store, key = self._runtime.store, session.key
+    async def _guarded(self, session: Session, *, opening: bool = False) -> bool:
+        """Take what waits; what fails is tried again later. Return whether something came."""
+        key = session.key
         try:
-            items, more = await self._waiting(session)
-            if not items:
-                return False
-            done = await self._enter(session, items, opening=opening)
-            if opening:
-                return True
-            await self._runtime.saver.save(session.tracked)
-            # Not what was discarded while we waited: that is to be taken again.
-            taken, durable = session._contents.taken, session.durable_version
-            done = [op_id for op_id in done if op_id in taken and taken[op_id] <= durable]
-            await store.settle(key, session.epoch, done)
+            came = await self._take_all(session, opening=opening)
         except (LeaseLostError, SessionError):
+            self._troubles.pop(key, None)
             return False  # whoever opens it next goes on with it
-        except PerdureError as error:
-            log.warning("taking posts failed", extra={"session": str(key)}, exc_info=error)
-            self._again.add(key)
+        except Exception as error:  # noqa: BLE001  # told, and tried again: nothing stops silently
+            self._fail(key, error)
             return False
-        return bool(done) and more
+        self._troubles.pop(key, None)
+        refused = self._refused.get(key)
+        if refused:
+            self._later(key, min([one.due for one in refused.values()]))
+        return came
 
-    async def _waiting(self, session: Session) -> tuple[list[Posted], bool]:
-        """Return what waits, as whole posts, and whether there may be more.
+    def _fail(self, key: SessionKey, error: Exception) -> None:
+        before = self._troubles.get(key)
+        failures = 1 if before is None else before.failures + 1
+        due = self._runtime.clock() + self._pause(failures)
+        self._troubles[key] = _Trouble(failures, str(error) or type(error).__name__, due)
+        log.warning("taking posts failed", extra={"session": str(key)}, exc_info=error)
+        self._later(key, due)
+
+    def _pause(self, failures: int) -> float:
+        return backoff(failures, base=PAUSE, cap=LONGEST_PAUSE, chance=self._random())
+
+    def _later(self, key: SessionKey, due: float) -> None:
+        """Attend to a session at a time, unless that is going to happen anyway by then."""
+        if self._timers.get(key, inf) <= due:
+            return
+        self._timers[key] = due
+        self._runtime.host.spawn(self._wait_and_attend, key, due)
+
+    async def _wait_and_attend(self, key: SessionKey, due: float) -> None:
+        await anyio.sleep(max(due - self._runtime.clock(), 0))
+        if self._timers.get(key) == due:
+            del self._timers[key]
+        await self.attend(key)
+
+    async def _take_all(self, session: Session, *, opening: bool) -> bool:
+        """Take what waits, in three steps each time; only begin, where a session is opened."""
+        store, key = self._runtime.store, session.key
+        now = self._runtime.clock()
+        refused = self._refused.get(key, {})
+        passed = {name: one.size for name, one in refused.items() if one.due > now}
+        came = False
+        while True:
+            items, more = await self._waiting(session, passed)
+            if not items:
+                break
+            done = await self._enter(session, items, passed, opening=opening)
+            if opening:
+                return bool(done)
+            if done:
+                came = True
+                await self._runtime.saver.save(session.tracked)
+                # Not what was discarded while we waited: that is to be taken again.
+                taken, durable = session._contents.taken, session.durable_version
+                done = [op_id for op_id in done if op_id in taken and taken[op_id] <= durable]
+                await store.settle(key, session.epoch, done)
+            if not more:
+                break
+        await self._reject(session)
+        return came
+
+    async def _waiting(self, session: Session, passed: dict[str, int]) -> tuple[list[Posted], bool]:
+        """Return what waits and is not passed over, as whole posts; and whether there is more.
 
         A post of more items than are known after a kill is taken in parts.
         """
-        store, limit = self._runtime.store, AT_ONCE
-        items = await store.take(session.key, session.epoch, limit=limit)
-        while _is_cut(items, limit) and limit < TAKEN_IDS:
-            limit = min(2 * limit, TAKEN_IDS)
-            items = await store.take(session.key, session.epoch, limit=limit)
-        if len(items) < limit:
-            return items, False
-        last = key_of(items[-1].op_id)
-        whole = [item for item in items if key_of(item.op_id) != last]
+        store = self._runtime.store
+        size = AT_ONCE
+        while True:
+            limit = size + sum(passed.values())
+            found = await store.take(session.key, session.epoch, limit=limit)
+            items = [item for item in found if item.key not in passed]
+            if len(found) < limit:
+                return items, False
+            if size >= TAKEN_IDS or not _is_cut(items, size):
+                break
+            size = min(2 * size, TAKEN_IDS)
+        last = items[-1].key if items else None
+        whole = [item for item in items if item.key != last]
         return whole or items, True
 
     async def _enter(
-        self, session: Session, items: Sequence[Posted], *, opening: bool
+        self, session: Session, items: Sequence[Posted], passed: dict[str, int], *, opening: bool
     ) -> list[str]:
         """Append what is not in the log yet, and return the op ids of what is."""
         if opening or all(item.op_id in session._contents.taken for item in items):
-            return self._append(session, items)
+            return self._append(session, items, passed)
         await session._turns.enter(str(session.key))
         try:
-            return self._append(session, items)
+            return self._append(session, items, passed)
         finally:
             session._turns.leave()
 
-    def _append(self, session: Session, items: Sequence[Posted]) -> list[str]:
+    def _append(self, session: Session, items: Sequence[Posted], passed: dict[str, int]) -> list[str]:
         taken = session._contents.taken
         done = [item.op_id for item in items if item.op_id in taken]
         keys: list[str] = []
         for post in to_take(items, taken):
             ops = [item.op_id for item in post]
-            entries = [Entry(item.kind, item.payload, end=False) for item in post]
-            note = Entry(TAKEN, encode(Taken(ops, at=time.time())))
-            try:
-                session.accept((*entries, note))
-            except NotStorableError as error:  # accepted elsewhere, under other limits
-                extra = {"session": str(session.key), "post": key_of(ops[0])}
-                log.exception("a post stays where it is", extra=extra, exc_info=error)
+            reason = self._refusal(session, post)
+            if reason is not None:
+                self._refuse(session.key, post, reason)
+                passed[post[0].key] = len(post)
                 continue
             done += ops
-            keys.append(key_of(ops[0]))
+            keys.append(post[0].key)
+        self._no_longer_refused(session.key, map(key_of, done))
         if keys:
             facts = SessionPosted(str(session.key), tuple(keys), session.version)
             self._runtime.hooks.emit("posted", facts)
         return done
 
+    def _refusal(self, session: Session, post: Sequence[Posted]) -> str | None:
+        """Append a post, or return why it cannot be."""
+        damaged = next((item for item in post if item.damage), None)
+        if damaged is not None:
+            return damaged.damage
+        for item in post:
+            try:
+                check_readable(item.kind, item.payload, self._runtime.registry)
+            except Exception as error:  # noqa: BLE001  # an upcast is the application's own code
+                return f"a {item.kind} cannot be decoded: {type(error).__name__}: {error}"
+        entries = [Entry(item.kind, item.payload, end=False) for item in post]
+        ops = [item.op_id for item in post]
+        try:
+            session.accept((*entries, Entry(TAKEN, encode(Taken(ops, at=time.time())))))
+        except NotStorableError as error:  # accepted elsewhere, under other limits
+            return str(error)
+        return None
+
+    def _refuse(self, key: SessionKey, post: Sequence[Posted], reason: str) -> None:
+        refused, name = self._refused.setdefault(key, {}), post[0].key
+        before = refused.get(name)
+        tries = 1 if before is None else before.tries + 1
+        due = self._runtime.clock() + self._pause(tries)
+        keeps = self._runtime.store.capabilities.dead_letters
+        items = tuple(post) if keeps and tries >= TRIES else ()
+        refused[name] = _Refused(tries, reason, due, len(post), items)
+        extra = {"session": str(key), "post": name, "tries": tries, "reason": reason}
+        log.warning("a post cannot be taken", extra=extra)
+
+    def _no_longer_refused(self, key: SessionKey, names: Iterable[str]) -> None:
+        refused = self._refused.get(key)
+        if refused is not None:
+            for name in names:
+                refused.pop(name, None)
+            if not refused:
+                del self._refused[key]
+
+    async def _reject(self, session: Session) -> None:
+        """Set aside what was tried often enough."""
+        key = session.key
+        for name, one in [*self._refused.get(key, {}).items()]:
+            if not one.items:
+                continue
+            reason, now = one.reason[:MOST_REASON], time.time()
+            letters = [DeadLetter(item, reason, one.tries, now) for item in one.items]
+            await self._runtime.store.reject(key, session.epoch, letters)
+            self._no_longer_refused(key, [name])
+            self._dead[key] = self._dead.get(key, 0) + len(letters)
+            extra = {"session": str(key), "post": name, "tries": one.tries, "reason": reason}
+            log.error("a post was set aside as a dead letter", extra=extra)
+
 
 def _is_cut(items: Sequence[Posted], limit: int) -> bool:
     """Say whether all that was asked for is of one post, which may go on."""
-    full = len(items) == limit
-    return full and key_of(items[0].op_id) == key_of(items[-1].op_id)
+    return len(items) >= limit and items[0].key == items[-1].key

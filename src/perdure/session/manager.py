@@ -7,7 +7,7 @@ closed in another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -42,7 +42,7 @@ from perdure.session.options import (
 from perdure.session.restoring import Restoring
 from perdure.session.runtime import wrong_loop
 from perdure.session.view import SessionView
-from perdure.store import SessionInfo, Store
+from perdure.store import DeadLetter, SessionInfo, Store
 
 if TYPE_CHECKING:
     from perdure.autosave.driver import Health
@@ -253,6 +253,68 @@ class SessionManager(Restoring):
 
         """
         return await self._check().inbox.post(SessionKey(id, session, tenant), items, key)
+
+    async def dead_letters(
+        self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = ""
+    ) -> tuple[DeadLetter, ...]:
+        """Return the posted items of a session that could not be delivered, with their bytes.
+
+        They were tried several times and set aside, so that those behind them came. They stay
+        until somebody retries or drops them, or the session is deleted.
+
+        Args:
+            id: The agent's id.
+            session: Which of the agent's sessions.
+            tenant: Whose, where customers share a store.
+
+        """
+        return tuple(await self._check().inbox.dead_letters(SessionKey(id, session, tenant)))
+
+    async def retry_dead_letters(
+        self,
+        id: str,
+        keys: Collection[str] | None = None,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+    ) -> int:
+        """Post dead letters again, behind what waits by now; return how many items that were.
+
+        Args:
+            id: The agent's id.
+            keys: Of which posts; None for all.
+            session: Which of the agent's sessions.
+            tenant: Whose, where customers share a store.
+
+        Raises:
+            ConfigError: There is no dead letter of a key, or one cannot be read.
+
+        """
+        inbox = self._check().inbox
+        return await inbox.retry_dead_letters(SessionKey(id, session, tenant), keys)
+
+    async def drop_dead_letters(
+        self,
+        id: str,
+        keys: Collection[str] | None = None,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+    ) -> int:
+        """Remove dead letters for good; return how many items that were.
+
+        Args:
+            id: The agent's id.
+            keys: Of which posts; None for all.
+            session: Which of the agent's sessions.
+            tenant: Whose, where customers share a store.
+
+        Raises:
+            ConfigError: There is no dead letter of a key.
+
+        """
+        inbox = self._check().inbox
+        return await inbox.drop_dead_letters(SessionKey(id, session, tenant), keys)
 
     async def list(
         self,

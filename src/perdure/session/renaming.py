@@ -7,6 +7,7 @@ neither is touched.
 
 from __future__ import annotations
 
+import time
 from contextlib import AsyncExitStack, aclosing
 from typing import final
 
@@ -17,6 +18,7 @@ from perdure.model.records import BASE, ENDING, EPOCH, FORK
 from perdure.session.forgetting import Forgetter
 from perdure.session.forking import Forked, Forker, exists
 from perdure.session.tending import Hold, Tending, Terms, require_different
+from perdure.store import DeadLetter
 
 __all__ = ["Renamer"]
 
@@ -95,6 +97,14 @@ class Renamer:
     async def _forward(self, old: Hold, new: SessionKey) -> None:
         """Have what was posted to the old name wait at the new one."""
         waiting = await self._store.take(old.key, old.epoch, limit=1_000_000)
-        mail = [posted for posted in waiting if posted.kind != FORK]
+        mail = [one for one in waiting if one.kind != FORK and not one.damage]
         if mail:
             await self._store.post(new, mail)
+        if not self._store.capabilities.dead_letters:
+            return
+        letters = await self._store.dead_letters(old.key)
+        now = time.time()
+        letters += [DeadLetter(one, one.damage, 0, now) for one in waiting if one.damage]
+        if letters:
+            async with self._tending.held(new, Terms("raise", 0)) as hold:
+                await self._store.reject(new, hold.epoch, letters)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from perdure.model.keys import SessionKey, require_filters
-from perdure.store import Asked, Capabilities, Holder, Posted, SessionInfo, Store, Swept
+from perdure.store import Asked, Capabilities, DeadLetter, Holder, Posted, SessionInfo, Store, Swept
 
 __all__ = ["Through"]
 
@@ -111,9 +111,24 @@ class Through:
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
 
-    async def waiting(self) -> list[SessionKey]:
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """See the port."""
-        return await self.inner.waiting()
+        # A store that keeps no dead letters may not know the option.
+        return await (
+            self.inner.waiting(dead_letters=True) if dead_letters else self.inner.waiting()
+        )
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """See the port."""
+        await self.inner.reject(key, epoch, letters)
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """See the port."""
+        return await self.inner.dead_letters(key)
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """See the port."""
+        return await self.inner.drop_dead_letters(key, op_ids)
 
     async def tenants(self) -> list[str]:
         """See the port."""

@@ -25,7 +25,7 @@ from perdure.errors import (
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FORMAT, About, Manifest
 from perdure.model.records import EPOCH, Entry, Record
-from perdure.store import Batch, Documents, Posted, SessionInfo
+from perdure.store import Batch, DeadLetter, Documents, Posted, SessionInfo
 
 __all__ = [
     "Blob",
@@ -175,6 +175,8 @@ class MemoryBacking:
         self.blobs: dict[tuple[str, str], Blob] = {}
         self.inboxes: dict[SessionKey, dict[str, Posted]] = {}
         """What waits for each session, by op id, oldest first."""
+        self.dead_letters: dict[SessionKey, dict[str, DeadLetter]] = {}
+        """What was set aside, by op id."""
 
 
 def held(key: SessionKey, epoch: int, session: Session | None) -> Session:

@@ -20,12 +20,14 @@ import anyio
 import anyio.lowlevel
 
 from perdure.codec.blob_names import require_named, verified
+from perdure.codec.dead_letters import oldest_first
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.store import (
     Asked,
     Batch,
     Capabilities,
+    DeadLetter,
     Documents,
     Grant,
     Holder,
@@ -55,7 +57,9 @@ __all__ = ["MemoryBacking", "MemoryStore"]
 _CHUNK = 256
 """Records in one `LogChunk`."""
 
-_CAPABILITIES = Capabilities(durability="memory", batch_max=256, memory_bound=True)
+_CAPABILITIES = Capabilities(
+    durability="memory", batch_max=256, memory_bound=True, dead_letters=True
+)
 
 
 @final
@@ -313,10 +317,33 @@ class MemoryStore:
         for op_id in op_ids:
             inbox.pop(op_id, None)
 
-    async def waiting(self) -> list[SessionKey]:
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """List the sessions for which something waits; see the port."""
         await anyio.lowlevel.checkpoint()
-        return sorted(key for key, inbox in self._backing.inboxes.items() if inbox)
+        backing = self._backing
+        kept = backing.dead_letters if dead_letters else backing.inboxes
+        return sorted(key for key, items in kept.items() if items)
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """Move items to the dead letters; see the port."""
+        await anyio.lowlevel.checkpoint()
+        self._held(key, epoch)
+        inbox = self._backing.inboxes.get(key, {})
+        kept = self._backing.dead_letters.setdefault(key, {})
+        for letter in letters:
+            kept[letter.item.op_id] = letter
+            inbox.pop(letter.item.op_id, None)
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return a session's dead letters; see the port."""
+        await anyio.lowlevel.checkpoint()
+        return oldest_first(list(self._backing.dead_letters.get(key, {}).values()))
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """Remove dead letters; see the port."""
+        await anyio.lowlevel.checkpoint()
+        kept = self._backing.dead_letters.get(key, {})
+        return sum([kept.pop(op_id, None) is not None for op_id in set(op_ids)])
 
     # directory
 
@@ -349,6 +376,7 @@ class MemoryStore:
         session.empty()
         session.deleted = session.released = True
         self._backing.inboxes.pop(key, None)
+        self._backing.dead_letters.pop(key, None)
 
     async def scrub(self) -> None:
         """Do nothing: what was removed is nowhere."""

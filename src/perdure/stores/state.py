@@ -36,6 +36,7 @@ from perdure.store import (
     Asked,
     Batch,
     Capabilities,
+    DeadLetter,
     Documents,
     Grant,
     Holder,
@@ -308,10 +309,33 @@ class StateStore:
         async with self._place(key).looked() as place:
             held(key, epoch, place.session)
 
-    async def waiting(self) -> list[SessionKey]:
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """Return nothing: nobody can have posted."""
         await anyio.lowlevel.checkpoint()
         return []
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """Do nothing but look who has it: there is nothing to set aside.
+
+        Raises:
+            NotStorableError: There are letters.
+
+        """
+        if letters:
+            message = f"{self.location} keeps no dead letters: use another store for posts"
+            raise NotStorableError(message, key=str(key))
+        async with self._place(key).looked() as place:
+            held(key, epoch, place.session)
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return nothing: nobody can have posted."""
+        await anyio.lowlevel.checkpoint()
+        return []
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """Do nothing: there is nothing to remove."""
+        await anyio.lowlevel.checkpoint()
+        return 0
 
     # directory
 

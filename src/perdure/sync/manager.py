@@ -10,7 +10,7 @@ import _thread
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, final
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from perdure.session.hooks import EventName
     from perdure.session.inbox import PostReceipt
     from perdure.session.options import Autosave, Engine, Lease, Limits, OnHeld, Shutdown
-    from perdure.store import SessionInfo, Store
+    from perdure.store import DeadLetter, SessionInfo, Store
 
 T = TypeVar("T")
 
@@ -224,6 +224,47 @@ class SessionManager(Restoring):
         """
         return self._loop.call(
             lambda: self._inner.post(id, *items, key=key, session=session, tenant=tenant)
+        )
+
+    def dead_letters(
+        self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = ""
+    ) -> tuple[DeadLetter, ...]:
+        """Return the posted items of a session that could not be delivered, with their bytes.
+
+        As `perdure.SessionManager.dead_letters`.
+        """
+        return self._loop.call(lambda: self._inner.dead_letters(id, session=session, tenant=tenant))
+
+    def retry_dead_letters(
+        self,
+        id: str,
+        keys: Collection[str] | None = None,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+    ) -> int:
+        """Post dead letters again, behind what waits by now; return how many items that were.
+
+        As `perdure.SessionManager.retry_dead_letters`.
+        """
+        return self._loop.call(
+            lambda: self._inner.retry_dead_letters(id, keys, session=session, tenant=tenant)
+        )
+
+    def drop_dead_letters(
+        self,
+        id: str,
+        keys: Collection[str] | None = None,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+    ) -> int:
+        """Remove dead letters for good; return how many items that were.
+
+        As `perdure.SessionManager.drop_dead_letters`.
+        """
+        return self._loop.call(
+            lambda: self._inner.drop_dead_letters(id, keys, session=session, tenant=tenant)
         )
 
     def load(

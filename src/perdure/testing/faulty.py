@@ -25,6 +25,7 @@ from perdure.store import (
     Asked,
     Batch,
     Capabilities,
+    DeadLetter,
     Documents,
     Grant,
     Holder,
@@ -295,9 +296,25 @@ class FaultyStore:
             ),
         )
 
-    async def waiting(self) -> list[SessionKey]:
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """See the port."""
+        if dead_letters:
+            return await self._call("waiting", lambda: self._store.waiting(dead_letters=True))
         return await self._call("waiting", self._store.waiting)
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """See the port."""
+        await self._call("reject", lambda: self._store.reject(key, epoch, letters))
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """See the port."""
+        return await self._call("dead_letters", lambda: self._store.dead_letters(key))
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """See the port."""
+        return await self._call(
+            "drop_dead_letters", lambda: self._store.drop_dead_letters(key, op_ids)
+        )
 
     async def tenants(self) -> list[str]:
         """See the port."""

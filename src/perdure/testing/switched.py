@@ -16,6 +16,7 @@ from perdure.store import (
     Asked,
     Batch,
     Capabilities,
+    DeadLetter,
     Documents,
     Grant,
     Holder,
@@ -261,9 +262,22 @@ class SwitchedStore:
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
 
-    async def waiting(self) -> list[SessionKey]:
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """See the port."""
-        return await self._to("waiting").waiting()
+        store = self._to("waiting")
+        return await (store.waiting(dead_letters=True) if dead_letters else store.waiting())
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """See the port."""
+        await self._to("reject").reject(key, epoch, letters)
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """See the port."""
+        return await self._to("dead_letters").dead_letters(key)
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """See the port."""
+        return await self._to("drop_dead_letters").drop_dead_letters(key, op_ids)
 
     async def tenants(self) -> list[str]:
         """See the port."""

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from perdure.model.keys import SessionKey
+from perdure.store import DeadLetter
 from perdure.stores.file import FileStore, mailbox
 from perdure.testing.conformance._kit import KEY, take
 from perdure.testing.conformance.inbox import posted, waiting
@@ -57,20 +58,27 @@ async def test_an_inbox_that_is_empty_takes_no_room(store: FileStore, root: Path
     assert list(box_of(root).iterdir()) == []
 
 
-async def test_a_damaged_post_goes_into_quarantine_and_hinders_none(
-    store: FileStore, root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_damaged_post_says_so_and_hinders_none(store: FileStore, root: Path) -> None:
     grant = await take(store)
     await store.post(KEY, posted("a"))
     await store.post(KEY, posted("b"))
     first = min(box_of(root).iterdir())
     data = first.read_bytes()
     first.write_bytes(data.replace(b'"text":"a"', b'"text":"x"'))
+    torn = first.read_bytes()
+    bad, good = await store.take(KEY, grant.epoch)
+    assert (bad.payload, good.op_id, good.damage) == (torn, "b", "")
+    assert first.name in bad.damage
+    await store.reject(KEY, grant.epoch, [DeadLetter(bad, bad.damage, 5, 1.0)])
     assert await waiting(store, grant.epoch) == ["b"]
-    assert "a post is damaged" in caplog.text
-    kept = root / "agents" / "agent" / "quarantine" / f"inbox-1.{first.name}"
-    assert b'"text":"x"' in kept.read_bytes()
-    assert await waiting(store, grant.epoch) == ["b"]
+    assert (await store.dead_letters(KEY))[0].item.payload == torn
+    (kept,) = (root / "agents" / "agent" / "dead-letters-1").iterdir()
+    kept.write_bytes(kept.read_bytes().replace(b"tries", b"trIes"))
+    (lost,) = await store.dead_letters(KEY)
+    assert lost.item.payload == kept.read_bytes()
+    assert "checksum" in lost.item.damage
+    assert await store.drop_dead_letters(KEY, [lost.item.op_id]) == 1
+    assert list(kept.parent.iterdir()) == []
 
 
 async def test_a_session_of_a_newer_release_hides_no_other_that_waits(

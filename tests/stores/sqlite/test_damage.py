@@ -11,7 +11,7 @@ import pytest
 from perdure.errors import CorruptRecordError, PerdureError
 from perdure.model.keys import SessionKey
 from perdure.model.records import Record
-from perdure.store import Posted, Status, Store
+from perdure.store import DeadLetter, Posted, Status, Store
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.conformance._kit import (
     append,
@@ -71,7 +71,7 @@ async def test_a_flipped_bit_is_never_wrong_data(tmp_path: Path) -> None:
     whole = path.read_bytes()
     dice = random.Random(7)
     noticed = refused = 0
-    for _ in range(150):
+    for _ in range(200):
         data = bytearray(whole)
         at = dice.randrange(len(data))
         data[at] ^= 1 << dice.randrange(8)
@@ -177,15 +177,28 @@ async def test_one_sessions_damage_is_not_the_others(tmp_path: Path) -> None:
     await store.aclose()
 
 
-async def test_a_damaged_item_of_an_inbox_is_not_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change_it",
+    ["payload = x'22222222'", "op_id = CAST(x'ff' AS TEXT)", "kind = x'ff'", "posted_at = 'x'"],
+)
+async def test_a_damaged_item_of_an_inbox_says_so_and_hinders_none(
+    tmp_path: Path, change_it: str
+) -> None:
     path = tmp_path / "kept" / "x.db"
     await filled(path)
-    change(path, "UPDATE inbox SET payload = x'22222222'")
+    change(path, f"UPDATE inbox SET {change_it}")
     store = SqliteStore(path)
     await store.open()
     grant = await take(store, KEYS[0])
-    with pytest.raises(CorruptRecordError, match="inbox"):
-        await store.take(KEYS[0], grant.epoch)
+    good = Posted("good", "message", b'"x"', 1.0)
+    await store.post(KEYS[0], [good])
+    *bad, last = await store.take(KEYS[0], grant.epoch)
+    assert last == good
+    assert bad
+    assert all("inbox" in one.damage for one in bad)
+    await store.reject(KEYS[0], grant.epoch, [DeadLetter(one, "x", 5, 1.0) for one in bad])
+    assert await store.take(KEYS[0], grant.epoch) == [good]
+    assert [one.item for one in await store.dead_letters(KEYS[0])] == bad
     await store.aclose()
 
 

@@ -29,7 +29,7 @@ from perdure.errors import (
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import About
 from perdure.model.records import MESSAGE, Entry
-from perdure.store import Posted, Status, Store
+from perdure.store import DeadLetter, Posted, Status, Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
@@ -506,8 +506,29 @@ async def test_an_item_of_an_inbox_fits_only_there() -> None:
     (sealed,) = await inner.take(KEY, grant.epoch)
     assert b"hi" not in sealed.payload
     await inner.post(other.key, [sealed])
-    with pytest.raises(CorruptRecordError):
-        await store.take(other.key, other.epoch)
+    (item,) = await store.take(other.key, other.epoch)
+    assert "sealed for another place" in item.damage
+    assert item.payload == sealed.payload
+
+
+async def test_dead_letters_are_sealed_too() -> None:
+    inner = MemoryStore()
+    store = EncryptedStore(inner, OLD)
+    await store.open()
+    grant = await take(store)
+    plain = Posted("plain", "message", b'"hidden text"', 1.0)
+    await inner.post(KEY, [plain])  # past the keys
+    (item,) = await store.take(KEY, grant.epoch)
+    assert item.damage
+    letters = [
+        DeadLetter(item, "because of hidden text", 5, 1.0),
+        DeadLetter(Posted("op", "message", b'"hidden text, too"', 1.0), "large", 5, 2.0),
+    ]
+    await store.reject(KEY, grant.epoch, letters)
+    assert await store.dead_letters(KEY) == letters
+    for kept in await inner.dead_letters(KEY):
+        assert b"hidden" not in kept.item.payload
+        assert "hidden" not in kept.reason
 
 
 def test_keys_come_from_the_environment(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from perdure.model.keys import DEFAULT_SESSION, SessionKey
 from perdure.model.manifest import About, Manifest
 from perdure.store import SessionInfo
 from perdure.stores.file import chain, documents
-from perdure.stores.file.inbox import waits_in
+from perdure.stores.file.inbox import has_dead_letters, waits_in
 from perdure.stores.file.layout import (
     AGENTS,
     BLOBS,
@@ -125,9 +125,10 @@ def list_sessions(
     return found[: max(limit, 0)]
 
 
-def list_waiting(root: Folder) -> list[SessionKey]:
+def list_waiting(root: Folder, *, dead_letters: bool) -> list[SessionKey]:
     """List the sessions for which something waits, of all tenants, by key."""
-    return sorted(filter(None, map(waits_in, _folders(root))))
+    look = has_dead_letters if dead_letters else waits_in
+    return sorted(filter(None, map(look, _folders(root))))
 
 
 def end_deletions(root: Folder) -> None:

@@ -27,6 +27,7 @@ from perdure.stores.file.chain import require_key
 from perdure.stores.file.layout import (
     LOG,
     QUARANTINE,
+    dead_letters_life,
     document_path,
     encode_name,
     inbox_life,
@@ -305,7 +306,7 @@ def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool)
         folder, LOG, lambda name: (segment_of(name) or start_of(name) or (below,))[0] < below
     )
     for name in folder.names():
-        if 0 < inbox_life(name) < below:
+        if 0 < (inbox_life(name) or dead_letters_life(name)) < below:
             _remove_files(folder, name, lambda _: True)
     if evidence:
         _remove_files(folder, QUARANTINE, lambda _: True)

@@ -5,6 +5,8 @@ or none. *number* is their order; each tag is the short hash of an op id, so tha
 waiting is found without opening a file. A *life* of a session ends with its deletion, and
 what was posted for it ends with it.
 
+``dead-letters-<life>/<hash of the op id>.json`` is an item that could not be delivered.
+
 Who posts needs no lease, and waits for nobody. Two who post one op id at the same moment may both
 be told that it is new; it is taken once all the same. Blocking: one hop into a thread.
 """
@@ -13,27 +15,37 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import re
 from collections.abc import Collection, Sequence
 
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure.errors import CorruptRecordError, FormatError
+from perdure.codec.dead_letters import decode_dead_letter, encode_dead_letter, oldest_first
+from perdure.errors import FormatError
 from perdure.model.keys import SessionKey
-from perdure.store import Posted
-from perdure.stores.file.layout import QUARANTINE, inbox_life, inbox_name, session_path
+from perdure.model.posts import UNREADABLE
+from perdure.store import DeadLetter, Posted
+from perdure.stores.file.layout import dead_letters_name, inbox_life, inbox_name, session_path
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.sealed import sealed, unsealed
 from perdure.stores.file.writing import Writer, lost
 
-__all__ = ["look", "post", "settle", "take", "waits_in"]
-
-_log = logging.getLogger("perdure")
+__all__ = [
+    "dead_letters",
+    "drop_dead_letters",
+    "has_dead_letters",
+    "look",
+    "post",
+    "reject",
+    "settle",
+    "take",
+    "waits_in",
+]
 
 _NAME = re.compile(r"([0-9]{12})-([0-9a-f.]+|many)\.json\Z")
+_DEAD_NAME = re.compile(r"[0-9a-f]{64}\.json\Z")
 _TAG = 16
 _MOST_TAGS = 8
 """More items than this are found by opening the file: a name has only so much room."""
@@ -90,26 +102,20 @@ def take(writer: Writer, limit: int) -> list[Posted]:
     """Return what waits, oldest first, as the session's holder."""
     with writer.lock:
         writer.require_mine()
-        found: dict[str, Posted] = {}
+        items: list[Posted] = []
         with contextlib.suppress(FileNotFoundError), _box(writer) as box:
-            for name in _names(box):
-                for item in _read(writer, box, name):
-                    found.setdefault(item.op_id, _posted(item))
-                if len(found) >= limit:
-                    break
+            items = _first(box, limit)
         writer.rest()
-    return list(found.values())[:limit]
+    return items
 
 
 def look(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[Posted]:
-    """Return what waits, to somebody who only reads: a damaged post stays where it is.
+    """Return what waits, to somebody who only reads.
 
     Raises:
         LeaseLostError: The epoch is not the newest.
-        CorruptRecordError: A post is damaged.
 
     """
-    found: dict[str, Posted] = {}
     try:
         folder = root.enter(*session_path(key))
     except FileNotFoundError:
@@ -122,24 +128,8 @@ def look(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[Posted]:
             contextlib.suppress(FileNotFoundError),
             folder.enter(inbox_name(_life(folder, key))) as box,
         ):
-            for name in _names(box):
-                for item in _readable(key, box, name):
-                    found.setdefault(item.op_id, _posted(item))
-                if len(found) >= limit:
-                    break
-    return list(found.values())[:limit]
-
-
-def _readable(key: SessionKey, box: Folder, name: str) -> tuple[_Item, ...]:
-    data = box.read(name)
-    if data is None:
-        return ()
-    post = unsealed(data, _Post)
-    if post is None:
-        path = f"{box.path}/{name}"
-        message = f"{path} is damaged: open the session once, and it is put into quarantine"
-        raise CorruptRecordError(message, key=str(key), path=path)
-    return post.items
+            return _first(box, limit)
+    return []
 
 
 def settle(writer: Writer, op_ids: Collection[str]) -> None:
@@ -150,7 +140,7 @@ def settle(writer: Writer, op_ids: Collection[str]) -> None:
         writer.require_mine()
         with contextlib.suppress(FileNotFoundError), _box(writer) as box:
             for name in _names(box):
-                if not tags.isdisjoint(_tags(box, name)):
+                if f"{UNREADABLE}{name}" in done or not tags.isdisjoint(_tags(box, name)):
                     _settle(writer, box, name, done)
         writer.rest()
 
@@ -167,8 +157,79 @@ def waits_in(folder: Folder) -> SessionKey | None:
     return None
 
 
+def reject(writer: Writer, letters: Sequence[DeadLetter]) -> None:
+    """Keep dead letters, then remove their items from the inbox, as the session's holder."""
+    with writer.lock:
+        writer.require_mine()
+        folder = writer.folder()
+        name = dead_letters_name(_life(folder, writer.key))
+        with folder.make(name) as dead:
+            for letter in letters:
+                dead.replace(_dead_name(letter.item.op_id), encode_dead_letter(writer.key, letter))
+        folder.sync()
+        writer.rest()
+    settle(writer, [letter.item.op_id for letter in letters])
+
+
+def dead_letters(root: Folder, key: SessionKey) -> list[DeadLetter]:
+    """Return a session's dead letters."""
+    found: list[DeadLetter] = []
+    with (
+        contextlib.suppress(FileNotFoundError),
+        root.enter(*session_path(key)) as folder,
+        folder.enter(dead_letters_name(_life(folder, key))) as dead,
+    ):
+        for name in _dead_names(dead):
+            data = dead.read(name)
+            if data is not None:
+                found.append(decode_dead_letter(key, f"{UNREADABLE}{name}", data))
+    return oldest_first(found)
+
+
+def drop_dead_letters(root: Folder, key: SessionKey, op_ids: Collection[str]) -> int:
+    """Remove dead letters; return how many."""
+    gone = 0
+    with (
+        contextlib.suppress(FileNotFoundError),
+        root.enter(*session_path(key)) as folder,
+        folder.enter(dead_letters_name(_life(folder, key))) as dead,
+    ):
+        there = set(_dead_names(dead))
+        for name in there & set(map(_dead_name, op_ids)):
+            dead.remove(name)
+            gone += 1
+        dead.sync()
+    return gone
+
+
+def has_dead_letters(folder: Folder) -> SessionKey | None:
+    """Return the session of a folder if it has dead letters."""
+    with contextlib.suppress(OSError, FormatError):  # one bad session hides no other
+        lease = read_lease(folder, newest_epoch(folder))
+        if lease is not None and not lease.deleted:
+            with folder.enter(dead_letters_name(lease.since)) as dead:
+                return lease.key if _dead_names(dead) else None
+    return None
+
+
+def _dead_names(dead: Folder) -> list[str]:
+    return sorted(filter(_DEAD_NAME.match, dead.names()))
+
+
+def _dead_name(op_id: str) -> str:
+    own = op_id.removeprefix(UNREADABLE)
+    if own != op_id and _DEAD_NAME.match(own):
+        return own  # a damaged one, as it was listed
+    return f"{hashlib.sha256(op_id.encode('utf-8', 'surrogatepass')).hexdigest()}.json"
+
+
 def _settle(writer: Writer, box: Folder, name: str, done: Collection[str]) -> None:
-    items = _read(writer, box, name)
+    if f"{UNREADABLE}{name}" in done:
+        box.remove(name)
+        return
+    items = _read(box, name)
+    if items is None:
+        return
     left = tuple(item for item in items if item.op_id not in done)
     if len(left) == len(items):
         return
@@ -196,18 +257,31 @@ def _life(folder: Folder, key: SessionKey) -> int:
     return lease.since
 
 
-def _read(writer: Writer, box: Folder, name: str) -> tuple[_Item, ...]:
+def _first(box: Folder, limit: int) -> list[Posted]:
+    found: dict[str, Posted] = {}
+    for name in _names(box):
+        for item in _waiting(box, name):
+            found.setdefault(item.op_id, item)
+        if len(found) >= limit:
+            break
+    return list(found.values())[:limit]
+
+
+def _waiting(box: Folder, name: str) -> Sequence[Posted]:
+    """Return what a post left; of one that is damaged, what lies there of it."""
     data = box.read(name)
-    if data is None:
-        return ()
     post = unsealed(data, _Post)
     if post is not None:
-        return post.items
-    path = f"{box.path}/{name}"
-    _log.warning("a post is damaged, it was put into quarantine", extra={"path": path})
-    with writer.folder().make(QUARANTINE) as quarantine:
-        box.rename(name, f"{box.path.rpartition('/')[2]}.{name}", quarantine)
-    return ()
+        return tuple(map(_posted, post.items))
+    if data is None:
+        return ()
+    damage = f"the post in {box.path}/{name} does not fit its checksum"
+    return (Posted(f"{UNREADABLE}{name}", "", data, 0.0, damage),)
+
+
+def _read(box: Folder, name: str) -> tuple[_Item, ...] | None:
+    post = unsealed(box.read(name), _Post)
+    return None if post is None else post.items
 
 
 # names

@@ -22,6 +22,8 @@ __all__ = [
     "QUARANTINE",
     "agents_of",
     "blobs_of",
+    "dead_letters_life",
+    "dead_letters_name",
     "decode_name",
     "document_path",
     "encode_name",
@@ -54,7 +56,7 @@ _KEPT = 60
 _OURS = frozenset({LOG, QUARANTINE, SESSIONS, "files"})
 """What no document's first step may be."""
 _SUFFIXES = (".jsonl", ".json")
-_DOCUMENT_CLASH = re.compile(r"(inbox|lease|manifest)-")
+_DOCUMENT_CLASH = re.compile(r"(dead-letters|inbox|lease|manifest)-")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])\Z")
 _PLAIN = re.compile(r"[a-z0-9_\-]{1,150}\Z")
 _UNSAFE = re.compile(rb"[^a-z0-9_\-]")
@@ -145,6 +147,7 @@ def document_path(name: str) -> tuple[str, ...]:
 # the files of a session
 
 _INBOX = re.compile(r"inbox-([1-9][0-9]{0,17})\Z")
+_DEAD_LETTERS = re.compile(r"dead-letters-([1-9][0-9]{0,17})\Z")
 _LEASE = re.compile(r"lease-([1-9][0-9]{0,17})\.json\Z")
 _MANIFEST = re.compile(r"manifest-([1-9][0-9]{0,17})\.(json|next)\Z")
 _START = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.start\Z")
@@ -175,6 +178,17 @@ def inbox_name(life: int) -> str:
 def inbox_life(name: str) -> int:
     """Return the life that an inbox is of, 0 for any other folder."""
     found = _INBOX.match(name)
+    return int(found[1]) if found else 0
+
+
+def dead_letters_name(life: int) -> str:
+    """Return the folder of the dead letters of the session's life that an epoch began."""
+    return f"dead-letters-{life}"
+
+
+def dead_letters_life(name: str) -> int:
+    """Return the life that dead letters are of, 0 for any other folder."""
+    found = _DEAD_LETTERS.match(name)
     return int(found[1]) if found else 0
 
 

@@ -26,6 +26,7 @@ from perdure.store import (
     Asked,
     Batch,
     Capabilities,
+    DeadLetter,
     Documents,
     Grant,
     Holder,
@@ -56,6 +57,7 @@ _CAPABILITIES = Capabilities(
     batch_max=1,
     parallelism=PARALLELISM,
     max_record_bytes=MAX_RECORD_BYTES,
+    dead_letters=True,
 )
 
 _BEHIND = 2**62
@@ -305,9 +307,22 @@ class FileStore:
         writer = await self._idle(key, epoch)
         await self._hop("write", inbox.settle, writer, frozenset(op_ids))
 
-    async def waiting(self) -> list[SessionKey]:
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """List the sessions for which something waits; see the port."""
-        return await self._hop("read", directory.list_waiting, self._root)
+        look = partial(directory.list_waiting, dead_letters=dead_letters)
+        return await self._hop("read", look, self._root)
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """Move items to the dead letters; see the port."""
+        await self._hop("write", inbox.reject, await self._idle(key, epoch), tuple(letters))
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return a session's dead letters; see the port."""
+        return await self._hop("read", inbox.dead_letters, self._root, key)
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """Remove dead letters; see the port."""
+        return await self._hop("write", inbox.drop_dead_letters, self._root, key, set(op_ids))
 
     # directory
 

@@ -21,15 +21,34 @@ from typing import final
 
 import msgspec
 
+from perdure.codec.dead_letters import (
+    decode_dead_letter,
+    encode_dead_letter,
+    key_of_dead_letter,
+    oldest_first,
+)
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.model.keys import SessionKey
-from perdure.store import Asked, Posted
+from perdure.model.posts import UNREADABLE
+from perdure.store import Asked, DeadLetter, Posted
 from perdure.stores.objects import heads, layout, reading
-from perdure.stores.objects.bucket import Bucket
+from perdure.stores.objects.bucket import Bucket, Found
 from perdure.stores.objects.leases import Beat
 from perdure.stores.objects.writing import lost
 
-__all__ = ["Wishes", "ask", "clear", "heartbeat", "post", "settle", "take", "waiting"]
+__all__ = [
+    "Wishes",
+    "ask",
+    "clear",
+    "dead_letters",
+    "drop_dead_letters",
+    "heartbeat",
+    "post",
+    "reject",
+    "settle",
+    "take",
+    "waiting",
+]
 
 _log = logging.getLogger("perdure")
 
@@ -51,7 +70,10 @@ class _Found(msgspec.Struct):
 
     name: str
     tag: str
-    post: _Post
+    items: list[Posted]
+    """Of a damaged post, one that says so."""
+    key: SessionKey | None = None
+    """None for a damaged one."""
 
 
 def _names(bucket: Bucket, key: SessionKey) -> list[str]:
@@ -66,11 +88,23 @@ def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[_Found]:
         window = names[at : at + _WINDOW]
         for name, one in zip(window, bucket.many(bucket.get, window), strict=True):
             if one is not None:
-                yield _Found(name, one.tag, heads.opened(name, one.data, _Post))
+                yield _opened(name, one)
 
 
-def waiting(bucket: Bucket) -> list[SessionKey]:
+def _opened(name: str, found: Found) -> _Found:
+    try:
+        post = heads.opened(name, found.data, _Post)
+    except CorruptRecordError:
+        damage = f"the post in {name} is damaged"
+        item = Posted(f"{UNREADABLE}{name.rpartition('/')[2]}", "", found.data, 0.0, damage)
+        return _Found(name, found.tag, [item])
+    return _Found(name, found.tag, post.items, post.key)
+
+
+def waiting(bucket: Bucket, dead_letters: bool) -> list[SessionKey]:  # noqa: FBT001  # passed on by position
     """List the sessions for which something waits: one look at every inbox that was ever used."""
+    if dead_letters:
+        return _with_dead_letters(bucket)
     names = [one.name for page in bucket.pages(layout.INBOX) for one in page]
     inboxes = [list(run) for _, run in groupby(names, key=lambda name: name.rpartition("/")[0])]
     found = bucket.many(lambda names: _waits_in(bucket, names), inboxes)
@@ -81,10 +115,58 @@ def _waits_in(bucket: Bucket, names: Sequence[str]) -> SessionKey | None:
     """Return whose inbox it is, if something waits there; where all was taken, that is one look."""
     for name in names:
         found = bucket.get(name)
-        post = None if found is None else heads.opened(name, found.data, _Post)
-        if post is not None and post.items:
+        post = None if found is None else _opened(name, found)
+        if post is not None and post.items and post.key is not None:
             return post.key
     return None
+
+
+def reject(bucket: Bucket, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+    """Keep dead letters, then remove their items from the inbox."""
+    _require_newest(bucket, key, epoch)
+    folder = layout.folder_of(key)
+
+    def put(letter: DeadLetter) -> None:
+        name = layout.dead_letter_name(folder, letter.item.op_id)
+        bucket.put(name, encode_dead_letter(key, letter))
+
+    bucket.many(put, letters)
+    settle(bucket, key, epoch, [letter.item.op_id for letter in letters])
+
+
+def dead_letters(bucket: Bucket, key: SessionKey) -> list[DeadLetter]:
+    """Return a session's dead letters."""
+    prefix = layout.dead_letters_prefix(layout.folder_of(key))
+    names = [one.name for one in bucket.listed(prefix)]
+    letters = [
+        decode_dead_letter(key, f"{UNREADABLE}{name.removeprefix(prefix)}", one.data)
+        for name, one in zip(names, bucket.many(bucket.get, names), strict=True)
+        if one is not None
+    ]
+    return oldest_first(letters)
+
+
+def drop_dead_letters(bucket: Bucket, key: SessionKey, op_ids: Collection[str]) -> int:
+    """Remove dead letters; return how many."""
+    folder = layout.folder_of(key)
+    prefix = layout.dead_letters_prefix(folder)
+    wanted = {layout.dead_letter_name(folder, op_id) for op_id in op_ids}
+    wanted |= {f"{prefix}{op_id.removeprefix(UNREADABLE)}" for op_id in op_ids}
+    gone = [one.name for one in bucket.listed(prefix) if one.name in wanted]
+    bucket.remove(gone)
+    return len(gone)
+
+
+def _with_dead_letters(bucket: Bucket) -> list[SessionKey]:
+    names = [one.name for page in bucket.pages(layout.DEAD_LETTERS) for one in page]
+    inboxes = [list(run) for _, run in groupby(names, key=lambda name: name.rpartition("/")[0])]
+
+    def whose(names: Sequence[str]) -> SessionKey | None:
+        found = (bucket.get(name) for name in names)
+        keys = (None if one is None else key_of_dead_letter(one.data) for one in found)
+        return next((key for key in keys if key is not None), None)
+
+    return sorted(key for key in bucket.many(whose, inboxes) if key is not None)
 
 
 def post(bucket: Bucket, key: SessionKey, items: Sequence[Posted]) -> int:
@@ -92,7 +174,7 @@ def post(bucket: Bucket, key: SessionKey, items: Sequence[Posted]) -> int:
     folder = layout.folder_of(key)
     for _ in range(_TRIES):
         names = _names(bucket, key)
-        waiting = {item.op_id for one in _posts(bucket, names) for item in one.post.items}
+        waiting = {item.op_id for one in _posts(bucket, names) for item in one.items}
         new = {item.op_id: item for item in reversed(items) if item.op_id not in waiting}
         fresh = [item for item in items if new.get(item.op_id) is item]
         if not fresh:
@@ -127,7 +209,7 @@ def take(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[Posted
     """Return what waits, oldest first."""
     _require_newest(bucket, key, epoch)
     posts = _posts(bucket, _names(bucket, key))
-    return list(islice((item for one in posts for item in one.post.items), max(limit, 0)))
+    return list(islice((item for one in posts for item in one.items), max(limit, 0)))
 
 
 def settle(bucket: Bucket, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
@@ -137,27 +219,29 @@ def settle(bucket: Bucket, key: SessionKey, epoch: int, op_ids: Collection[str])
     names = _names(bucket, key)
     gone: list[str] = []
     for one in _posts(bucket, names):
-        left = [item for item in one.post.items if item.op_id not in op_ids]
+        left = [item for item in one.items if item.op_id not in op_ids]
         if not left and one.name != names[-1]:
             gone.append(one.name)
-        elif len(left) < len(one.post.items):
-            _shorten(bucket, one, left)
-        wanted.difference_update(item.op_id for item in one.post.items)
+        elif len(left) < len(one.items):
+            _shorten(bucket, key, one, left)
+        wanted.difference_update(item.op_id for item in one.items)
         if not wanted:
             break
     bucket.remove(gone)
 
 
 def clear(bucket: Bucket, key: SessionKey) -> None:
-    """Remove all items."""
+    """Remove all items, and the dead letters."""
     names = _names(bucket, key)
     bucket.remove(names[:-1])
     for one in _posts(bucket, names[-1:]):
-        _shorten(bucket, one, [])
+        _shorten(bucket, key, one, [])
+    dead = bucket.listed(layout.dead_letters_prefix(layout.folder_of(key)))
+    bucket.remove([one.name for one in dead])
 
 
-def _shorten(bucket: Bucket, one: _Found, left: list[Posted]) -> None:
-    bucket.replace(one.name, heads.sealed(_Post(one.post.key, left)), one.tag)
+def _shorten(bucket: Bucket, key: SessionKey, one: _Found, left: list[Posted]) -> None:
+    bucket.replace(one.name, heads.sealed(_Post(key, left)), one.tag)
 
 
 def _require_newest(bucket: Bucket, key: SessionKey, epoch: int) -> None:

@@ -5,6 +5,7 @@
     s/<folder>/seg/<epoch>-<first>-<id>    commits merged
     s/<folder>/doc/<epoch>-<id>            documents of one fold
     inbox/<folder>/<number>                what one ``post`` left
+    dead-letters/<folder>/<hash>           an item that could not be delivered
     dir/<tenant>/<agent>/<session>-<life>  the directory: names in the order of their keys
     tenants/<tenant>                       a tenant whose name is too long for a name of objects
     blobs/<tenant>/<name>                  and quarantine/<tenant>/<name>
@@ -25,10 +26,13 @@ import zlib
 from perdure.model.keys import SessionKey
 
 __all__ = [
+    "DEAD_LETTERS",
     "INBOX",
     "LIVES",
     "OWNERS",
     "ask_name",
+    "dead_letter_name",
+    "dead_letters_prefix",
     "directory_name",
     "directory_prefix",
     "first_of",
@@ -50,6 +54,7 @@ _LONGEST = 100
 _DIGITS = 16
 INBOX = "inbox/"
 OWNERS = "owners/"
+DEAD_LETTERS = "dead-letters/"
 LIVES = 10
 """Digits of a life's number."""
 
@@ -84,6 +89,17 @@ def life_seed(folder: str, life: int) -> int:
 def inbox_name(folder: str, number: int) -> str:
     """Return the name of a post."""
     return f"{INBOX}{folder[2:]}/{number:0{_DIGITS}d}"
+
+
+def dead_letters_prefix(folder: str) -> str:
+    """Return the prefix of a session's dead letters."""
+    return f"{DEAD_LETTERS}{folder[2:]}/"
+
+
+def dead_letter_name(folder: str, op_id: str) -> str:
+    """Return the name of a dead letter."""
+    digest = hashlib.sha256(op_id.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{dead_letters_prefix(folder)}{digest}"
 
 
 number_of = first_of

@@ -14,7 +14,16 @@ from perdure.stores.postgres.statements import Statements
 
 __all__ = ["Wanted", "delete", "end_of", "listed", "scrub", "tenants", "trim"]
 
-_SCRUBBED = ("commits", "documents", "manifests", "inbox", "blobs", "requests", "sessions")
+_SCRUBBED = (
+    "commits",
+    "documents",
+    "manifests",
+    "inbox",
+    "dead_letters",
+    "blobs",
+    "requests",
+    "sessions",
+)
 _SCRUB_LOCK = 60
 """Seconds that a scrub waits until nobody uses a table."""
 

@@ -8,17 +8,19 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from perdure.codec import json
+from perdure.codec.dead_letters import decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.codec.frames import open_sealed, seal
-from perdure.errors import CorruptRecordError, TooLargeError
+from perdure.errors import TooLargeError
 from perdure.model.keys import SessionKey
-from perdure.store import Posted
+from perdure.model.posts import UNREADABLE
+from perdure.store import DeadLetter, Posted
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.leases import channel_of, locked
 from perdure.stores.postgres.log import lost, require, state_of
 from perdure.stores.postgres.rows import MAX_RECORD_BYTES
 from perdure.stores.postgres.statements import Statements
 
-__all__ = ["post", "settle", "take", "waiting"]
+__all__ = ["dead_letters", "drop_dead_letters", "post", "reject", "settle", "take", "waiting"]
 
 
 def post(connection: Connection, sql: Statements, key: SessionKey, items: Sequence[Posted]) -> int:
@@ -52,20 +54,35 @@ def take(
     if state is None or state.epoch != epoch or state.deleted:
         raise lost(key, epoch, state)
     rows = connection.execute(sql["waiting"], (state.id, max(limit, 0)), binary=True).fetchall()
-    return [_opened(key, *row) for row in rows]
+    items = [_opened(*row) for row in rows]
+    return [_named(item, items) if item.op_id.startswith(UNREADABLE) else item for item in items]
 
 
-def _opened(key: SessionKey, number: int, op: bytes, item: bytes) -> Posted:
+def _opened(number: int, op: bytes, item: bytes) -> Posted:
     body = open_sealed(item)
     if body is not None:
         posted = json.decode(body, Posted)
         if _hash(posted.op_id) == op:
             return posted
-    message = (
-        f"item {number} in the inbox of {key} is damaged: its checksum does not hold; it was left "
-        "as it is, in the table inbox"
-    )
-    raise CorruptRecordError(message, key=str(key), item=number, table="inbox")
+    damage = f"item {number} of the table inbox does not fit its checksum"
+    return Posted(f"{UNREADABLE}{op.hex()}", "", item, 0.0, damage)
+
+
+def _named(damaged: Posted, page: Sequence[Posted]) -> Posted:
+    """Return a damaged item by its op id if its post's other items tell it.
+
+    Half a post is not to be delivered, and all that is left of this one's id is its hash.
+    """
+    for item in page:
+        for place in range(len(page) + 1):
+            op_id = f"{item.key}/{place}"
+            if _unreadable(op_id) == damaged.op_id:
+                return msgspec.structs.replace(damaged, op_id=op_id)
+    return damaged
+
+
+def _unreadable(op_id: str) -> str:
+    return f"{UNREADABLE}{_hash(op_id).hex()}"
 
 
 def settle(
@@ -74,13 +91,57 @@ def settle(
     """Remove items; see the port."""
     with connection.transaction():
         row_id = require(connection, sql, key, epoch)
-        connection.execute(sql["settle"], (row_id, [_hash(op_id) for op_id in op_ids]))
+        connection.execute(sql["settle"], (row_id, [_op(op_id) for op_id in op_ids]))
 
 
-def waiting(connection: Connection, sql: Statements) -> list[SessionKey]:
+def reject(
+    connection: Connection,
+    sql: Statements,
+    key: SessionKey,
+    epoch: int,
+    letters: Sequence[DeadLetter],
+) -> None:
+    """Move items to the dead letters; see the port."""
+    newest = {_op(one.item.op_id): encode_dead_letter(key, one) for one in letters}
+    with connection.transaction():
+        row_id = require(connection, sql, key, epoch)
+        values = {"id": row_id, "ops": list(newest), "letters": list(newest.values())}
+        connection.execute(sql["reject"], values)
+
+
+def dead_letters(connection: Connection, sql: Statements, key: SessionKey) -> list[DeadLetter]:
+    """Return a session's dead letters; see the port."""
+    place = (key.tenant, key.agent, key.session)
+    rows = connection.execute(sql["dead_letters"], place, binary=True).fetchall()
+    return oldest_first(
+        [decode_dead_letter(key, f"{UNREADABLE}{op.hex()}", letter) for op, letter in rows]
+    )
+
+
+def drop_dead_letters(
+    connection: Connection, sql: Statements, key: SessionKey, op_ids: Collection[str]
+) -> int:
+    """Remove dead letters, and return how many there were; see the port."""
+    ops = [_op(op_id) for op_id in op_ids]
+    place = (key.tenant, key.agent, key.session, ops)
+    found = connection.execute(sql["drop_dead_letters"], place).fetchone()
+    return int(found[0]) if found else 0
+
+
+def waiting(connection: Connection, sql: Statements, dead_letters: bool) -> list[SessionKey]:  # noqa: FBT001  # passed on by position
     """List the sessions for which something waits; see the port."""
-    rows = connection.execute(sql["inboxes"])
+    rows = connection.execute(sql["with_dead_letters" if dead_letters else "inboxes"])
     return sorted(SessionKey(agent, session, tenant) for tenant, agent, session in rows)
+
+
+def _op(op_id: str) -> bytes:
+    """Return what a row is found by."""
+    if op_id.startswith(UNREADABLE):
+        try:
+            return bytes.fromhex(op_id.removeprefix(UNREADABLE))
+        except ValueError:
+            pass  # somebody's own op id
+    return _hash(op_id)
 
 
 def _hash(op_id: str) -> bytes:

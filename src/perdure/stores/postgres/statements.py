@@ -14,7 +14,7 @@ from perdure.stores.postgres.settings import quoted
 
 __all__ = ["LATEST", "Statements", "migrations"]
 
-LATEST = 1
+LATEST = 2
 """The version of the tables that this release writes."""
 
 _FILES = ("log", "leases", "documents", "blobs", "inbox", "directory")

@@ -24,6 +24,7 @@ from perdure.store import (
     Asked,
     Batch,
     Capabilities,
+    DeadLetter,
     Documents,
     Grant,
     Holder,
@@ -50,6 +51,7 @@ _CAPABILITIES = Capabilities(
     parallelism=PARALLELISM,
     max_record_bytes=MAX_RECORD_BYTES,
     shared=True,
+    dead_letters=True,
 )
 
 
@@ -281,9 +283,21 @@ class PostgresStore:
         """Remove items whose records are durable; see the port."""
         await self._calls.again("write to", inbox.settle, key, epoch, list(op_ids))
 
-    async def waiting(self) -> list[SessionKey]:
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """List the sessions for which something waits; see the port."""
-        return await self._calls.again("read", inbox.waiting)
+        return await self._calls.again("read", inbox.waiting, dead_letters)
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """Move items to the dead letters; see the port."""
+        await self._calls.again("write to", inbox.reject, key, epoch, tuple(letters))
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return a session's dead letters; see the port."""
+        return await self._calls.again("read", inbox.dead_letters, key)
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """Remove dead letters; see the port."""
+        return await self._calls.again("write to", inbox.drop_dead_letters, key, list(op_ids))
 
     # directory
 

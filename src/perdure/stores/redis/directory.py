@@ -80,7 +80,7 @@ class Directory:
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove what the session owns, as its holder; see the port."""
         places = self._names.places(key)
-        keys = places[:6]
+        keys = places[:7]
         segments = await self._cold.names_of(key)
         (reply,) = await self._link.write([_DELETE(keys, epoch)])
         if reply != 0:

@@ -9,11 +9,11 @@ from typing import Any, final
 
 import msgspec
 
+from perdure.codec.dead_letters import decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.codec.decoders import decoder_of
-from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
-from perdure.store import Posted
-from perdure.stores.redis.entries import damaged
+from perdure.model.posts import UNREADABLE
+from perdure.store import DeadLetter, Posted
 from perdure.stores.redis.leases import Leases
 from perdure.stores.redis.link import Link
 from perdure.stores.redis.log import lost
@@ -64,35 +64,80 @@ class Inbox:
         (reply,) = await self._link.send([_TAKE(keys, epoch, limit)])
         _require(key, epoch, reply)
         pairs = zip(reply[1::2], reply[2::2], strict=True)
-        return [_opened(key, places.seed, name, data) for name, data in pairs]
+        return [_opened(places.seed, name, data) for name, data in pairs]
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         """Remove items that are in the log; see the port."""
         places = self._names.places(key)
         keys = (places.session, places.items, places.order)
-        (reply,) = await self._link.write([_SETTLE(keys, epoch, *op_ids)])
+        (reply,) = await self._link.write([_SETTLE(keys, epoch, *map(_field, op_ids))])
         if reply == 0:
             await self.forget(key)
         elif isinstance(reply, list):
             _require(key, epoch, reply)
 
-    async def waiting(self) -> list[SessionKey]:
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """Move items to the dead letters; see the port."""
+        if not letters:
+            return
+        places = self._names.places(key)
+        keys = (places.session, places.items, places.order, places.dead)
+        parts = [
+            part
+            for one in letters
+            for part in (_field(one.item.op_id), encode_dead_letter(key, one))
+        ]
+        now = time.time_ns() // 1000
+        before, behind = (  # as for a post: a target of a migration has heard of none
+            Call(b"ZADD", self._names.posted, score, written_key(key)) for score in (now, now + 1)
+        )
+        replies = await self._link.write([before, _REJECT(keys, epoch, *parts), behind])
+        if isinstance(replies[1], list):
+            await self.forget(key)
+            _require(key, epoch, replies[1])
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return a session's dead letters; see the port."""
+        (reply,) = await self._link.send([Call(b"HGETALL", self._names.places(key).dead)])
+        found = (
+            reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+        )
+        return oldest_first([decode_dead_letter(key, _op_id(name), data) for name, data in found])
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """Remove dead letters; see the port."""
+        if not op_ids:
+            return 0
+        call = Call(b"HDEL", self._names.places(key).dead, *map(_field, op_ids))
+        (gone,) = await self._link.write([call])
+        await self.forget(key)
+        return int(gone)
+
+    async def waiting(self, *, dead_letters: bool) -> list[SessionKey]:
         """List the sessions for which something waits; see the port."""
         (known,) = await self._link.send([Call(b"ZRANGE", self._names.posted, 0, -1)])
         keys = [decoder_of(SessionKey).decode(written) for written in known]
         found: list[SessionKey] = []
         for at in range(0, len(keys), _PAGE):
             page = keys[at : at + _PAGE]
-            calls = [Call(b"ZCARD", self._names.places(key).order) for key in page]
+            places = map(self._names.places, page)
+            calls = [
+                Call(b"HLEN", one.dead) if dead_letters else Call(b"ZCARD", one.order)
+                for one in places
+            ]
             counts = await self._link.send(calls)
             found += [key for key, count in zip(page, counts, strict=True) if count]
         return sorted(found)
 
     async def rebuild(self) -> None:
-        """Make the set of inboxes anew, by a walk over all keys."""
+        """Make the set of inboxes anew, by walks over all keys."""
+        await self._rebuild(self._names.every_inbox)
+        await self._rebuild(self._names.every_dead)
+
+    async def _rebuild(self, pattern: str) -> None:
         cursor: Any = b"0"
         while True:
-            scan = Call(b"SCAN", cursor, b"MATCH", self._names.every_inbox, b"COUNT", 1000)
+            scan = Call(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", 1000)
             ((cursor, found),) = await self._link.send([scan])
             written = [written_key(key_in(name)) for name in found]
             calls = [Call(b"ZADD", self._names.posted, b"NX", 0, one) for one in written]
@@ -102,16 +147,20 @@ class Inbox:
                 return
 
     async def forget(self, key: SessionKey) -> None:
-        """Forget that something waited for a session, unless something does by now.
+        """Forget that something waited for a session, unless something does by now, or is dead.
 
         A post gives the name another score behind its item: either the item is seen here, or the
         score is another one than was seen, or the post adds the name again.
         """
-        known, order = self._names.posted, self._names.places(key).order
-        score, count = await self._link.send(
-            [Call(b"ZSCORE", known, written_key(key)), Call(b"ZCARD", order)]
+        known, places = self._names.posted, self._names.places(key)
+        score, count, dead = await self._link.send(
+            [
+                Call(b"ZSCORE", known, written_key(key)),
+                Call(b"ZCARD", places.order),
+                Call(b"HLEN", places.dead),
+            ]
         )
-        if score is not None and not count:
+        if score is not None and not count and not dead:
             await self._link.send([_UNLIST((known,), written_key(key), b"%.0f" % score)])
 
 
@@ -125,24 +174,39 @@ def _sealed(item: Posted, seed: int) -> bytes:
     return zlib.crc32(data, seed).to_bytes(_CRC, "big") + data
 
 
-def _opened(key: SessionKey, seed: int, op_id: bytes, data: bytes) -> Posted:
+def _opened(seed: int, op_id: bytes, data: bytes) -> Posted:
     body = data[_CRC:]
-    if zlib.crc32(body, seed).to_bytes(_CRC, "big") != data[:_CRC]:
-        raise _damaged(key, "it does not fit its checksum")
+    damage = "it does not fit its checksum"
+    if zlib.crc32(body, seed).to_bytes(_CRC, "big") == data[:_CRC]:
+        try:
+            item = _items.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            damage = "it cannot be read"
+        else:
+            if item.op_id.encode() == op_id:
+                return item
+            damage = "it stands under another id"
+    return Posted(_op_id(op_id), "", data, 0.0, f"an item on the server is damaged: {damage}")
+
+
+def _op_id(field: bytes) -> str:
     try:
-        item = _items.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _damaged(key, "it cannot be read") from None
-    if item.op_id.encode() != op_id:
-        raise _damaged(key, "it stands under another id")
-    return item
+        return field.decode()
+    except UnicodeDecodeError:
+        return f"{UNREADABLE}{field.hex()}"
 
 
-def _damaged(key: SessionKey, why: str) -> CorruptRecordError:
-    return damaged(key, "an item in the inbox", why)
+def _field(op_id: str) -> bytes:
+    if op_id.startswith(UNREADABLE):
+        try:
+            return bytes.fromhex(op_id.removeprefix(UNREADABLE))
+        except ValueError:
+            pass  # somebody's own op id
+    return op_id.encode()
 
 
 _POST = script("post")
+_REJECT = script("reject")
 _TAKE = script("take")
 _SETTLE = script("settle")
 _UNLIST = script("unlist")

@@ -47,6 +47,8 @@ class Places(NamedTuple):
     """The inbox: a sorted set of what waits, oldest first."""
     segments: bytes
     """A stream: one entry for each part of the log that another store keeps."""
+    dead: bytes
+    """A hash of the dead letters, by op id."""
     seed: int
     """What the checksum of each batch begins with, so that it proves whose it is."""
 
@@ -62,19 +64,22 @@ class Names:
         self.beats: bytes = f"{prefix}:beats".encode()
         """A hash of the owners' heartbeat counters."""
         self.posted: bytes = f"{prefix}:posted".encode()
-        """A sorted set of all sessions that something was posted to, as JSON."""
+        """A sorted set of all sessions in which a post or a dead letter may be, as JSON."""
         self.every_session: str = f"{prefix}:{{*}}:s"
         """A pattern that fits the hash of each session, and nothing else's."""
         self.every_inbox: str = f"{prefix}:{{*}}:q"
         """And one for the inboxes in which something waits."""
+        self.every_dead: str = f"{prefix}:{{*}}:u"
+        """And one for the dead letters."""
 
     def _places(self, key: SessionKey) -> Places:
         tag = ":".join(quote(part, safe="") for part in (key.tenant, key.agent, key.session))
         base = f"{self._prefix}:{{{tag}}}:"
-        session, log, documents, items, order, segments = [
-            (base + name).encode() for name in "sldiqx"
+        session, log, documents, items, order, segments, dead = [
+            (base + name).encode() for name in "sldiqxu"
         ]
-        return Places(session, log, documents, items, order, segments, zlib.crc32(tag.encode()))
+        seed = zlib.crc32(tag.encode())
+        return Places(session, log, documents, items, order, segments, dead, seed)
 
     def every_history(self, tenant: str) -> str:
         """Return a pattern that fits what names the old history of a tenant's sessions."""

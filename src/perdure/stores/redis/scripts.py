@@ -22,6 +22,7 @@ _NAMES: Final = (
     "post",
     "put",
     "read",
+    "reject",
     "release",
     "remove",
     "retire",

@@ -24,6 +24,7 @@ from perdure.store import (
     Asked,
     Batch,
     Capabilities,
+    DeadLetter,
     Documents,
     Grant,
     Holder,
@@ -62,6 +63,7 @@ _CAPABILITIES = Capabilities(
     max_record_bytes=MAX_RECORD_BYTES,
     shared=True,
     memory_bound=True,
+    dead_letters=True,
 )
 
 
@@ -293,9 +295,21 @@ class RedisStore:
         """Remove items whose records are in the log; see the port."""
         await self._inbox.settle(key, epoch, op_ids)
 
-    async def waiting(self) -> list[SessionKey]:
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """List the sessions for which something waits; see the port."""
-        return await self._inbox.waiting()
+        return await self._inbox.waiting(dead_letters=dead_letters)
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """Move items to the dead letters; see the port."""
+        await self._inbox.reject(key, epoch, letters)
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return a session's dead letters; see the port."""
+        return await self._inbox.dead_letters(key)
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """Remove dead letters; see the port."""
+        return await self._inbox.drop_dead_letters(key, op_ids)
 
     # directory
 

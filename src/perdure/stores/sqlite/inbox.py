@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perdure.codec.dead_letters import decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.model.keys import SessionKey
-from perdure.store import Posted
-from perdure.stores.sqlite.rows import DELETED, Row, damaged, held, make
+from perdure.model.posts import UNREADABLE
+from perdure.store import DeadLetter, Posted
+from perdure.stores.sqlite.rows import DELETED, Row, find, held, make
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["post", "settle", "take", "waiting"]
+__all__ = ["dead_letters", "drop_dead_letters", "post", "reject", "settle", "take", "waiting"]
 
 
 def post(
@@ -41,18 +43,25 @@ def take(con: sqlite3.Connection, key: SessionKey, epoch: int, limit: int) -> li
 
     Raises:
         LeaseLostError: The epoch is not the newest.
-        CorruptRecordError: An item is damaged.
 
     """
     row = held(con, key, epoch)
-    items: list[Posted] = []
-    for *values, sum_ in con.execute(Q["inbox"], {"id": row.id, "limit": limit}):
-        op_id, kind, payload, posted_at = values
-        item = Posted(op_id, kind, payload, posted_at)
-        if not isinstance(payload, bytes) or _sum(row, item) != sum_:
-            raise damaged(key, "an item of its inbox does not match its checksum")
-        items.append(item)
-    return items
+    return [
+        _opened(row, found) for found in con.execute(Q["inbox"], {"id": row.id, "limit": limit})
+    ]
+
+
+def _opened(row: Row, found: tuple[Any, ...]) -> Posted:
+    number, op_id, kind, payload, posted_at, sum_ = found
+    try:
+        item = Posted(op_id.decode(), kind.decode(), payload, posted_at)
+    except UnicodeDecodeError:
+        item = Posted(f"{UNREADABLE}{number}", "", payload, 0.0)
+    else:
+        if _sum(row, item) == sum_:
+            return item
+    damage = f"row {number} of the table inbox does not match its checksum"
+    return msgspec.structs.replace(item, posted_at=0.0, damage=damage)
 
 
 def settle(con: sqlite3.Connection, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
@@ -62,13 +71,56 @@ def settle(con: sqlite3.Connection, key: SessionKey, epoch: int, op_ids: Collect
         LeaseLostError: The epoch is not the newest.
 
     """
-    row = held(con, key, epoch)
+    _settle(con, held(con, key, epoch), op_ids)
+
+
+def _settle(con: sqlite3.Connection, row: Row, op_ids: Collection[str]) -> None:
     con.executemany(Q["settle"], [(row.id, op_id) for op_id in op_ids])
+    numbers = [op_id.removeprefix(UNREADABLE) for op_id in op_ids if op_id.startswith(UNREADABLE)]
+    rows = [(row.id, int(number)) for number in numbers if number.isdecimal()]
+    con.executemany(Q["settle_row"], rows)
 
 
-def waiting(con: sqlite3.Connection) -> list[SessionKey]:
-    """List the sessions for which something waits, by key."""
-    found = con.execute(Q["waiting"])
+def reject(
+    con: sqlite3.Connection, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]
+) -> None:
+    """Move items to the dead letters.
+
+    Raises:
+        LeaseLostError: The epoch is not the newest.
+
+    """
+    row = held(con, key, epoch)
+    values = [(row.id, one.item.op_id, encode_dead_letter(key, one)) for one in letters]
+    con.executemany(Q["put_dead_letter"], values)
+    _settle(con, row, [one.item.op_id for one in letters])
+
+
+def dead_letters(con: sqlite3.Connection, key: SessionKey) -> list[DeadLetter]:
+    """Return a session's dead letters."""
+    row = find(con, key)
+    if row is None:
+        return []
+    return oldest_first(
+        [
+            decode_dead_letter(key, op_id.decode(errors="replace"), data)
+            for op_id, data in con.execute(Q["dead_letters"], {"id": row.id})
+        ]
+    )
+
+
+def drop_dead_letters(con: sqlite3.Connection, key: SessionKey, op_ids: Collection[str]) -> int:
+    """Remove dead letters; return how many."""
+    row = find(con, key)
+    if row is None or not op_ids:
+        return 0
+    values = [(row.id, op_id) for op_id in op_ids]
+    return max(con.executemany(Q["drop_dead_letter"], values).rowcount, 0)
+
+
+def waiting(con: sqlite3.Connection, *, dead_letters: bool) -> list[SessionKey]:
+    """List the sessions for which something waits, or which have dead letters, by key."""
+    found = con.execute(Q["with_dead_letters" if dead_letters else "waiting"])
     return sorted(SessionKey(agent, session, tenant) for tenant, agent, session in found)
 
 

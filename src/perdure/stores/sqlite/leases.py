@@ -128,7 +128,7 @@ def delete(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> N
     """
     row = held(con, key, epoch)
     of: dict[str, Any] = {"id": row.id}
-    for what in ("log", "manifest", "documents", "inbox"):
+    for what in ("log", "manifest", "documents", "inbox", "dead_letters"):
         con.execute(Q[f"delete_{what}"], of)
     save(con, msgspec.structs.replace(row, state=DELETED, head=0, low=1, crc=0), at)
 

@@ -24,6 +24,7 @@ from perdure.store import (
     Asked,
     Batch,
     Capabilities,
+    DeadLetter,
     Documents,
     Grant,
     Holder,
@@ -61,6 +62,7 @@ _CAPABILITIES = Capabilities(
     batch_max=96,
     parallelism=1,
     max_record_bytes=MAX_RECORD_BYTES,
+    dead_letters=True,
 )
 
 
@@ -318,9 +320,21 @@ class SqliteStore:
         """Remove items whose records are durable; see the port."""
         await self._here.write("write", inbox.settle, key, epoch, tuple(op_ids))
 
-    async def waiting(self) -> list[SessionKey]:
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """List the sessions for which something waits; see the port."""
-        return await self._here.read(inbox.waiting)
+        return await self._here.read(inbox.waiting, dead_letters=dead_letters)
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """Move items to the dead letters; see the port."""
+        await self._here.write("write", inbox.reject, key, epoch, tuple(letters))
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return a session's dead letters; see the port."""
+        return await self._here.read(inbox.dead_letters, key)
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """Remove dead letters; see the port."""
+        return await self._here.write("write", inbox.drop_dead_letters, key, set(op_ids))
 
     # directory
 

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 import anyio
 import anyio.to_thread
+import msgspec
 from anyio.lowlevel import RunVar
 
 from perdure.codec.blob_names import require_named
 from perdure.errors import CorruptRecordError, NotStorableError
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Entry, Record
-from perdure.store import Batch, Document, Posted
+from perdure.store import Batch, DeadLetter, Document, Posted
 from perdure.stores.wrapped.sealing import Place, Seal
 
 __all__ = [
     "LARGE",
     "done",
     "opened_documents",
+    "opened_item",
+    "opened_letter",
     "opened_records",
     "posted",
     "require_hashed",
     "sealed_all",
     "sealed_batch",
+    "sealed_letter",
 ]
 
 T = TypeVar("T")
@@ -90,6 +95,42 @@ def require_hashed(blobs: Mapping[str, bytes]) -> None:
 def posted(key: SessionKey, item: Posted) -> Place:
     """Return the place of an item in an inbox."""
     return ("inbox", key.agent, key.session, item.op_id, item.kind)
+
+
+def opened_item(seal: Seal, key: SessionKey, item: Posted) -> Posted:
+    """Return an item of an inbox opened; one that cannot be says why, and stays as it lies."""
+    if item.damage:
+        return item
+    try:
+        payload = seal.open_payload(posted(key, item), item.payload)
+    except CorruptRecordError as error:
+        return msgspec.structs.replace(item, damage=str(error))
+    return msgspec.structs.replace(item, payload=payload)
+
+
+def sealed_letter(seal: Seal, key: SessionKey, letter: DeadLetter) -> DeadLetter:
+    """Return a dead letter with its bytes and its reason sealed, damaged ones too."""
+    place = ("dead letter", *posted(key, letter.item))
+    item = msgspec.structs.replace(letter.item, payload=seal.seal(place, letter.item.payload))
+    reason = seal.seal((*place, "reason"), letter.reason.encode())
+    return msgspec.structs.replace(letter, item=item, reason=base64.b64encode(reason).decode())
+
+
+def opened_letter(seal: Seal, key: SessionKey, letter: DeadLetter, *, by_key: bool) -> DeadLetter:
+    """Return a dead letter as it was; one that another key opens by now is whole."""
+    item = letter.item
+    place = ("dead letter", *posted(key, item))
+    try:
+        payload = seal.open(place, item.payload)
+        reason = seal.open((*place, "reason"), base64.b64decode(letter.reason)).decode()
+    except (CorruptRecordError, ValueError) as error:
+        item = msgspec.structs.replace(item, damage=f"its dead letter cannot be opened: {error}")
+        return msgspec.structs.replace(letter, item=item)
+    item = msgspec.structs.replace(item, payload=payload)
+    if item.damage and by_key:
+        again = opened_item(seal, key, msgspec.structs.replace(item, damage=""))
+        item = item if again.damage else again
+    return msgspec.structs.replace(letter, item=item, reason=reason)
 
 
 async def sealed_all(

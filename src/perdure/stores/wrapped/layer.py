@@ -32,6 +32,7 @@ from perdure.model.records import EPOCH, Entry, Record
 from perdure.store import (
     Batch,
     Capabilities,
+    DeadLetter,
     Document,
     Documents,
     Grant,
@@ -46,11 +47,14 @@ from perdure.store import (
 from perdure.stores.wrapped.batches import (
     done,
     opened_documents,
+    opened_item,
+    opened_letter,
     opened_records,
     posted,
     require_hashed,
     sealed_all,
     sealed_batch,
+    sealed_letter,
 )
 from perdure.stores.wrapped.manifests import (
     folded_of,
@@ -343,12 +347,21 @@ class Layer(Passing):
         if not items:
             return []
         seal = await self._tenant(key.tenant)
-        return [
-            msgspec.structs.replace(
-                item, payload=seal.open_payload(posted(key, item), item.payload)
-            )
-            for item in items
-        ]
+        return [opened_item(seal, key, item) for item in items]
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """Seal dead letters, and set them aside; see the port."""
+        seal = await self._tenant(key.tenant)
+        await self._store.reject(key, epoch, [sealed_letter(seal, key, one) for one in letters])
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return dead letters, opened; see the port."""
+        letters = await self._store.dead_letters(key)
+        if not letters:
+            return []
+        seal = await self._tenant(key.tenant)
+        by_key = not self._seals.takes_plain
+        return [opened_letter(seal, key, one, by_key=by_key) for one in letters]
 
     # directory
 

@@ -71,9 +71,16 @@ class Passing:
         """See the port."""
         await self._store.settle(key, epoch, op_ids)
 
-    async def waiting(self) -> list[SessionKey]:
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """See the port."""
-        return await self._store.waiting()
+        # A store that keeps no dead letters may not know the option.
+        return await (
+            self._store.waiting(dead_letters=True) if dead_letters else self._store.waiting()
+        )
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """See the port."""
+        return await self._store.drop_dead_letters(key, op_ids)
 
     async def tenants(self) -> list[str]:
         """See the port."""

@@ -14,8 +14,9 @@ plugin does the rest, on each loop that the ``anyio_backend`` fixture names:
 Stores made with the same ``place`` must share what they keep, as two processes would.
 Each part is a class of its own, for a backend that is not finished: `LogConformance`,
 `ReaderConformance`, `DocumentConformance`, `LeaseConformance`, `BlobConformance`,
-`DirectoryConformance`, `InboxConformance`, `TrimConformance`,
-`CancellationConformance`.
+`DirectoryConformance`, `InboxConformance`, `DeadLetterConformance`,
+`TrimConformance`, `CancellationConformance`. `DeadLetterConformance` is for stores whose
+``capabilities.dead_letters`` is True, and `StoreConformance` asks for that.
 
 What a backend keeps through a killed process or a cut of power is not tested here:
 that takes processes, and knowledge of where the backend writes.
@@ -27,6 +28,7 @@ import pytest
 
 _PARTS = (
     "inbox",
+    "dead_letters",
     "_kit",
     "log",
     "readers",
@@ -41,6 +43,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from perdure.testing.conformance.blobs import BlobConformance  # noqa: E402
 from perdure.testing.conformance.cancellation import CancellationConformance  # noqa: E402
+from perdure.testing.conformance.dead_letters import DeadLetterConformance  # noqa: E402
 from perdure.testing.conformance.directory import DirectoryConformance  # noqa: E402
 from perdure.testing.conformance.documents import DocumentConformance  # noqa: E402
 from perdure.testing.conformance.inbox import InboxConformance  # noqa: E402
@@ -52,6 +55,7 @@ from perdure.testing.conformance.trimming import TrimConformance  # noqa: E402
 __all__ = [
     "BlobConformance",
     "CancellationConformance",
+    "DeadLetterConformance",
     "DirectoryConformance",
     "DocumentConformance",
     "InboxConformance",
@@ -69,6 +73,7 @@ class StoreConformance(
     DocumentConformance,
     LeaseConformance,
     InboxConformance,
+    DeadLetterConformance,
     BlobConformance,
     DirectoryConformance,
     TrimConformance,

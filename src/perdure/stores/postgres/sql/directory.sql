@@ -30,6 +30,8 @@ WITH log AS (
     DELETE FROM {schema}.manifests WHERE session = %(id)s
 ), inbox AS (
     DELETE FROM {schema}.inbox WHERE session = %(id)s
+), dead_letters AS (
+    DELETE FROM {schema}.dead_letters WHERE session = %(id)s
 ), requests AS (
     DELETE FROM {schema}.requests WHERE session = %(id)s
 )

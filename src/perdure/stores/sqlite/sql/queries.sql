@@ -120,8 +120,9 @@ INSERT OR IGNORE INTO inbox (session, op_id, kind, payload, posted_at, sum)
 VALUES (?, ?, ?, ?, ?, ?)
 
 -- name: inbox
-SELECT op_id, kind, payload, posted_at, sum FROM inbox
-WHERE session = :id ORDER BY id LIMIT :limit
+-- As bytes, so that damaged text in one row does not hide the others.
+SELECT id, CAST(op_id AS BLOB), CAST(kind AS BLOB), CAST(payload AS BLOB), posted_at, sum
+FROM inbox WHERE session = :id ORDER BY id LIMIT :limit
 
 -- name: waiting
 SELECT tenant, agent, session FROM session AS s
@@ -130,8 +131,27 @@ WHERE EXISTS (SELECT 1 FROM inbox WHERE inbox.session = s.id)
 -- name: settle
 DELETE FROM inbox WHERE session = ? AND op_id = ?
 
+-- name: settle_row
+DELETE FROM inbox WHERE session = ? AND id = ?
+
 -- name: delete_inbox
 DELETE FROM inbox WHERE session = :id
+
+-- name: put_dead_letter
+INSERT OR REPLACE INTO dead_letter (session, op_id, data) VALUES (?, ?, ?)
+
+-- name: dead_letters
+SELECT CAST(op_id AS BLOB), CAST(data AS BLOB) FROM dead_letter WHERE session = :id ORDER BY rowid
+
+-- name: drop_dead_letter
+DELETE FROM dead_letter WHERE session = ? AND op_id = ?
+
+-- name: delete_dead_letters
+DELETE FROM dead_letter WHERE session = :id
+
+-- name: with_dead_letters
+SELECT tenant, agent, session FROM session AS s
+WHERE EXISTS (SELECT 1 FROM dead_letter WHERE dead_letter.session = s.id)
 
 -- name: put_owner
 INSERT INTO owner (id, beat, host, pid) VALUES (:owner, :beat, :host, :pid)
