@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from perdure.model.messages import Message as Message
     from perdure.model.messages import ToolCall as ToolCall
     from perdure.model.messages import ToolResult as ToolResult
+    from perdure.model.posts import DeadLetter as DeadLetter
+    from perdure.model.posts import Posted as Posted
     from perdure.restore.plan import RestorePlan as RestorePlan
     from perdure.restore.report import RestoreReport as RestoreReport
     from perdure.session.contributors import Attachment as Attachment
@@ -84,6 +86,7 @@ _HOMES = {
     "perdure.lease.terms": ("Lease",),
     "perdure.model.keys": ("SessionKey",),
     "perdure.model.messages": ("Message", "ToolCall", "ToolResult"),
+    "perdure.model.posts": ("DeadLetter", "Posted"),
     "perdure.restore.plan": ("RestorePlan",),
     "perdure.restore.report": ("RestoreReport",),
     "perdure.session.contributors": ("Attachment", "Contributor", "RestoreContext"),

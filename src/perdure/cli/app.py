@@ -20,6 +20,7 @@ from perdure.cli.demo import demo
 from perdure.cli.doctor import doctor
 from perdure.cli.exchange import export, import_
 from perdure.cli.forget import forget, prune
+from perdure.cli.inbox import inbox
 from perdure.cli.lives import copy, fork, rename
 from perdure.cli.migrate import migrate
 from perdure.cli.output import fail
@@ -36,7 +37,7 @@ INTERRUPTED = 130
 """What a shell says of a command that Ctrl-C ended."""
 
 COMMANDS: tuple[Callable[..., int], ...] = (
-    *(demo, chat, ls, show, check, rebuild),
+    *(demo, chat, ls, show, check, rebuild, inbox),
     *(checkpoints, diff, rollback, replay),
     *(fork, copy, rename, forget, prune),
     *(export, import_, migrate, archive, config, tune, doctor),

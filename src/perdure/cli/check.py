@@ -162,6 +162,7 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
         for key in keys:
             seen = await _audit(store, key)
             seen.findings += leftovers(store, key)
+            seen.findings += await _dead_letters(store, key)
             audits.append(seen)
             progress.advance(task)
     return audits
@@ -172,6 +173,20 @@ async def _audit(store: Store, key: SessionKey) -> Audit:
         return await audit(store, key)
     except CorruptRecordError as error:  # it, or the file, is damaged before anything of it is read
         return Audit(key=key, findings=[Finding(what="log", detail=str(error))])
+
+
+async def _dead_letters(store: Store, key: SessionKey) -> list[Finding]:
+    if not store.capabilities.dead_letters:
+        return []
+    letters = await store.dead_letters(key)
+    if not letters:
+        return []
+    posts = list(dict.fromkeys(letter.item.key for letter in letters))
+    detail = f"{len(letters)} posted items could not be delivered ({', '.join(posts[:5])}"
+    detail += f" and {len(posts) - 5} more posts)" if len(posts) > 5 else ")"
+    detail += f": {letters[0].reason}"
+    cure = f"`perdure inbox {key.agent}` shows them; --retry posts them again, --drop removes them"
+    return [Finding(what="dead letters", detail=detail, cure=cure, problem=False)]
 
 
 class Repair(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong with a session, or worth knowing."""
 
     what: str
-    """log, document, lease, or leftover."""
+    """log, document, lease, leftover, or dead letters."""
     detail: str
     cure: str = ""
     problem: bool = True

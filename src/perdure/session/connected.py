@@ -27,7 +27,7 @@ from perdure.session.loading import Opener
 from perdure.session.options import Autosave, Engine, Lease, Limits, Shutdown
 from perdure.session.runtime import Runtime
 from perdure.session.signals import SignalWatch
-from perdure.store import Store
+from perdure.store import Asked, Store
 
 __all__ = ["Connected", "connected"]
 
@@ -90,7 +90,7 @@ class Connected:
 
     async def _beat(self) -> None:
         """Renew the leases, and give up the sessions that others ask for."""
-        store, host, failed = self.runtime.store, self.runtime.host, False
+        store, failed = self.runtime.store, False
         while True:
             try:
                 if not failed:  # else that long has been waited
@@ -105,14 +105,19 @@ class Connected:
             else:
                 self._beat_at = self.runtime.clock()
                 self.runtime.saver.warn(asked.warnings)
-                for key in asked.mail:
-                    host.spawn(self.inbox.attend, key)
-                for key in asked.handovers:
-                    host.spawn(self.keeper.hand_over, key)
+                self._heard(asked)
                 if failed:
                     failed = False
                     self.inbox.again()
                 await anyio.sleep(GATHER)
+
+    def _heard(self, asked: Asked) -> None:
+        """Begin with what others want."""
+        spawn = self.runtime.host.spawn
+        for key in asked.mail:
+            spawn(self.inbox.attend, key)
+        for key in asked.handovers:
+            spawn(self.keeper.hand_over, key)
 
     def health(self) -> Health:
         """Say how it stands: saving, and whether the leases are renewed."""

@@ -349,7 +349,9 @@ class Inbox:
         finally:
             session._turns.leave()
 
-    def _append(self, session: Session, items: Sequence[Posted], passed: dict[str, int]) -> list[str]:
+    def _append(
+        self, session: Session, items: Sequence[Posted], passed: dict[str, int]
+    ) -> list[str]:
         taken = session._contents.taken
         done = [item.op_id for item in items if item.op_id in taken]
         keys: list[str] = []

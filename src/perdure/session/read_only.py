@@ -14,6 +14,7 @@ from perdure.session.through import Through
 from perdure.store import (
     Asked,
     Batch,
+    DeadLetter,
     Documents,
     Grant,
     Holder,
@@ -133,6 +134,14 @@ class ReadOnlyStore(Through):
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         """Refuse."""
         raise self._refused("take from an inbox")
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """Refuse."""
+        raise self._refused("set posts aside")
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """Refuse."""
+        raise self._refused("drop dead letters")
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Refuse."""

@@ -90,7 +90,13 @@ def connect(
 
 def pragma(con: sqlite3.Connection, text: str) -> list[tuple[object, ...]]:
     """Run a pragma to its end: an error may come with its last step only."""
-    return con.execute(f"PRAGMA {text}").fetchall()
+    import sqlite3
+
+    try:
+        return con.execute(f"PRAGMA {text}").fetchall()
+    except UnicodeDecodeError as error:  # SQLite names a damaged part of the schema, as it lies
+        message = f"Could not decode what is damaged: {error}"
+        raise sqlite3.DatabaseError(message) from error
 
 
 def connect_unlocked(path: str, *, wal: bool) -> sqlite3.Connection:

@@ -99,7 +99,7 @@ def reject(
 def dead_letters(con: sqlite3.Connection, key: SessionKey) -> list[DeadLetter]:
     """Return a session's dead letters."""
     row = find(con, key)
-    if row is None:
+    if row is None or not _has_table(con):
         return []
     return oldest_first(
         [
@@ -120,8 +120,15 @@ def drop_dead_letters(con: sqlite3.Connection, key: SessionKey, op_ids: Collecti
 
 def waiting(con: sqlite3.Connection, *, dead_letters: bool) -> list[SessionKey]:
     """List the sessions for which something waits, or which have dead letters, by key."""
+    if dead_letters and not _has_table(con):
+        return []
     found = con.execute(Q["with_dead_letters" if dead_letters else "waiting"])
     return sorted(SessionKey(agent, session, tenant) for tenant, agent, session in found)
+
+
+def _has_table(con: sqlite3.Connection) -> bool:
+    """Say whether there is a table of dead letters: not in format 1, opened for reading only."""
+    return con.execute(Q["dead_letter_table"]).fetchone() is not None
 
 
 def _sum(row: Row, item: Posted) -> int:

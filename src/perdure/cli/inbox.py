@@ -1,0 +1,154 @@
+"""``perdure inbox``: what was posted and could not be delivered; look at it, retry it, drop it."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from itertools import groupby
+from typing import Annotated, Any
+
+import anyio
+from cyclopts import Parameter
+
+from perdure.cli.options import Named
+from perdure.cli.output import ago, clip, print_json, print_table, say
+from perdure.cli.reach import existing, managed, opened
+from perdure.errors import ConfigError
+from perdure.model.keys import SessionKey
+from perdure.model.posts import DeadLetter
+from perdure.store import Store
+
+__all__ = ["inbox"]
+
+PREVIEW = 72
+
+
+def inbox(
+    id: Annotated[str | None, Parameter(name="ID")] = None,
+    /,
+    *keys: Annotated[str, Parameter(name="KEY")],
+    retry: bool = False,
+    drop: bool = False,
+    all: bool = False,
+    where: Named = Named(),  # noqa: B008  # frozen
+) -> int:
+    """Show the dead letters: posts that could not be delivered and were set aside.
+
+    Without an id, the sessions that have some; with one, its letters; with keys, what is in
+    them. They stay until they are retried or dropped, or until their session is deleted.
+
+    Args:
+        id: The agent's id.
+        keys: The keys of the posts.
+        retry: Post the letters of these keys again, behind what waits.
+        drop: Remove the letters of these keys for good.
+        all: Retry or drop all letters of the session.
+
+    """
+    if retry and drop:
+        raise ConfigError("--retry and --drop exclude each other: give one of them")
+    if not (retry or drop):
+        if all:
+            raise ConfigError("--all goes with --retry or --drop: without them, all are listed")
+        anyio.run(_show, id, keys, where)
+        return 0
+    if id is None or bool(keys) == all:
+        what = "--retry" if retry else "--drop"
+        message = f"{what} takes an id, and the keys of posts or --all: `perdure inbox` lists them"
+        raise ConfigError(message)
+    anyio.run(partial(_act, where.key(id), keys or None, where, retry=retry))
+    return 0
+
+
+async def _act(key: SessionKey, keys: tuple[str, ...] | None, where: Named, *, retry: bool) -> None:
+    async with managed(existing(where.store), write=True) as sessions:
+        act = sessions.retry_dead_letters if retry else sessions.drop_dead_letters
+        count = await act(key.agent, keys, session=key.session, tenant=key.tenant)
+    done = "retried" if retry else "dropped"
+    if where.json:
+        print_json({done: count})
+    else:
+        say(f"{done} {count} items of {key}")
+
+
+async def _show(id: str | None, keys: tuple[str, ...], where: Named) -> None:
+    async with opened(where.store) as store:
+        letters = await _letters(store, id, where)
+        location = store.location
+    for key, all_ in letters.items():
+        unknown = set(keys).difference(letter.item.key for letter in all_)
+        if unknown:
+            raise ConfigError(f"session {key} has no dead letter {min(unknown)!r}")
+        letters[key] = [one for one in all_ if not keys or one.item.key in keys]
+    if where.json:
+        whole = bool(keys)
+        shown = [_listed(key, one, whole=whole) for key, all_ in letters.items() for one in all_]
+        print_json({"location": location, "dead_letters": shown})
+    elif not any(letters.values()):
+        say(f"no dead letters in {location}")
+    elif keys:
+        for key, found in letters.items():
+            _print_whole(key, found)
+    else:
+        _print_table(letters)
+
+
+async def _letters(
+    store: Store, id: str | None, where: Named
+) -> dict[SessionKey, list[DeadLetter]]:
+    if not store.capabilities.dead_letters:
+        return {}
+    if id is not None:
+        key = where.key(id)
+        return {key: await store.dead_letters(key)}
+    keys = await store.waiting(dead_letters=True)
+    wanted = [key for key in keys if where.tenant in {"", key.tenant}]
+    return {key: await store.dead_letters(key) for key in wanted}
+
+
+def _listed(key: SessionKey, letter: DeadLetter, *, whole: bool) -> dict[str, Any]:
+    item = letter.item
+    shown = {
+        "agent": key.agent,
+        "session": key.session,
+        "tenant": key.tenant,
+        "post": item.key,
+        "op_id": item.op_id,
+        "kind": item.kind,
+        "size": len(item.payload),
+        "reason": letter.reason,
+        "tries": letter.tries,
+        "at": letter.at,
+        "posted_at": item.posted_at,
+        "damage": item.damage or None,
+    }
+    if whole:
+        shown["payload"] = item.payload.decode(errors="backslashreplace")
+    return shown
+
+
+def _print_table(letters: dict[SessionKey, list[DeadLetter]]) -> None:
+    now = time.time()
+    rows = []
+    for key, all_ in letters.items():
+        for post, items in groupby(all_, lambda one: one.item.key):
+            first, *rest = items
+            tried = str(first.tries)
+            why = clip(first.reason, PREVIEW)
+            count = str(1 + len(rest))
+            rows.append((key.agent, key.session, post, count, tried, ago(first.at, now), why))
+    columns = ("agent", "session", "post", "items", "tries", "set aside", "why")
+    print_table(columns, rows, right="items tries")
+
+
+def _print_whole(key: SessionKey, letters: list[DeadLetter]) -> None:
+    now = time.time()
+    for letter in letters:
+        item = letter.item
+        say(f"{key}: {item.op_id}, a {item.kind or 'damaged item'} of {len(item.payload)} bytes")
+        say(f"  posted    {ago(item.posted_at, now)}")
+        say(f"  set aside {ago(letter.at, now)}, after {letter.tries} tries")
+        say(f"  why       {letter.reason}")
+        if item.damage:
+            say(f"  damage    {item.damage}")
+        say(f"  {item.payload.decode(errors='backslashreplace')}")
