@@ -18,7 +18,7 @@ QUIET = Shutdown(signals=False)
 
 @pytest.fixture(params=["file", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    url = f"file:{tmp_path / 'kept'}" if request.param == "file" else f"sqlite:{tmp_path / 'x.db'}"
+    url = f"file:{tmp_path / 'kept'}" if request.param == "file" else f"sqlite:///{tmp_path / 'x.db'}"
     anyio.run(filled, url)
     return url
 
@@ -56,7 +56,7 @@ def test_letters_are_listed_shown_retried_and_dropped(
 ) -> None:
     store = ("--store", url)
     listed = said(capsys, "inbox", *store)["dead_letters"]
-    assert [one["post"] for one in listed] == ["first", "second"]
+    assert sorted(one["post"] for one in listed) == ["first", "second"]
     assert {(one["agent"], one["tries"]) for one in listed} == {("ada", 5)}
     assert "payload" not in listed[0]
     (shown,) = said(capsys, "inbox", "ada", "second", *store)["dead_letters"]
@@ -67,7 +67,7 @@ def test_letters_are_listed_shown_retried_and_dropped(
     assert "one xxx" in capsys.readouterr().out
     assert run(["check", *store]) == 0
     out = capsys.readouterr().out
-    assert "2 posted items could not be delivered (first, second)" in out
+    assert "2 posted items could not be delivered" in out
     assert said(capsys, "inbox", "ada", "first", "--retry", *store) == {"retried": 1}
     assert texts(url) == ["small", "one x"]
     assert said(capsys, "inbox", "ada", "--drop", "--all", *store) == {"dropped": 1}
@@ -93,9 +93,9 @@ def test_what_does_not_fit_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: list[str], why: str
 ) -> None:
     async def make() -> None:
-        async with perdure.connect(f"sqlite:{tmp_path / 'x.db'}", shutdown=QUIET) as sessions:
+        async with perdure.connect(f"sqlite:///{tmp_path / 'x.db'}", shutdown=QUIET) as sessions:
             await sessions.open("ada")
 
     anyio.run(make)
-    assert run(["inbox", *tokens, "--store", f"sqlite:{tmp_path / 'x.db'}"]) == 2
+    assert run(["inbox", *tokens, "--store", f"sqlite:///{tmp_path / 'x.db'}"]) == 2
     assert why in capsys.readouterr().err
