@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from perdure import (
     Shutdown,
     connect,
 )
+
+GUARD = 30.0
+"""Seconds after which something hangs."""
 
 
 def memory(**options: Any) -> SessionManager:
@@ -134,6 +138,98 @@ async def test_hooks_of_two_sessions_do_not_wait_for_each_other() -> None:
         assert seen == ["b"]
         assert a.durable_version == a.version
         assert b.durable_version == b.version
+
+
+# turns
+
+
+async def wait_for_it(call: Callable[[], Awaitable[object]]) -> None:
+    await asyncio.wait_for(call(), GUARD)  # type: ignore[arg-type]
+
+
+async def gather(call: Callable[[], Awaitable[object]]) -> None:
+    await asyncio.gather(call(), asyncio.sleep(0))
+
+
+async def await_a_task_of_a_task(call: Callable[[], Awaitable[object]]) -> None:
+    async def outer() -> None:
+        await asyncio.create_task(call())  # type: ignore[arg-type]
+
+    await asyncio.create_task(outer())
+
+
+async def group_of_asyncio(call: Callable[[], Awaitable[object]]) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(call())  # type: ignore[arg-type]
+    except* SessionError as errors:
+        raise errors.exceptions[0] from None
+
+
+async def group_that_is_left_late(call: Callable[[], Awaitable[object]]) -> None:
+    errors: list[SessionError] = []
+
+    async def child() -> None:
+        try:
+            await call()
+        except SessionError as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(child)
+        await anyio.sleep(0.05)  # the child waits already, and nobody can tell for what
+    raise errors[0]
+
+
+STARTS = [wait_for_it, gather, await_a_task_of_a_task, group_of_asyncio, in_a_child]
+
+
+@pytest.mark.parametrize("start", [*STARTS, group_that_is_left_late])
+def test_a_turn_that_its_own_turn_waits_for_is_refused(start: Any) -> None:
+    async def main() -> int:
+        async with memory() as sessions, sessions.open("a") as session:
+
+            async def inner() -> None:
+                async with session.turn():
+                    session.append(Message.user("never"))
+
+            async with session.turn():
+                with pytest.raises(SessionError, match="running turn waits for this task|already"):
+                    async with asyncio.timeout(GUARD):
+                        await start(inner)
+                session.append(Message.user("the turn goes on"))
+            async with session.turn():
+                session.append(Message.user("and so do others"))
+            return len(session.context())
+
+    assert asyncio.run(main()) == 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("what", ["turn", "aclose"])
+async def test_a_nursery_s_child_does_not_wait_for_the_turn_around_it(what: str) -> None:
+    async with memory() as sessions, sessions.open("a") as session:
+        async with session.turn():
+            with anyio.fail_after(GUARD), pytest.raises(SessionError, match="waits for this task"):
+                await in_a_child(lambda: CALLS[what](sessions, session))
+            session.append(Message.user("the turn goes on"))
+        assert len(session.context()) == 1
+
+
+@pytest.mark.anyio
+async def test_a_task_that_outlives_the_turn_waits_for_it(again: Any) -> None:
+    async with again() as sessions, sessions.open("a") as session:
+
+        async def next_turn() -> None:
+            async with session.turn():
+                session.append(Message.user("second"))
+
+        with anyio.fail_after(GUARD):
+            async with anyio.create_task_group() as group, session.turn():
+                group.start_soon(next_turn)
+                await anyio.sleep(1.2)
+                session.append(Message.user("first"))
+        assert [message.text for message in session.context()] == ["first", "second"]
 
 
 # history

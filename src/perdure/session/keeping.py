@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from perdure._lib.awaited import ThisTask
 from perdure._lib.host import HostClosedError
 from perdure.autosave.refusals import ended, require_outside
 from perdure.errors import (
@@ -243,6 +244,7 @@ class Keeper:
             raise SessionError(message, key=str(session.key))
         if session.closed_by is None:
             require_outside(session.tracked, "to close")
+            session._turns.require_no_wait(str(session.key), ThisTask())
             await self._runtime.host.call(self._close, session)
 
     async def _close(self, session: Session) -> None:

@@ -233,6 +233,8 @@ class Session(Planned, Rendered):
         """Return a turn to enter: ``async with session.turn() as turn``.
 
         Turns run one at a time, first come, first served. Leaving one waits until it is durable.
+        Entering one raises SessionError if the running turn waits for this very task: in
+        ``gather``, ``wait_for``, a task group. A task that outlives the running turn waits for it.
 
         Args:
             id: The caller's own name for it, such as a request's id. A retry with the same

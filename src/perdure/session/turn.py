@@ -6,10 +6,12 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, final
+from typing import TYPE_CHECKING, Final, Self, TypeVar, final
 
 import anyio
 
+from perdure._lib.awaited import ThisTask
+from perdure._lib.clock import loop_timer
 from perdure.autosave.refusals import require_outside
 from perdure.codec.json import encode
 from perdure.errors import SessionError
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 __all__ = ["Turn"]
+
+LOOK: Final = 0.5
+"""Seconds after which a turn that waits looks again whether it waits for itself."""
 
 
 @final
@@ -122,11 +127,13 @@ class Turn:
 class TurnQueue:
     """First come, first served; refuses a turn inside a turn instead of waiting for ever."""
 
-    __slots__ = ("_free", "_since", "_task", "_used", "idle", "number")
+    __slots__ = ("_free", "_holder", "_later", "_since", "_task", "_used", "idle", "number")
 
     def __init__(self) -> None:
         self._free = anyio.Semaphore(1)
         self._task = 0
+        self._holder: ThisTask | None = None
+        self._later = loop_timer()
         self._used: bool | anyio.Event = False
         self._since = anyio.current_time()
         self.idle: anyio.Event | None = None
@@ -168,12 +175,55 @@ class TurnQueue:
                 "end it before beginning another"
             )
             raise SessionError(message, key=session)
-        await self._free.acquire()
-        self._task = task
+        me = ThisTask()
+        if self.busy:
+            await self._wait(session, me)
+        else:
+            await self._free.acquire()
+        self._task, self._holder = task, me
+
+    async def _wait(self, session: str, me: ThisTask) -> None:
+        """Wait behind the turns that were first, unless the running one waits for this task."""
+        disarm: Callable[[], None] | None = None
+
+        def look() -> None:
+            nonlocal disarm
+            if self._waits_for(me):
+                scope.cancel()
+            else:
+                disarm = self._later(LOOK, look)
+
+        with anyio.CancelScope() as scope:
+            look()
+            try:
+                await self._free.acquire()
+                return
+            finally:
+                if disarm is not None:
+                    disarm()
+        self.require_no_wait(session, me)
+
+    def _waits_for(self, task: ThisTask) -> bool:
+        return self._holder is not None and self._holder.waits_for(task)
+
+    def require_no_wait(self, session: str, task: ThisTask) -> None:
+        """Refuse to wait for a turn that waits for this very task.
+
+        Raises:
+            SessionError: It does.
+
+        """
+        if self._waits_for(task):
+            message = (
+                f"session {session}: the running turn waits for this task, which would wait for "
+                "the turn: append without a turn of its own, or begin it when that one has ended"
+            )
+            raise SessionError(message, key=session)
 
     def leave(self) -> None:
         """Let the next one in."""
         self._task = self.number = 0
+        self._holder = None
         self._free.release()
         if self.idle is not None:
             self.idle.set()
