@@ -64,7 +64,7 @@ async def test_turns_run_one_at_a_time_first_come_first_served(again: Connect) -
             order.append(f"{name} out")
 
     async with again() as sessions, sessions.open("a") as session:
-        async with session.turn(), anyio.create_task_group() as group:
+        async with anyio.create_task_group() as group, session.turn():
             for name in "bcd":
                 started = anyio.Event()
                 group.start_soon(one, name, session, started)
