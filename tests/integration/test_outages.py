@@ -197,3 +197,54 @@ def _judge_the_files(kind: str, name: str, one: dict[str, Any]) -> None:
         assert "connect with read_only=True" in message
     litter = () if kind != "full" else ("-shm", "-wal", "owners")
     assert [path for path, _ in one["changed"] if not path.endswith(litter or "//")] == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no folder in use is renamed there")
+def test_an_outage_is_one_line_of_the_heartbeat_and_says_when_it_is_over(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _HEARTBEATS, str(tmp_path / "store")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "WARNING heartbeat failed, it goes on trying",
+        "INFO the heartbeat works again",
+    ]
+    assert "gone for now" in lines[0]
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+_HEARTBEATS = """
+import asyncio, logging, sys
+import perdure
+from perdure import Lease, Shutdown
+from perdure.stores.file import FileStore
+
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s %(message)s")
+
+
+async def main():
+    store, failures, over = FileStore(sys.argv[1]), [4], asyncio.Event()
+    beat = store.heartbeat
+
+    async def heartbeat():
+        if failures[0]:
+            failures[0] -= 1
+            raise perdure.StoreUnavailableError("gone for now")
+        answer = await beat()
+        over.set()
+        return answer
+
+    store.heartbeat = heartbeat
+    lease = Lease(ttl=1.0, heartbeat=0.02)
+    async with perdure.connect(store, lease=lease, shutdown=Shutdown(signals=False)):
+        await asyncio.wait_for(over.wait(), 50)
+        await asyncio.sleep(0.1)
+
+
+asyncio.run(main())
+"""

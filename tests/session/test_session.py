@@ -233,8 +233,16 @@ async def test_what_cannot_be_stored_is_refused_at_append_and_changes_nothing(
 
 async def test_too_large_an_item_is_refused_with_the_limit(again: Connect) -> None:
     async with again(limits=Limits(record_bytes=1000)) as sessions, sessions.open("a") as session:
-        with pytest.raises(TooLargeError, match="record_bytes"):
+        with pytest.raises(TooLargeError, match=r"record_bytes=…\), which may be up to \d"):
             session.append(Message.user("x" * 1000))
+
+
+async def test_a_limit_that_is_the_stores_own_is_not_said_to_be_raised(again: Connect) -> None:
+    large = Limits(record_bytes=64 * 1024 * 1024)
+    async with again(limits=large) as sessions, sessions.open("a") as session:
+        with pytest.raises(TooLargeError, match="store a reference") as caught:
+            session.append(Message.user("x" * 17 * 1024 * 1024))
+        assert "record_bytes" not in str(caught.value)
 
 
 async def test_encoded_items_are_taken_as_they_are(again: Connect) -> None:

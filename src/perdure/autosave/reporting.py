@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import final
 
+from perdure._lib.logs import log_failure
 from perdure.autosave import events
 
 __all__ = ["Reporter"]
@@ -67,7 +68,7 @@ class Reporter:
                     level, message, event.key, event.unsaved, extra=_facts(event), exc_info=error
                 )
             else:
-                log.log(level, message, extra=_facts(event), exc_info=error)
+                log_failure(log, level, message, error, extra=_facts(event))
         if self._on_event is None:
             return
         try:

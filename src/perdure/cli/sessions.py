@@ -84,6 +84,12 @@ async def _ls(filters: dict[str, Any], after: SessionKey | None, limit: int, whe
         now = time.time()
         columns = ("agent", "session", "turns", "records", "active", "title")
         print_table(columns, (_row(info, now) for info in found), right="turns records")
+        damaged = sum(info.damaged for info in found)
+        if damaged:
+            say(
+                f"what was folded of {damaged} of them is damaged: `perdure check --repair` makes "
+                "it anew from the log"
+            )
 
 
 async def _list(
@@ -131,6 +137,8 @@ def _fits(key: SessionKey, filters: dict[str, Any], after: SessionKey | None) ->
 def _row(info: SessionInfo, now: float) -> tuple[str, ...]:
     key = info.key
     active = ago(info.updated_at, now)
+    if info.damaged:
+        return (key.agent, key.session, "?", "?", active, "(damaged)")
     return (key.agent, key.session, str(info.turns), str(info.head), active, info.title or "")
 
 

@@ -101,8 +101,8 @@ def check_size(size: int, limit: int = MAX_RECORD_BYTES, *, at: str = "$") -> No
     """
     if size > limit:
         message = (
-            f"the value at {at} takes {size} bytes, the limit is {limit}: split it, keep large "
-            "content elsewhere and store a reference, or raise limits.record_bytes"
+            f"the value at {at} takes {size} bytes, the limit is {limit}: split it, or keep large "
+            "content elsewhere and store a reference"
         )
         raise TooLargeError(message, path=at, size=size, limit=limit)
 

@@ -135,6 +135,8 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     title: str | None = None
     tags: tuple[str, ...] = ()
     turns: int = 0
+    damaged: bool = False
+    """What was folded cannot be read, so owner, title, tags and turns are not known."""
 
 
 class Swept(msgspec.Struct, frozen=True):

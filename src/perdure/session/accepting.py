@@ -63,7 +63,9 @@ class Accepting(_Hot):
             self._check_open()
         for entry in entries:
             if len(entry[1]) > runtime.max_record_bytes:
-                check_sizes(tracked.key, entries, runtime.max_record_bytes)
+                check_sizes(
+                    tracked.key, entries, runtime.max_record_bytes, most=runtime.store_record_bytes
+                )
         return runtime.append(tracked, entries)
 
     def _accept_now(self, entries: tuple[Entry, ...]) -> int:

@@ -12,6 +12,7 @@ import msgspec
 from perdure._lib.clock import loop_clock
 from perdure._lib.exits import Exit
 from perdure._lib.host import Host
+from perdure._lib.logs import log_failure
 from perdure.autosave import events
 from perdure.autosave.driver import Autosaver
 from perdure.autosave.events import Event
@@ -96,11 +97,11 @@ class Connected:
                 if not failed:  # else that long has been waited
                     await store.news(self.runtime.lease.heartbeat)
                 asked = await beat(store, self.runtime.watch)
-            except Exception as error:  # without heartbeats every lease is lost
+            except Exception as error:  # noqa: BLE001  # without heartbeats every lease is lost
                 if self.closing.done.is_set():
                     return
+                _tell_failed(error, again=failed)
                 failed = True
-                log.warning("heartbeat failed", exc_info=error)
                 await anyio.sleep(self.runtime.lease.heartbeat)
             else:
                 self._beat_at = self.runtime.clock()
@@ -108,6 +109,7 @@ class Connected:
                 self._heard(asked)
                 if failed:
                     failed = False
+                    log.info("the heartbeat works again")
                     self.inbox.again()
                 await anyio.sleep(GATHER)
 
@@ -196,6 +198,11 @@ class Connected:
         # A body that is leaving ends the process itself.
         await anyio.sleep(min(options.hard_grace, max(until - clock(), 0)))
         await self.signals.end_process_by_force()
+
+
+def _tell_failed(error: Exception, *, again: bool) -> None:
+    level = logging.DEBUG if again else logging.WARNING  # one line for an outage
+    log_failure(log, level, "heartbeat failed, it goes on trying", error)
 
 
 async def connected(

@@ -118,8 +118,8 @@ def check_readable(kind: str, payload: bytes, registry: Registry) -> None:
         decode(payload, msgspec.Raw)
 
 
-def check_sizes(key: SessionKey, entries: tuple[Entry, ...], limit: int) -> None:
-    """Refuse a record that is larger than the limit.
+def check_sizes(key: SessionKey, entries: tuple[Entry, ...], limit: int, *, most: int) -> None:
+    """Refuse a record that is larger than the limit, which may be raised to the store's own.
 
     Raises:
         TooLargeError: One is.
@@ -128,10 +128,12 @@ def check_sizes(key: SessionKey, entries: tuple[Entry, ...], limit: int) -> None
     for entry in entries:
         size = len(entry.payload)
         if size > limit:
+            whose = "limit" if size <= most else "store's own limit"
             message = (
-                f"session {key}: a {entry.kind} of {size} bytes is over the limit of "
-                f"{limit}: store it elsewhere and append a reference, or raise "
-                "Limits(record_bytes=…)"
+                f"session {key}: a {entry.kind} of {size} bytes is over the {whose} of "
+                f"{limit if size <= most else most}: store it elsewhere and append a reference"
             )
+            if size <= most:
+                message += f", or raise Limits(record_bytes=…), which may be up to {most}"
             facts = {"key": str(key), "kind": entry.kind, "size": size, "limit": limit}
             raise TooLargeError(message, **facts)

@@ -25,6 +25,7 @@ import msgspec
 
 from perdure._lib.backoff import backoff
 from perdure._lib.ids import random_id
+from perdure._lib.logs import log_failure
 from perdure.codec.json import encode
 from perdure.errors import ConfigError, LeaseLostError, NotStorableError, SessionError
 from perdure.lease.inbox import checked_key, key_of, op_ids, to_take
@@ -121,7 +122,7 @@ class Inbox:
         if not items:
             raise ConfigError("post: there are no items: give at least one", option="items")
         entries = tuple([entry_of(item, runtime.registry) for item in items])
-        check_sizes(key, entries, runtime.max_record_bytes)
+        check_sizes(key, entries, runtime.max_record_bytes, most=runtime.store_record_bytes)
         now = time.time()
         posted = [
             Posted(op_id, entry.kind, entry.payload, now)
@@ -272,7 +273,8 @@ class Inbox:
         failures = 1 if before is None else before.failures + 1
         due = self._runtime.clock() + self._pause(failures)
         self._troubles[key] = _Trouble(failures, str(error) or type(error).__name__, due)
-        log.warning("taking posts failed", extra={"session": str(key)}, exc_info=error)
+        extra = {"session": str(key)}
+        log_failure(log, logging.WARNING, "taking posts failed", error, extra=extra)
         self._later(key, due)
 
     def _pause(self, failures: int) -> float:

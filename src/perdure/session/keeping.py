@@ -15,6 +15,7 @@ import anyio
 
 from perdure._lib.awaited import ThisTask
 from perdure._lib.host import HostClosedError
+from perdure._lib.logs import log_failure
 from perdure.autosave.refusals import ended, require_outside
 from perdure.errors import (
     LeaseLostError,
@@ -162,7 +163,8 @@ class Keeper:
             runtime.hooks.emit("folded", SessionFolded(str(session.key), upto))
 
     def _fold_failed(self, session: Session, error: Exception) -> None:
-        log.warning("fold failed", extra={"session": str(session.key)}, exc_info=error)
+        extra = {"session": str(session.key)}
+        log_failure(log, logging.WARNING, "fold failed", error, extra=extra)
         self._runtime.hooks.emit("fold_failed", SessionFoldFailed(str(session.key), error))
 
     # leaving memory
@@ -334,8 +336,9 @@ class Keeper:
         """Let others have a session. If that fails they get it when they ask, or when we end."""
         try:
             await self._runtime.store.release(session.key, session.epoch)
-        except Exception as error:  # what was to be kept is durable
-            log.warning("release failed", extra={"session": str(session.key)}, exc_info=error)
+        except Exception as error:  # noqa: BLE001  # what was to be kept is durable
+            extra = {"session": str(session.key)}
+            log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
     def _forget(self, session: Session, why: str) -> None:
         if self._runtime.sessions.get(session.key) is session:

@@ -13,6 +13,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure._lib.host import HostClosedError
+from perdure._lib.logs import log_failure
 from perdure.autosave.core import INHERIT, Inherit
 from perdure.errors import (
     ConfigError,
@@ -209,8 +210,9 @@ class Opener:
                 with contextlib.suppress(HostClosedError):  # then nothing is looked after any more
                     await runtime.saver.abandon(session.tracked)
             await runtime.store.release(grant.key, grant.epoch)
-        except Exception as error:  # why the load has failed is told
-            log.warning("release failed", extra={"session": str(grant.key)}, exc_info=error)
+        except Exception as error:  # noqa: BLE001  # why the load has failed is told
+            extra = {"session": str(grant.key)}
+            log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
     async def _check_exists(self, wanted: Wanted) -> None:
         """Refuse to make a session, or to go on with one, against what was asked."""

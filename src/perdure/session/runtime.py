@@ -47,6 +47,7 @@ class Runtime:
         "sessions",
         "shutdown",
         "store",
+        "store_record_bytes",
         "watch",
     )
 
@@ -83,7 +84,8 @@ class Runtime:
         self.flights: Flights = {}
         self.draining: bool = False
         self.durability: str = store.capabilities.durability
-        self.max_record_bytes: int = min(limits.record_bytes, store.capabilities.max_record_bytes)
+        self.store_record_bytes: int = store.capabilities.max_record_bytes
+        self.max_record_bytes: int = min(limits.record_bytes, self.store_record_bytes)
 
 
 def wrong_loop(what: str, stray: Stray) -> WrongLoopError:

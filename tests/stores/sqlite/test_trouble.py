@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from pathlib import Path
@@ -265,3 +266,30 @@ async def test_a_read_only_store_is_not_made(path: Path) -> None:
             await SqliteStore(path).open_read_only()
         assert not where.exists()
         path.parent.mkdir(mode=0o700, exist_ok=True)
+
+
+def test_what_kept_sqlite_from_opening_a_file_is_found_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = sqlite3.OperationalError("unable to open database file")
+    error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(b"there")
+    assert "look at the disk" in str(trouble(error, "read", str(path)))
+    path.unlink()
+    assert "chown" in str(trouble(error, "read", str(path)))
+
+    def failing(code: int) -> Any:
+        def fail(*_: Any, **__: Any) -> Any:
+            raise OSError(code, os.strerror(code))
+
+        return fail
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "listdir", failing(errno.EIO))
+        said = str(trouble(error, "read", str(path)))
+    assert "the disk reports an error" in said
+    assert "chown" not in said
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", failing(errno.EMFILE))
+        assert "ulimit -n" in str(trouble(error, "read", str(path)))

@@ -223,7 +223,8 @@ def _info(folder: Folder, key: SessionKey) -> SessionInfo | None:
     lease = read_lease(folder, epoch) if epoch else None
     if not epoch or (lease is not None and lease.deleted):
         return None
-    manifest = _manifest(folder, key, 1 if lease is None else lease.since)
+    since = 1 if lease is None else lease.since
+    manifest = _manifest(folder, key, since)
     folded = manifest.about if manifest else About()
     about = _about(folder)  # of releases that folded nothing about it into the manifest
     began, updated = _times(folder, key)
@@ -237,6 +238,7 @@ def _info(folder: Folder, key: SessionKey) -> SessionInfo | None:
         title=folded.title or about.metadata.title,
         tags=folded.tags or tuple(about.metadata.tags),
         turns=manifest.counters.get("turns", 0) if manifest else 0,
+        damaged=manifest is None and documents.has_damaged_manifest(folder, since),
     )
 
 

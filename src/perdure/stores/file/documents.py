@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from perdure._lib.files import Folder
+from perdure._lib.logs import Once
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FORMAT, Manifest
@@ -41,6 +42,7 @@ from perdure.stores.file.sealed import sealed, unsealed
 
 __all__ = [
     "Seen",
+    "has_damaged_manifest",
     "keep_evidence",
     "read",
     "read_manifests",
@@ -51,6 +53,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger("perdure")
+_told = Once()
 
 _TRIES = 100
 """How many folds a reader may meet in a row before it reports what it saw."""
@@ -112,7 +115,9 @@ def _manifest_of(folder: Folder, name: str, key: SessionKey) -> Manifest | None:
         raise UnsupportedVersionError(message, path=path, format=number.format)
     manifest = unsealed(data, Manifest)
     if manifest is None:
-        _log.warning("a manifest is damaged", extra={"path": path})
+        if _told.first((path, data)):
+            message = "the manifest of session %s is damaged: %s; it is made anew from the log"
+            _log.warning(message, key, path, extra={"session": str(key), "path": path})
     else:
         require_key(path, manifest.key, key)
     return manifest
@@ -132,7 +137,7 @@ def read(
         if again == seen:
             break
         seen, found = again, _match(folder, again, names)
-    if found.manifest is None and _has_damaged_manifest(folder, since):
+    if found.manifest is None and has_damaged_manifest(folder, since):
         lost = [name for name in _lying(folder, names) if name not in found.found]
         # A wrapper keeps its keys in folders, and needs them without a manifest too.
         deep = {name: _bytes_of(folder, name) for name in lost if "/" in name}
@@ -141,7 +146,8 @@ def read(
     return found
 
 
-def _has_damaged_manifest(folder: Folder, since: int) -> bool:
+def has_damaged_manifest(folder: Folder, since: int) -> bool:
+    """Say whether what was folded cannot be told any more."""
     names = [name for name in folder.names() if (manifest_epoch(name) or (-1,))[0] >= since]
     found = [folder.read(name) for name in names]
     return any(data is not None and unsealed(data, Manifest) is None for data in found)
@@ -260,10 +266,10 @@ def keep_evidence(folder: Folder, names: Collection[str]) -> None:
     """Copy damaged documents out of the next fold's way; only for the holder."""
     for name in names:
         data = _bytes_of(folder, name)
-        _log.warning(
-            "a document is damaged, it is made again from the log",
-            extra={"path": f"{folder.path}/{name}", "bytes": len(data or b"")},
-        )
+        path = f"{folder.path}/{name}"
+        if _told.first((path, data)):
+            message = "a document is damaged: %s; it is made anew from the log"
+            _log.warning(message, path, extra={"path": path, "bytes": len(data or b"")})
         if data is not None:
             _keep(folder, name, data)
 

@@ -114,7 +114,7 @@ def _info(bucket: Bucket, key: SessionKey) -> SessionInfo | None:
         manifest = heads.manifest_of(f"{layout.folder_of(key)}/head", head)
     except CorruptRecordError as error:  # it hides no other; whoever opens this one is told
         _log.warning("a session is damaged", extra={"session": str(key), "error": str(error)})
-        return SessionInfo(key=key)
+        return SessionInfo(key=key, damaged=True)
     about = About() if manifest is None else manifest.about
     return SessionInfo(
         key=key,

@@ -58,13 +58,17 @@ def read(
 def _manifest(key: SessionKey, sealed: bytes, head: int) -> Manifest | None:
     body = open_sealed(sealed)
     if body is None:
-        _log.warning("a manifest is damaged", extra={"session": str(key)})
+        _log.warning("the manifest of session %s is damaged", key, extra={"session": str(key)})
         return None
     try:
         number = json.decode(body, _Format).format
         manifest = json.decode(body, Manifest) if number <= FORMAT else None
     except FormatError as error:
-        _log.warning("a manifest is damaged", extra={"session": str(key), "why": str(error)})
+        _log.warning(
+            "the manifest of session %s is damaged",
+            key,
+            extra={"session": str(key), "why": str(error)},
+        )
         return None
     if manifest is None:
         message = (

@@ -95,7 +95,7 @@ def _manifest_of(key: SessionKey, sealed: bytes) -> Manifest | None:
     try:
         number = None if data is None else decoder_of(_Format).decode(data)
         if data is None or number is None:
-            log.warning("a manifest is damaged", extra={"session": str(key)})
+            log.warning("the manifest of session %s is damaged", key, extra={"session": str(key)})
             return None
         if number.format > FORMAT:
             message = (
@@ -105,7 +105,7 @@ def _manifest_of(key: SessionKey, sealed: bytes) -> Manifest | None:
             raise UnsupportedVersionError(message, key=str(key), format=number.format)
         manifest = decoder_of(Manifest).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        log.warning("a manifest cannot be read", extra={"session": str(key)})
+        log.warning("the manifest of session %s cannot be read", key, extra={"session": str(key)})
         return None
     if manifest.key != key:
         raise damaged(key, "the manifest", f"it is the one of {manifest.key}")

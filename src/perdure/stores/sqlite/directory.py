@@ -53,6 +53,7 @@ def _info(tenant: str, found: tuple[object, ...]) -> SessionInfo:
         title=about.title,
         tags=about.tags,
         turns=manifest.counters.get("turns", 0) if manifest else 0,
+        damaged=manifest is None and stored is not None,
     )
 
 

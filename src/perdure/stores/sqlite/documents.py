@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from perdure._lib.logs import Once
 from perdure.codec.frames import open_sealed, seal
 from perdure.codec.json import decode
 from perdure.codec.matching import matched
@@ -25,6 +26,8 @@ __all__ = ["comparable", "manifest_in", "read", "write"]
 
 log: logging.Logger = logging.getLogger("perdure")
 
+_told = Once()
+
 
 def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None) -> Documents:
     """Read documents, each checked against the manifest's hash.
@@ -41,7 +44,7 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
         return Documents()
     manifest = manifest_in(stored[0])
     if manifest is None or manifest.key != key:
-        log.warning("a manifest is damaged; it is rebuilt", extra={"session": str(key)})
+        _tell(con, key, stored[0])
         return _unlisted(con, row.id, names)
     if manifest.format > FORMAT:
         message = (
@@ -51,6 +54,14 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
         raise UnsupportedVersionError(message, key=str(key), format=manifest.format)
     wanted = [name for name in manifest.documents if names is None or name in names]
     return matched(manifest, _lying(con, row.id, wanted), names)
+
+
+def _tell(con: sqlite3.Connection, key: SessionKey, data: object) -> None:
+    """Say once of each damaged manifest that it is one."""
+    (_, _, path), *_ = con.execute("PRAGMA database_list").fetchall()
+    if _told.first((path, key, data)):
+        message = "the manifest of session %s is damaged in %s; it is made anew from the log"
+        log.warning(message, key, path, extra={"session": str(key), "path": path})
 
 
 def _lying(con: sqlite3.Connection, id: int, names: Collection[str]) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,6 @@ _CURES = {
     _IOERR: "the disk reports an error: look at it before anything else",
     _READONLY: "mount its file system writable, and make the file, its folder and its -wal and "
     "-shm files writable for this user",
-    _CANTOPEN: "make the folder belong to this user (chown, chmod u+rwx), raise the "
-    "limit of open files (ulimit -n), or choose another place",
 }
 
 _LEFT_NOTHING = {None, _BUSY, _LOCKED, _FULL, _CONSTRAINT, _CORRUPT, _NOTADB, _TOOBIG}
@@ -107,11 +106,40 @@ def trouble(error: sqlite3.Error | UnicodeDecodeError, doing: str, where: str) -
     name = getattr(error, "sqlite_errorname", None)
     # Of shared memory, what is too little room is an I/O error.
     code = _FULL if name == "SQLITE_IOERR_SHMSIZE" else code
-    cure = _CURES.get(code or 0, "look at the cause")
+    cure = _cure_of_open(where) if code == _CANTOPEN else _CURES.get(code or 0, "look at the cause")
     if doing == "open" and code in {_FULL, _IOERR, _READONLY, _CANTOPEN}:
         cure = f"{cure}; {READ_ONLY_CURE}"
     message = f"cannot {doing} {where}: {error}: {cure}"
     return StoreUnavailableError(message, path=where, code=name)
+
+
+def _cure_of_open(path: str) -> str:
+    """Find out why SQLite could not open a file of a database, which it does not say.
+
+    The database itself is only asked about: opening and closing it would drop SQLite's locks.
+    """
+    folder = os.path.dirname(path)
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return "too many files are open: raise the limit (ulimit -n)"
+    try:
+        os.listdir(folder)
+        there = [one for one in (path, f"{path}-wal", f"{path}-shm") if os.path.lexists(one)]
+    except PermissionError:
+        there = []
+    except OSError as error:
+        return f"the disk reports an error ({error.strerror}): look at it before anything else"
+    wanted = os.R_OK | os.W_OK
+    if path not in there or not all(os.access(one, wanted) for one in (folder, *there)):
+        return (
+            "make the folder and the database's files belong to this user (chown, chmod u+rwx), or "
+            "choose another place"
+        )
+    return (
+        "this user may use its folder and files, so the disk or the system has refused: look at "
+        "the disk and the system's log before anything else"
+    )
 
 
 @contextlib.contextmanager
