@@ -57,7 +57,6 @@ async def rig(
     *,
     autosave: Autosave | None = CALM,
     engine: Engine = PLAIN,
-    saver_type: type[Autosaver] = Autosaver,
 ) -> AsyncIterator[Rig]:
     store = store or InlineStore()
     host = Host()
@@ -65,7 +64,7 @@ async def rig(
     if isinstance(store, DirectStore):
         store.host = host
     events: list[Event] = []
-    saver = saver_type(
+    saver = Autosaver(
         store,  # type: ignore[arg-type]  # as much of a store as the engine uses
         host,
         autosave=autosave,

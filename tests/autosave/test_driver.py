@@ -350,6 +350,25 @@ async def test_a_long_backlog_is_saved_in_parts() -> None:
         assert [len(call[0].records) for call in r.store.calls] == [2] * 10
 
 
+async def test_the_rest_of_a_backlog_waits_for_no_debounce() -> None:
+    async with rig(engine=Engine(jitter=0, batch_bytes=1000)) as r:
+        t, zero = r.track(), anyio.current_time()
+        for _ in range(3):
+            r.append(t, 2, size=200)
+        await r.saver.wait_durable(t, 2)
+        await r.saver.wait_durable(t, 6)
+        assert anyio.current_time() == pytest.approx(zero + 2, abs=0.06)
+
+
+async def test_a_batch_takes_no_further_session_beyond_its_bytes() -> None:
+    async with rig(engine=Engine(jitter=0, batch_bytes=1000)) as r:
+        sessions = [r.track(str(n)) for n in range(6)]
+        for t in sessions:
+            r.append(t, size=600)
+        await r.saver.flush()
+        assert [len(call) for call in r.store.calls] == [2, 2, 2]
+
+
 async def test_a_record_beyond_the_limit_is_refused_at_once() -> None:
     async with rig(InlineStore(max_record_bytes=100)) as r:
         t = r.track()

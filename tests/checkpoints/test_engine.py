@@ -19,7 +19,7 @@ from perdure import (
     Shutdown,
     connect,
 )
-from perdure.checkpoints.chain import state_hash
+from perdure.checkpoints.chain import sealed, state_hash
 from perdure.model.checkpoints import Captured, Given
 from perdure.model.keys import SessionKey
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -522,6 +522,34 @@ async def test_what_was_changed_in_the_log_is_found_and_named(
                     await session.checkpoints.rollback(named[0])
         backing.sessions[view.key].documents.clear()  # as if they had been lost
         backing.sessions[view.key].manifest = None
+
+
+async def test_what_was_cut_off_and_what_the_log_says_otherwise_is_found() -> None:
+    """S3-G3: the documents are sound by themselves, and the log is not what they were made of."""
+    backing, quiet = MemoryBacking(), Shutdown(signals=False)
+    async with (
+        connect(MemoryStore(backing=backing), shutdown=quiet) as sessions,
+        sessions.open("a") as session,
+    ):
+        session.append(Message.user("Hello"))
+        made = await session.checkpoints.create("one")
+    kept = backing.sessions[session.key]
+    place = next(at for at, one in enumerate(kept.entries) if one.kind == "checkpoint")
+    recorded = kept.entries[place]
+    other = sealed(msgspec.structs.replace(made, label="other"))
+    kept.entries[place] = recorded._replace(payload=msgspec.json.encode(other))
+    async with connect(MemoryStore(backing=backing, owner="reader"), shutdown=quiet) as sessions:
+        view = await sessions.load("a")
+        assert view is not None
+        (problem,) = (await view.checkpoints.verify()).problems
+        assert problem.id == made.id
+        assert "is another one than the document's" in problem.what
+        kept.entries[place] = recorded
+        assert (await view.checkpoints.verify()).ok
+        del kept.entries[made.event_seq - 1 :]
+        (problem,) = (await view.checkpoints.verify()).problems
+        assert problem.id == made.id
+        assert "was changed or is missing" in problem.what
 
 
 # letting go

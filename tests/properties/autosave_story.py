@@ -1,7 +1,7 @@
 """A story of several sessions on a store with a mind of its own, and what must hold in it.
 
 `Story` is drawn by Hypothesis; ``tell`` lives it on an event loop in virtual time, and
-``check`` says which invariant it broke. The mutants use the same.
+``check`` says which invariant it broke.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import anyio
 import anyio.abc
 from hypothesis import strategies as st
 
-from perdure.autosave.driver import Autosaver
 from perdure.autosave.options import Autosave, Engine
 from perdure.autosave.shutdown import ShutdownReport
 from perdure.autosave.tracked import Tracked
@@ -115,7 +114,7 @@ def options(debounce: float) -> Autosave:
     return Autosave(debounce=debounce, max_delay=MAX_DELAY, max_bytes=4000, max_records=50)
 
 
-async def tell(story: Story, saver_type: type[Autosaver] = Autosaver) -> Told:
+async def tell(story: Story) -> Told:
     """Live a story until everything is saved and the engine has stopped."""
     make = DirectStore if story.batch_max == 1 else InlineStore
     store = make(
@@ -126,7 +125,7 @@ async def tell(story: Story, saver_type: type[Autosaver] = Autosaver) -> Told:
     )
     engine = Engine(jitter=0.1 if story.seed else 0.0, eager=story.seed > 1, save_timeout=10.0)
     autosave = options(DEBOUNCE)
-    async with rig(store, autosave=autosave, engine=engine, saver_type=saver_type) as r:
+    async with rig(store, autosave=autosave, engine=engine) as r:
         told = Told(r, [r.track(f"s{n}") for n in range(SESSIONS)])
         for t in told.sessions:
             watch(told, t)

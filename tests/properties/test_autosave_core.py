@@ -39,14 +39,12 @@ class Model:
 class CoreMachine(RuleBasedStateMachine):
     """Whatever happens, in whatever order, the core agrees with the model."""
 
-    core_type = Core
-
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
         self.count = 0
         rng = random.Random(1)
-        self.core = self.core_type(
+        self.core = Core(
             autosave=Autosave(debounce=2.0, max_delay=10.0, max_records=20),
             engine=Engine(dirty_soft=1200, dirty_hard=2400, backoff_cap=4.0, batch_bytes=600),
             capabilities=Capabilities(durability="memory", batch_max=2, parallelism=1),

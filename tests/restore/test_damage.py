@@ -288,6 +288,34 @@ def test_a_manifest_of_a_newer_format_is_refused_and_stays(root: Path) -> None:
     assert own.read_bytes() == sealed({"format": 9})
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        (SNAPSHOT,),
+        ("session.json",),
+        ("session.json", SNAPSHOT),
+        (SNAPSHOT, "memory.json", "state/mood.json"),
+        DOCUMENTS,
+    ],
+    ids=len,
+)
+def test_a_fold_that_was_killed_half_way_doubles_and_loses_nothing(
+    healthy: tuple[Path, State], root: Path, written: tuple[str, ...]
+) -> None:
+    """S0-1: some documents are of the fold that was announced, the others of the one before."""
+    folder = root / "agents" / "ada"
+    (new,) = folder.glob("manifest-*.json")
+    new.rename(new.with_suffix(".next"))
+    for path in (root / "earlier").glob("manifest-*.json"):
+        shutil.copy(path, folder)
+    for name in set(DOCUMENTS) - set(written):
+        stale(folder / name)
+    state, report, _, left = anyio.run(come_back, root)
+    assert state == healthy[1]
+    assert report.damaged == ()
+    assert left == []
+
+
 # right checksums
 
 
@@ -329,6 +357,30 @@ def with_agent(data: bytes) -> bytes:
     ).encode()
 
 
+def with_session(data: bytes) -> bytes:
+    value = json.loads(data)
+    return json.dumps(value | {"session_id": "other", "sessionId": "other"}).encode()
+
+
+def of_an_older_version(data: bytes) -> bytes:
+    return json.dumps(json.loads(data) | {"version": 0, "schema_version": 0}).encode()
+
+
+def ahead(data: bytes) -> bytes:
+    value = json.loads(data)
+    return json.dumps(value | {"seq": value["seq"] + 1}).encode()
+
+
+def behind(data: bytes) -> bytes:
+    value = json.loads(data)
+    return json.dumps(value | {"seq": value["seq"] - 1}).encode()
+
+
+def with_fewer_seqs(data: bytes) -> bytes:
+    value = json.loads(data)
+    return json.dumps(value | {"message_seqs": value["message_seqs"][:-1]}).encode()
+
+
 def half(data: bytes) -> bytes:
     return data[:-9]
 
@@ -336,7 +388,10 @@ def half(data: bytes) -> bytes:
 UNUSABLE = [
     *((name, half) for name in DOCUMENTS),
     *((name, with_version) for name in ("session.json", SNAPSHOT, "memory.json")),
+    *((name, of_an_older_version) for name in ("session.json", SNAPSHOT, "memory.json")),
     *((name, with_agent) for name in ("session.json", SNAPSHOT)),
+    *((name, with_session) for name in ("session.json", SNAPSHOT)),
+    *((SNAPSHOT, change) for change in (ahead, behind, with_fewer_seqs)),
 ]
 
 

@@ -320,6 +320,18 @@ async def test_a_file_that_somebody_cut_is_not_written_to(store, root: Path) -> 
     assert str(path) in str(outcome.error)
 
 
+async def test_a_file_that_somebody_wrote_to_is_not_gone_on_with(store, root: Path) -> None:
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    store._here.files.close(store._holding._writers[KEY])
+    path = log_folder(root) / "1-0.jsonl"
+    with path.open("ab") as file:
+        file.write(b"x\n")
+    outcome = await append(store, grant, 3, *group("b"))
+    assert outcome.status is Status.PERMANENT
+    assert "somebody else changed it" in str(outcome.error)
+
+
 async def test_a_folder_that_was_removed_is_nobody_s_session(store, root: Path) -> None:
     grant = await take(store)
     shutil.rmtree(root / "agents" / "agent")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import perdure
+from perdure.codec import frames
 from perdure.errors import CorruptRecordError, PerdureError
 from perdure.model.keys import SessionKey
 from perdure.model.records import Record
@@ -134,6 +136,47 @@ async def test_damage_is_named_and_changes_nothing(tmp_path: Path, statement: st
         with pytest.raises(PerdureError):
             await store.acquire(key, after=0)
     assert damaged == len(KEYS)
+    await store.aclose()
+
+
+async def test_a_log_that_was_cut_is_damaged_though_nothing_was_folded(tmp_path: Path) -> None:
+    """No manifest says how far it went: the session's own row does."""
+    path = tmp_path / "x.db"
+    async with perdure.connect(f"sqlite:///{path}", shutdown=perdure.Shutdown(signals=False)) as s:
+        async with s.open("ada") as session:
+            for text in ("one", "two", "three"):
+                async with session.turn():
+                    session.append(perdure.Message.user(text))
+    change(path, "DELETE FROM log WHERE first = (SELECT max(first) FROM log)")
+    change(path, "DELETE FROM manifest")
+    change(path, "DELETE FROM document")
+    async with perdure.connect(f"sqlite:///{path}", shutdown=perdure.Shutdown(signals=False)) as s:
+        with pytest.raises(CorruptRecordError, match="ends before record"):
+            await s.load("ada")
+        with pytest.raises(CorruptRecordError, match="ada is damaged"):
+            await s.open("ada")
+
+
+async def test_a_newest_row_that_was_exchanged_does_not_fit(tmp_path: Path) -> None:
+    """Sound by itself, and sealed to the row before it: but not what the session's row names."""
+    path = tmp_path / "kept" / "x.db"
+    await filled(path)
+    con = sqlite3.connect(path)
+    rows = con.execute("SELECT rowid, first, last, epoch, seed FROM log WHERE last = 11").fetchall()
+    assert len(rows) == len(KEYS)
+    for rowid, first, last, epoch, seed in rows:
+        forged = group(*["forged"] * (last - first + 1))
+        data, _ = frames.encode(forged, first=first, epoch=epoch, crc=seed)
+        con.execute("UPDATE log SET data = ? WHERE rowid = ?", (data, rowid))
+    con.commit()
+    con.close()
+    store = SqliteStore(path)
+    await store.open()
+    for key in KEYS:
+        with pytest.raises(CorruptRecordError):
+            await read(store, key)
+        with pytest.raises(CorruptRecordError):
+            await read(store, key, reverse=True)
     await store.aclose()
 
 

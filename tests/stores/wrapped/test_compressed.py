@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,18 @@ def test_a_bomb_is_given_up_at_the_limit() -> None:
     streamed = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(5_000_000))
     with pytest.raises(CorruptRecordError, match="limit"):
         Packing(1_000_000).unpack(b"\x01" + streamed, "it")
+
+
+def test_a_bomb_is_given_up_before_it_fills_the_memory() -> None:
+    bomb = b"\x01" + zstandard.ZstdCompressor(level=3).compress(bytes(50_000_000))
+    packing = Packing(1_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptRecordError, match="limit"):
+            packing.unpack(bomb, "it")
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_above_the_limit_stays_plain() -> None:

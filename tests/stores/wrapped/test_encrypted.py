@@ -205,6 +205,45 @@ async def test_records_fit_only_their_own_place(inner: Inner) -> None:
         await one.aclose()
 
 
+async def test_a_nonce_comes_twice_only_for_the_same_bytes(tmp_path: Path) -> None:
+    """One nonce for two contents gives both away, and the key that authenticates them."""
+    inner = FileStore(tmp_path / "kept")
+    heads: dict[bytes, set[bytes]] = {}
+    for text in ("one", "two", "two", "three"):
+        store = EncryptedStore(inner, MasterKeys(OLD))
+        async with connect(store, shutdown=Shutdown(signals=False)) as sessions:
+            async with sessions.open("ada") as session:
+                session.memory.set("said", text)
+                session.state.set("plan", {"said": text})
+                session.append(Message.user(text))
+        folder = tmp_path / "kept" / "agents" / "ada"
+        documents = [path for path in folder.rglob("*.json") if not path.name.startswith("keys")]
+        for path in documents:
+            data = path.read_bytes()
+            if data.startswith(b"\x01"):
+                heads.setdefault(data[:21], set()).add(data[21:])
+    assert len(heads) >= 6
+    assert all(len(sealed) == 1 for sealed in heads.values())
+
+
+def test_a_key_opens_only_what_was_sealed_for_its_owner() -> None:
+    ours = DataKey(b"k" * 32, ("session", "", "ada", "default"), None)
+    other = DataKey(b"k" * 32, ("session", "", "bob", "default"), None)
+    sealed = ours.seal(("document", "memory.json"), b"mine")
+    assert ours.open(("document", "memory.json"), sealed) == b"mine"
+    with pytest.raises(CorruptRecordError, match="another place"):
+        other.open(("document", "memory.json"), sealed)
+
+
+@pytest.mark.parametrize("other", [("ada", "b", ""), ("bob", "a", ""), ("ada", "a", "t")])
+def test_a_wrapped_key_opens_only_for_its_own_session(other: tuple[str, str, str]) -> None:
+    masters, key = MasterKeys(OLD), SessionKey("ada", "a")
+    _, data = keyring.wrapped(key, b"k" * 32, masters)
+    assert masters.unwrap(data, keyring.bound(key), "it")[0] == b"k" * 32
+    with pytest.raises(CorruptRecordError):
+        masters.unwrap(data, keyring.bound(SessionKey(*other)), "it")
+
+
 async def test_a_flipped_bit_in_a_payload_is_named(inner: Inner) -> None:
     store, below = await opened(inner), inner()
     await below.open()

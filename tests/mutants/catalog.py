@@ -1,0 +1,243 @@
+"""The mutants that are known by name, and which tests may notice those of each group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One or more changes that are made together."""
+
+    name: str
+    group: str
+    changes: tuple[tuple[str, str], ...]
+    """Each a function and an operator, as `operators` describes them."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({' + '.join(f'{where}: {how}' for where, how in self.changes)})"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A part of the library."""
+
+    tests: tuple[str, ...]
+    """Below tests/: what may notice its mutants, the likeliest first."""
+    packages: tuple[str, ...]
+    """Below perdure: where a seed draws from. A part of a name is no part of a package."""
+
+
+GROUPS = {
+    "properties": Group(
+        ("properties/test_autosave.py", "properties/test_autosave_core.py"),
+        (),
+    ),
+    "autosave": Group(("autosave", "session", "properties"), ("autosave",)),
+    "files": Group(
+        (
+            "stores/file",
+            "stores/test_file_takeover.py",
+            "codec",
+            "_lib",
+            "conformance/test_file.py",
+        ),
+        ("stores.file", "codec.frames", "_lib.files", "_lib.private_folder"),
+    ),
+    "sqlite": Group(("stores/sqlite", "conformance/test_sqlite.py"), ("stores.sqlite",)),
+    "lease": Group(("lease", "session", "conformance/test_file.py"), ("lease",)),
+    "restore": Group(("restore", "session"), ("restore",)),
+    "checkpoints": Group(("checkpoints", "session"), ("checkpoints",)),
+    "agent": Group(("agent",), ("agent",)),
+    "wrapped": Group(("stores/wrapped", "conformance/test_wrapped.py"), ("stores.wrapped",)),
+}
+
+_KNOWN = """
+properties
+no-longest-delay  Schedule.due_at : drop assign due 3
+longest-delay-at-the-next-change  Schedule.due_at : set assign due 3 min(due, first + o.max_delay * t.earliness) if first + o.max_delay < t.last_at else due
+clean-once-written  Core._ok : set assign t.durable 1 t.version && Core._ok : set call drop_first 1 setattr(t, "records", None)
+edits-while-saving-forgotten  Core._ok : always if 2
+no-retry  Core._failed : drop call arm 1
+the-first-change-at-zero  Intake._begin : set compare 2 t.first_at && Intake.append : set compare 6 not t.first_at
+a-group-in-parts  Intake.open_group : always if 1 && Intake.open_group : set assign t.group_from 1 1 << 60
+all-waiters-woken  Tracked.take_waiters : set assign self.waiters 2 () && Tracked.take_waiters : set return 2 list(waiters) && Waiting.durable : once while 1
+waiters-never-leave  Waiting._woken : set assign t.waiters 2 (waiter,)
+waiters-not-woken  Batcher._settle : drop call wake 1
+two-saves-at-a-time  Schedule.arm : without bool 1 2
+jitter-to-later  Core.__init__ : swap arith 2 +
+slots-rounded-up  Wheel.add : set arith 1 (self._order[0] + 1) * self.width
+a-timeout-is-a-success  Batcher._commit : set call in_doubt 1 Outcome(Status.OK)
+a-crash-is-a-success  autosave:outcome_of : set return 3 Outcome(Status.OK)
+save-waits-for-the-debounce  Schedule.due_at : without bool 1 3
+ready-but-nobody-told  Schedule.arm : drop assign self.nudged 1
+bytes-never-given-back  Core._ok : drop assign self.books.pressure.dirty_bytes 1
+a-job-beside-a-save  Lane._until_free : never test 1
+a-save-beside-a-job  Schedule.arm : without bool 2 1
+contributors-hold-for-ever  Core.prepared : drop assign t.preparing 1
+the-worker-stops-after-one-batch  Batcher._work : once while 1 && Batcher._work : drop call launch 1
+records-sent-from-the-start  Core._take : set compare 4 count != len(t.pending)
+a-failure-makes-it-younger  Core.completed : set assign t.first_at 1 now
+a-group-without-an-age  Core._take : set assign t.first_at 1 None
+held-back-but-captured  Schedule.arm : without bool 2 1
+quarantine-weighs-nothing  Core._leave : without bool 1 1
+a-refused-group-hides-others  Core._refused : set assign t.narrow 1 0
+lost-but-ready  Core._leave : drop call drop 1
+a-prefix-twice  Core._take : set arith 3 max(t.durable, 1)
+
+autosave
+as1  Core.capture : without bool 1 3
+as2  Core._take : set assign t.hurry 1 False
+as3  Core._take : always test 2
+as4  Core.completed : drop assign t.first_at 1
+as5  Core.completed : never if 3
+as6  Core._failed : take call max 1 2
+as7  Core._ok : drop assign self.books.pressure.dirty_bytes 1
+as8  Core._refused : swap compare 1 <=
+as9  Core.hold : drop call drop 1
+as10 Schedule.arm : without bool 1 2
+as11 Schedule.arm : swap compare 4 <
+as12 Schedule.due_at : drop assign due 3
+as13 Schedule.due_at : set name t.last_at 1 first
+as14 Schedule.due_at : take call max 2 1
+as15 Schedule.arm : plus assign slot 1
+as16 Schedule.arm : swap compare 8 <=
+as17 Schedule.flush : drop assign self._due_before 1
+as18 Schedule.urge : drop assign t.retry_at 1
+as19 Schedule.backoff_cap : never test 1
+as20 Schedule.control : take call min 1 2
+as21 Breaker.failed : swap compare 2 <=
+as22 Breaker.allowance : without bool 1 2
+as23 Breaker.succeeded : drop assign self._failed 1
+as24 Intake.append : without bool 2 3
+as25 Intake._admit : double name self._engine.quarantine_bytes 1
+as26 Intake._fill : take arith 1 1
+as27 whole_groups : without bool 1 1
+as28 whole_groups : take arith 1 1
+as29 Batcher._commit : set call in_doubt 1 outcome_of(OSError())
+as30 Batcher._landed : drop return 1
+as31 Batcher._commit : drop call cancel_shielded_checkpoint 1
+as32 driver:Autosaver.untrack : set assign ended 1 True
+as33 driver:Autosaver.flush : drop call ask_quiet 1
+as34 Stopping._flush : drop call ask_quiet 1
+as35 Stopping.stop : drop call seal 1
+as36 Stopping.stop : drop assign self._core.stopped 1
+as37 Wheel.pop : set arith 1 (self._order[0] + 1) * self.width
+as38 Pressure.blocking : without bool 1 1
+
+files
+f1  file:Writer._write_to : drop call sync_data 1
+f2  file:Writer._write_to : drop with 1
+f3  file:Writer._write_to : drop call drop_cache 1 && file:Writer._write_to : drop call _give_up 2
+f4  file:Writer._append : drop if 3
+f5  file:Writer._fresh : always if 2
+f6  file:Writer._open_tail : swap compare 2 <
+f7  file:Writer._write_to : never if 1
+f8  file:Writer._require_fit : without bool 1 2
+f9  file:Writer._write : without bool 1 2
+f10 Fence.holds : drop if 1
+f11 Fence.holds : without bool 1 2
+f12 file:_remove_lower : set call sorted 1 sorted(filter(None, map(lease_epoch, folder.names())), reverse=True)
+f13 file:_seal : drop call sync_file 1
+f14 file:_seal : never if 2
+f15 file:_begin : drop call sync_path 1
+f16 create_segment : drop call sync_data 1
+f17 create_segment : drop call sync 1
+f18 file:_begin : drop call require_folded 1
+f19 file:write : drop call sync 1
+f20 file:write : drop call sync 2
+f21 file:write : drop call require_mine 2
+f22 file:write : drop call sync 3
+f23 file:_document : without bool 1 2
+f24 file:plan : drop if 2
+f25 file:_newest_span : never if 5
+f26 frames:_record : set call int 1 -1 && frames:_record : swap compare 3 ==
+f27 frames:_record : without bool 2 3
+f28 Folder.publish : drop call sync 1
+f29 Folder.write_temporary : never if 1
+f30 Folder.open : drop call fchmod 1
+f31 Folder._mkdir : drop call sync 1
+f32 _require_private : set name _OTHERS_WRITE 1 stat.S_IWOTH
+
+sqlite
+q1  sql:do_save : without and 2
+q2  sql:do_save : without and 4
+q3  sqlite:append_one : without bool 1 3
+q4  sqlite:_held_already : always if 4
+q5  sqlite:Rows.forward : never if 4
+q6  sqlite:Rows.forward : set compare 2 first != self.expected[0]
+q7  sqlite:Rows.backward : without bool 1 2
+q8  sqlite:release : without bool 1 2
+q9  sqlite:delete : set call held 1 find(con, key)
+q10 sqlite:Engine._committing : drop call _drop 1
+q11 sqlite:Engine.transaction : set call execute 1 con.execute("BEGIN")
+q12 sqlite:beat : drop call execute 1
+
+lease
+l1 may_take : halve name ttl 1
+l2 watched : set compare 3 before.beat == holder.beat
+l3 may_take : drop if 2
+l4 obtain : set compare 6 now - start > wait + 5
+l5 obtain : never if 1
+l6 to_take : set assign new 1 iter(items)
+
+restore
+r1  snapshot_of : set compare 2 snapshot.agent_id != key.agent
+r2  snapshot_of : swap compare 3 <
+r3  _shape_problem : without bool 1 2
+r4  _version_problem : swap compare 1 >=
+r5  restore:restore : set call min 1 min(since, counted)
+r6  restore:_take_in : swap compare 1 >=
+r7  restore:_take_in : always if 2
+r8  restore:restore : take bool 1 2
+r9  restore:restore : drop assign restored.head 1
+r10 restore:restore : drop call require_plain 1
+
+checkpoints
+c1 problems_of : set compare 2 link.previous != previous and number is None
+c2 problems_of : never if 1
+c3 problems_of : swap compare 4 <
+c4 _Runs.__init__ : swap compare 2 >
+c5 _Runs.problems : take arith 1 1
+c6 checkpoints:verified : take arith 2 2
+c7 Chain.apply : drop call _bury 1
+c8 Chain._add : always if 3
+
+agent
+g1  effects:verdict : set compare 3 effect.state in {'planned', 'begun'}
+g2  effects:verdict : without bool 1 1
+g3  effects:is_unknown : without list 1 1
+g4  effects:verdict : never test 5
+g5  AgentLedger._leftovers : without bool 2 2
+g6  AgentLedger.answer : set name waiting[-1].id 1 waiting[0].id
+g7  approvals:_asked : drop call save 1
+g8  approvals:_answered : set compare 1 not answer
+g9  agent:refusal : without bool 2 2
+g10 Permissions.verdict : drop if 1
+g11 Permissions.block : drop call _forget 2
+g12 Attending.deny : drop call save 1
+g13 effects:is_intact : set return 1 True
+
+wrapped
+w1 DataKey._bound : without list 1 3
+w2 DataKey.seal : drop call update 3
+w3 wrapped:bound : without list 1 5
+w4 Packing.unpack : drop if 3
+"""
+
+
+def _parsed(text: str) -> dict[str, Mutant]:
+    found: dict[str, Mutant] = {}
+    group = ""
+    for line in filter(None, text.splitlines()):
+        if line in GROUPS:
+            group = line
+            continue
+        name, rest = line.split(maxsplit=1)
+        changes = [change.partition(" : ") for change in rest.split(" && ")]
+        assert name not in found, name
+        found[name] = Mutant(name, group, tuple((to, how) for to, _, how in changes))
+    return found
+
+
+KNOWN = _parsed(_KNOWN)
