@@ -61,8 +61,8 @@ edits-while-saving-forgotten  Core._ok : always if 2
 no-retry  Core._failed : drop call arm 1
 the-first-change-at-zero  Intake._begin : set compare 2 t.first_at && Intake.append : set compare 6 not t.first_at
 a-group-in-parts  Intake.open_group : always if 1 && Intake.open_group : set assign t.group_from 1 1 << 60
-all-waiters-woken  Tracked.take_waiters : set assign self.waiters 2 () && Tracked.take_waiters : set return 2 list(waiters) && Waiting.durable : once while 1
-waiters-never-leave  Waiting._woken : set assign t.waiters 2 (waiter,)
+all-waiters-woken  Tracked.take_waiters : always test 2 && Waiting.durable : once while 1
+waiters-never-leave  Waiting._woken : drop call give_up 1
 waiters-not-woken  Batcher._settle : drop call wake 1
 two-saves-at-a-time  Schedule.arm : without bool 1 2
 jitter-to-later  Core.__init__ : swap arith 2 +
@@ -174,9 +174,9 @@ q11 sqlite:Engine.transaction : set call execute 1 con.execute("BEGIN")
 q12 sqlite:beat : drop call execute 1
 
 lease
-l1 may_take : halve name ttl 1
-l2 watched : set compare 3 before.beat == holder.beat
-l3 may_take : drop if 2
+l1 OwnerWatch.saw : halve name self._ttl 1
+l2 OwnerWatch.saw : without bool 1 2
+l3 may_take : without bool 2 2
 l4 obtain : set compare 6 now - start > wait + 5
 l5 obtain : never if 1
 l6 to_take : set assign new 1 iter(items)
