@@ -48,7 +48,11 @@ class OneFileStore:
 
     async def open(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        await self._change(lambda kept: kept.owners.setdefault(self.owner, Owner()))
+        await self._change(self._begin)
+
+    def _begin(self, kept: Kept) -> None:
+        me = kept.owners.setdefault(self.owner, Owner())
+        me.beat += 1  # another one than before: whoever watched this id sees it live
 
     async def aclose(self) -> None:
         pass  # a lease that was not released expires, as its owner's beat stands still

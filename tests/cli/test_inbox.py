@@ -18,7 +18,9 @@ QUIET = Shutdown(signals=False)
 
 @pytest.fixture(params=["file", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    url = f"file:{tmp_path / 'kept'}" if request.param == "file" else f"sqlite:///{tmp_path / 'x.db'}"
+    url = (
+        f"file:{tmp_path / 'kept'}" if request.param == "file" else f"sqlite:///{tmp_path / 'x.db'}"
+    )
     anyio.run(filled, url)
     return url
 

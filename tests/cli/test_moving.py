@@ -22,7 +22,7 @@ def test_a_store_is_migrated_and_verified(command: Command, full: Path, tmp_path
     target = tmp_path / "x.db"
     ran = command("migrate", str(full), f"sqlite:///{target}")
     assert (ran.status, ran.err) == (0, "")
-    assert ran.out.startswith(f"13 of 13 sessions copied to {target} and verified, 0 were there")
+    assert ran.out.startswith(f"13 of 13 sessions copied to {target} and verified, 0 of them")
     again = command("migrate", str(full), f"sqlite:///{target}", "--json").json
     assert (again["copied"], again["there"], again["failed"]) == (0, 13, {})
     back = command("migrate", f"sqlite:///{target}", str(tmp_path / "back"), "--tenant", "acme")
