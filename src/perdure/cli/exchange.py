@@ -210,6 +210,7 @@ async def _import_bundle(path: Path, *, id: str | None, where: Named) -> int:
     store = perdure.store_for(where.store)
     await store.open()
     try:
+        await require_key(store)
         landed = await read_bundle(store, path, key=named)
     finally:
         await store.aclose()

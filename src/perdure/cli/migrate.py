@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 import perdure
 from perdure.cli.options import Answer
 from perdure.cli.output import print_json, say, size, stderr
-from perdure.cli.reach import existing
+from perdure.cli.reach import existing, require_key
 from perdure.moving.migrating import Migration, Progress
 from perdure.moving.migrating import migrate as move
 from perdure.store import Store
@@ -53,8 +53,10 @@ async def _migrate(
     here, there = existing(source), perdure.store_for(target)
     await here.open()
     try:
+        await require_key(here)
         await there.open()
         try:
+            await require_key(there)
             done = await _with_bar(here, there, tenant, wait)
         finally:
             await there.aclose()

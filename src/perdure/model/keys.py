@@ -15,6 +15,9 @@ MAX_ID_BYTES = 1024
 
 DEFAULT_SESSION = "default"
 
+KEYRING = "perdure:keyring"
+"""The agent id of the sessions that hold an encrypted store's keys, one for each tenant."""
+
 
 class SessionKey(msgspec.Struct, frozen=True, order=True):
     """Name one session of one agent of one tenant."""
@@ -90,3 +93,8 @@ def require_text(what: str, value: str) -> int:
     except UnicodeEncodeError:
         message = f"{what} {value!r} holds a lone surrogate, which is not text: remove it"
         raise ConfigError(message, option=what) from None
+
+
+def keyring_of(tenant: str) -> SessionKey:
+    """Return the session that holds a tenant's key; the unnamed tenant's marks the store."""
+    return SessionKey(KEYRING, "tenant", tenant)

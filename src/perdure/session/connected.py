@@ -18,7 +18,9 @@ from perdure.autosave.driver import Autosaver
 from perdure.autosave.events import Event
 from perdure.autosave.health import NAMED, Health
 from perdure.codec.registry import Registry
+from perdure.errors import ConfigError
 from perdure.lease.watch import beat
+from perdure.model.keys import keyring_of
 from perdure.session.clock import Clock, catch_up
 from perdure.session.closing import Closing
 from perdure.session.hooks import EventName, Hooks
@@ -221,6 +223,12 @@ async def connected(
     try:
         await host.start()
         await store.open()
+        try:
+            await _require_plain(store)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await store.aclose()
+            raise
     except BaseException:
         await host.aclose()
         raise
@@ -256,3 +264,18 @@ async def connected(
     if clock is not None:
         clock.drive(partial(catch_up, runtime))
     return Connected(runtime)
+
+
+async def _require_plain(store: Store) -> None:
+    """Refuse a store that holds keys when nothing is around it that has them at hand.
+
+    What is written would lie there in plain text, among what is sealed. A wrapper that
+    encrypts does not show its keys' sessions, so they are seen only without it.
+    """
+    if await store.holder(keyring_of("")) is None:
+        return
+    message = (
+        f"{store.location} is encrypted: put encrypted+ before its URL, and set PERDURE_KEY or "
+        "PERDURE_KEY_FILE; a store object goes into an EncryptedStore"
+    )
+    raise ConfigError(message, option="store", location=store.location)

@@ -84,6 +84,9 @@ class _Packed:
     def overhead(self) -> int:
         return 1
 
+    async def require_fit(self, store: Store) -> None:
+        pass
+
     async def check(self, store: Store, key: SessionKey) -> None:
         pass
 

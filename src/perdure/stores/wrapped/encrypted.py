@@ -122,6 +122,9 @@ class _Encryption:
     def overhead(self) -> int:
         return GROWTH
 
+    async def require_fit(self, store: Store) -> None:
+        await keyring.require_sealed(store)
+
     async def check(self, store: Store, key: SessionKey) -> None:
         self._sessions.pop(key, None)  # it may have been deleted and begun anew
         await keyring.find(store, key, self._masters)
@@ -133,6 +136,7 @@ class _Encryption:
             found = await keyring.find(store, grant.key, self._masters)
             if found is None:
                 await keyring.require_new(store, grant.key)
+        await self.of_tenant(store, grant.key.tenant, make=True)
         if found is None:
             new = secrets.token_bytes(KEY_BYTES)
             await keyring.write(store, grant, new, self._masters, None)
@@ -162,6 +166,8 @@ class _Encryption:
         return seal
 
     async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> Seal | None:
+        if make and tenant and "" not in self._tenants:
+            await self.of_tenant(store, "", make=True)  # the mark that the store is encrypted
         known = self._tenants.get(tenant)
         if known is None:
             if make:

@@ -26,7 +26,7 @@ from perdure.errors import (
     LeaseLostError,
     PerdureError,
 )
-from perdure.model.keys import SessionKey
+from perdure.model.keys import KEYRING, SessionKey, keyring_of
 from perdure.model.manifest import KEYS, FoldedDocument, Manifest
 from perdure.model.records import EPOCH
 from perdure.store import Grant, Store
@@ -39,14 +39,14 @@ __all__ = [
     "is_key",
     "keyring_of",
     "require_new",
+    "require_sealed",
     "tenant_key",
     "wrapped",
     "write",
 ]
 
-KEYRING = "perdure:keyring"
-"""The agent id of the sessions that hold tenants' keys."""
 _TRIES = 100
+_PAGE = 100
 _PAUSE = 0.02
 
 
@@ -57,11 +57,6 @@ class Found(msgspec.Struct, frozen=True):
     is_current: bool
     """Whether the newest master key wraps it, and a manifest names it."""
     manifest: Manifest | None
-
-
-def keyring_of(tenant: str) -> SessionKey:
-    """Return the session that holds a tenant's key."""
-    return SessionKey(KEYRING, "tenant", tenant)
 
 
 def is_key(name: str) -> bool:
@@ -160,6 +155,56 @@ async def require_new(store: Store, key: SessionKey) -> None:
                 "store; if it was encrypted, restore its documents from a copy"
             )
             raise ConfigError(message, key=str(key))
+
+
+async def require_sealed(store: Store) -> None:
+    """See that a store in which nobody has left the mark of encryption holds nothing plain.
+
+    Stores of before the mark have keys: the first session that holds anything tells.
+
+    Raises:
+        ConfigError: It was written without encryption.
+
+    """
+    if await store.holder(keyring_of("")) is not None:
+        return
+    tenants = sorted({"", *await store.tenants()})
+    for tenant in tenants:
+        after: SessionKey | None = None
+        while page := await store.sessions(tenant=tenant, after=after, limit=_PAGE):
+            for info in page:
+                if info.key.agent == KEYRING or await _has_key(store, info.key):
+                    return
+            after = page[-1].key
+    blobs = [tenant for tenant in tenants if await store.blob_names(tenant)]
+    waiting = await store.waiting()
+    if blobs or waiting:
+        what = f"what was posted to {waiting[0]}" if waiting else f"blobs of tenant {blobs[0]!r}"
+        raise _plain(store, what)
+
+
+async def _has_key(store: Store, key: SessionKey) -> bool:
+    """Say whether a session has a key; one with neither key nor content says nothing."""
+    have = await store.read_documents(key, ())
+    names = have.remains if have.manifest is None else have.manifest.documents
+    if any(map(is_key, names)):
+        return True
+    if have.manifest is None:
+        try:
+            await require_new(store, key)
+        except ConfigError as error:
+            raise _plain(store, f"session {key}") from error
+        return False
+    raise _plain(store, f"session {key}")
+
+
+def _plain(store: Store, what: str) -> ConfigError:
+    message = (
+        f"{store.location} is not encrypted, it holds {what} in plain text: leave encrypted+ (or "
+        "the EncryptedStore) out to go on with it, or copy it into a new encrypted store with "
+        "perdure migrate SOURCE encrypted+TARGET"
+    )
+    return ConfigError(message, option="store", location=store.location)
 
 
 async def tenant_key(store: Store, tenant: str, masters: MasterKeys) -> bytes:

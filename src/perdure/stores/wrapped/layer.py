@@ -36,6 +36,7 @@ from perdure.store import (
     Document,
     Documents,
     Grant,
+    Holder,
     LogChunk,
     Outcome,
     Posted,
@@ -43,6 +44,7 @@ from perdure.store import (
     Status,
     Store,
     Swept,
+    open_read_only,
 )
 from perdure.stores.wrapped.batches import (
     done,
@@ -92,6 +94,29 @@ class Layer(Passing):
     def location(self) -> str:
         """Where the inner store keeps things, and what is done to them."""
         return f"{self._store.location} ({self._seals.kind})"
+
+    async def open(self) -> None:
+        """Open the inner store, and see that it is one for this wrapper.
+
+        Raises:
+            ConfigError: What it holds was written without.
+
+        """
+        await self._store.open()
+        await self._require_fit_store()
+
+    async def open_read_only(self) -> None:
+        """Open the inner store to read it, and see that it is one for this wrapper."""
+        await open_read_only(self._store)
+        await self._require_fit_store()
+
+    async def _require_fit_store(self) -> None:
+        try:
+            await self._seals.require_fit(self._store)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._store.aclose()
+            raise
 
     async def _session(self, key: SessionKey, data: bytes = b"") -> Seal:
         seal = await self._seals.of_session(self._store, key, data)
@@ -310,6 +335,10 @@ class Layer(Passing):
 
     # leases
 
+    async def holder(self, key: SessionKey) -> Holder | None:
+        """See the port; who has the wrapper's own sessions is its own affair."""
+        return None if key.agent == self._seals.hidden else await self._store.holder(key)
+
     async def acquire(self, key: SessionKey, *, after: int) -> Grant:
         """Take the session, and see that it can be read and written; see the port."""
         if key.agent == self._seals.hidden:
@@ -394,6 +423,15 @@ class Layer(Passing):
                 break
             after = page[-1].key
         return found
+
+    async def tenants(self) -> list[str]:
+        """List the tenants that have sessions or blobs; see the port."""
+        found = await self._store.tenants()
+        if self._seals.hidden is None or "" not in found:
+            return found
+        # The mark of encryption lies with the unnamed tenant, who may have nothing else.
+        there = await self.sessions(limit=1) or await self._store.blob_names("")
+        return found if there else [name for name in found if name]
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove what the session owns, its key included; see the port."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from perdure.model.keys import SessionKey
-from perdure.store import Asked, Holder, Store, open_read_only
+from perdure.store import Asked, Holder, Store
 
 __all__ = ["Passing"]
 
@@ -27,14 +27,6 @@ class Passing:
         path: str | None = getattr(self._store, "local_path", None)
         return path
 
-    async def open(self) -> None:
-        """Open the inner store."""
-        await self._store.open()
-
-    async def open_read_only(self) -> None:
-        """Open the inner store to read it."""
-        await open_read_only(self._store)
-
     async def aclose(self) -> None:
         """Close the inner store."""
         await self._store.aclose()
@@ -46,10 +38,6 @@ class Passing:
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """See the port."""
         return await self._store.trim(key, epoch, below)
-
-    async def holder(self, key: SessionKey) -> Holder | None:
-        """See the port."""
-        return await self._store.holder(key)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """See the port."""
@@ -81,10 +69,6 @@ class Passing:
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
         """See the port."""
         return await self._store.drop_dead_letters(key, op_ids)
-
-    async def tenants(self) -> list[str]:
-        """See the port."""
-        return await self._store.tenants()
 
     async def scrub(self) -> None:
         """See the port."""

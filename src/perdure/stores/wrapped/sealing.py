@@ -73,6 +73,10 @@ class Seals(Protocol):
         """Return how many bytes a small blob grows by."""
         ...
 
+    async def require_fit(self, store: Store) -> None:
+        """Raise for a store whose contents this wrapper would not read, or would mix."""
+        ...
+
     async def check(self, store: Store, key: SessionKey) -> None:
         """Raise before a session is taken that could not be read."""
         ...
