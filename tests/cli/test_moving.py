@@ -27,7 +27,7 @@ def test_a_store_is_migrated_and_verified(command: Command, full: Path, tmp_path
     assert (again["copied"], again["there"], again["failed"]) == (0, 13, {})
     back = command("migrate", f"sqlite:///{target}", str(tmp_path / "back"), "--tenant", "acme")
     assert back.out.startswith("1 of 1 sessions copied")
-    assert command("check", "--store", str(tmp_path / "back")).out.endswith(": no problems\n")
+    assert ": no problems\n" in command("check", "--store", str(tmp_path / "back")).out
 
 
 def test_a_store_that_is_not_there_is_not_migrated(command: Command, tmp_path: Path) -> None:
