@@ -35,6 +35,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("same")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--trio-seed", help="another order in which trio runs what is ready")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if any(map(config.pluginmanager.hasplugin, ("asyncio", "pytest_asyncio.plugin"))):
         message = "run without pytest-asyncio (-p no:asyncio): it takes trio's tests to asyncio"
@@ -89,8 +93,10 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def same_order(request: pytest.FixtureRequest) -> None:
     """Let trio, which runs what is ready in a random order, choose the same one each time."""
-    if request.config.getoption("hypothesis_profile") is None:
-        getattr(trio._core._run, "_r", random).seed(request.node.nodeid)
+    seed = request.config.getoption("trio_seed")
+    if seed is not None or request.config.getoption("hypothesis_profile") is None:
+        order = getattr(trio._core._run, "_r", random)
+        order.seed(f"{seed or ''}{request.node.nodeid}")
 
 
 @pytest.fixture(autouse=True, scope="session")

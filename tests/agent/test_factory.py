@@ -23,6 +23,7 @@ from perdure.agent import (
     EchoModel,
     PersistentSession,
     ScriptedModel,
+    WorkerEventDispatcher,
 )
 from perdure.stores.memory import MemoryStore
 from tests.agent.conftest import Configure, World
@@ -382,3 +383,22 @@ async def test_what_is_appended_before_the_first_message_stays(
             ]
             tail = [one.text for one in await agent.memory.get_raw_tail(9)]
             assert tail == ["The harbor is closed.", "hello", "You said: hello"]
+
+
+async def test_an_event_goes_to_the_handler_of_its_type_or_is_refused(
+    world: World, configured: Configure
+) -> None:
+    """S1-5: an event that nobody handles is never dropped."""
+    handled: list[Any] = []
+
+    class Note:
+        async def handle(self, event: Any, context: Any) -> None:
+            handled.append((event, context))
+
+    dispatcher = WorkerEventDispatcher({str: Note()})
+    async with world.connect() as sessions:
+        async with await AgentFactory(sessions).create_agent(configured(), agent_id="a") as agent:
+            await dispatcher.dispatch("text", agent.context)
+            with pytest.raises(SessionError, match="nothing handles a int"):
+                await dispatcher.dispatch(5, agent.context)
+            assert handled == [("text", agent.context)]

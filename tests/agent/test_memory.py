@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from perdure.agent import (
 from perdure.agent.llm.model import Chunk, Usage
 from perdure.memory.compaction import Summary, TurnTrace
 from perdure.memory.items import EpisodicItem, SemanticItem
-from perdure.restore.rebuild import is_memory
+from perdure.restore.rebuild import CompactionSnapshotBuilder, is_memory
 from perdure.restore.repair import is_synthetic
 from perdure.session.session import Session
 from tests.agent.conftest import Configure, World
@@ -349,3 +350,24 @@ async def test_parts_can_be_replaced(memory_world: World) -> None:
         memory = managed(session, retriever=retriever, compactor=compactor)
         assert memory.retriever is retriever
         assert memory.compactor is compactor
+
+
+async def test_a_builder_of_ones_own_puts_the_context_together(memory_world: World) -> None:
+    """S1-4c: what a compaction leaves is what the builder says."""
+
+    class Builder(CompactionSnapshotBuilder):
+        def build(self, *args: Any, **more: Any) -> tuple[Message, ...]:
+            return (*super().build(*args, **more), Message.user("as I put it"))
+
+    async with memory_world.connect() as sessions, sessions.open("a") as session:
+        memory = managed(session, builder=Builder(), compaction_policy=SMALL)
+        for number in range(4):
+            turn_id = f"turn_{number + 1:04}"
+            memory.turn_tracker.begin(turn_id, number + 1)
+            async with session.turn(turn_id):
+                memory.ingest_user_message(Message.user(LONG), turn_id)
+                memory.ingest_assistant_response(Message.assistant(LONG), turn_id)
+        memory.request_compaction()
+        await memory.compact("p")
+        assert session.context()[-1].text == "as I put it"
+        assert len(session.context()) < 8

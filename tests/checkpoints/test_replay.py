@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import perdure
 from perdure import Message
+from perdure.checkpoints.chain import sealed
 from perdure.checkpoints.page import page
 from perdure.checkpoints.pair import (
     CHECKPOINTS_FILE,
@@ -34,6 +35,7 @@ from perdure.model.checkpoints import Given
 from perdure.model.events import KernelEvent
 from perdure.model.records import CHECKPOINT, EVENT, Entry
 from perdure.session.pairs import export_pair, import_pair
+from perdure.stores.memory import MemoryBacking, MemoryStore
 
 
 def event(timestamp: int, kind: str = "custom", **more: Any) -> KernelEvent:
@@ -577,6 +579,107 @@ async def test_a_checkpoint_that_was_changed_in_the_log_is_found() -> None:
     assert report.problems == (
         "checkpoint 2: it was changed: its hash is not that of what it says",
     )
+
+
+async def test_a_state_that_is_not_as_it_was_is_found_by_a_replay() -> None:
+    """S3-10: the chain and the events are sound; what a checkpoint is of has changed."""
+    backing, quiet = MemoryBacking(), perdure.Shutdown(signals=False)
+    async with perdure.connect(MemoryStore(backing=backing), shutdown=quiet) as sessions:
+        async with sessions.open("ada") as session:
+            large = await session.checkpoints.create("large", {"text": "x" * 300_000})
+            session.append(Message.user("Hello"))
+            made = await session.checkpoints.create("here")
+            last = await session.checkpoints.create("last", 1)
+        kept = backing.sessions[session.key].entries
+        view = await sessions.load("ada")
+        assert view is not None
+        report = await view.events.replay(strict=True)
+        assert (report.problems, report.snapshots) == ((), 3)
+
+        (place,) = [at for at, one in enumerate(kept) if b"Hello" in one.payload]
+        whole = kept[place]
+        kept[place] = whole._replace(payload=whole.payload.replace(b"Hello", b"Hullo"))
+        (problem,) = (await view.events.replay()).problems
+        assert f"checkpoint {made.id}: a record from" in problem
+        with pytest.raises(ReplayDivergedError):
+            await view.events.replay(strict=True)
+        kept[place] = whole
+
+        (place,) = [at for at, one in enumerate(kept) if b'"label":"last"' in one.payload][:1]
+        whole = kept[place]
+        other = sealed(msgspec.structs.replace(last, state=Given(value=msgspec.Raw(b"2"), size=1)))
+        kept[place] = whole._replace(payload=msgspec.json.encode(other))
+        (problem,) = (await view.events.replay()).problems
+        assert f"checkpoint {last.id} is not what was recorded" in problem
+        kept[place] = whole
+
+        assert isinstance(large.state, Given)
+        await sessions._store.remove_blobs("", [large.state.root])
+        (problem,) = (await view.events.replay()).problems
+        assert (
+            problem.startswith(f"record {large.event_seq}") or f"checkpoint {large.id}:" in problem
+        )
+
+
+@pytest.mark.parametrize(
+    ("label", "id", "says"),
+    [
+        ("real", 2, None),
+        (None, 2, None),
+        ("other", 2, "checkpoint 2 does not stand before its event"),
+        ("real", 3, "checkpoint 3 does not stand before its event"),
+    ],
+)
+async def test_an_event_names_the_checkpoint_that_it_is_of(
+    label: str | None, id: int, says: str | None
+) -> None:
+    """S3-10 S3-12: its label and its number are those of the checkpoint before it."""
+    async with perdure.connect("memory:") as sessions:
+        async with sessions.open("ada") as session:
+            first = await session.checkpoints.create("first", {"n": 1})
+            second = sealed(
+                msgspec.structs.replace(
+                    first,
+                    id=2,
+                    label="real",
+                    timestamp=first.timestamp + 2,
+                    event_seq=session.version,
+                    previous=first.hash,
+                )
+            )
+            told = event(
+                first.timestamp + 3, "snapshot_created", label=label, detail={"snapshot": id}
+            )
+            made = Entry(CHECKPOINT, msgspec.json.encode(second), end=False)
+            session.accept((made, Entry(EVENT, msgspec.json.encode(told))))
+            await session.save()
+        view = await sessions.load("ada")
+        assert view is not None
+        problems = (await view.events.replay()).problems
+        assert len(problems) == (says is not None)
+        assert says is None or says in problems[0]
+
+
+async def test_events_are_what_the_schema_says() -> None:
+    """S3-12: five fields, and the label of a checkpoint's event is the checkpoint's."""
+    async with perdure.connect("memory:") as sessions:
+        async with sessions.open("ada") as session:
+            session.events.emit("custom", "plan", {"goal": "a"})
+            made = await session.checkpoints.create("first", {"n": 1})
+            await session.save()
+        view = await sessions.load("ada")
+        assert view is not None
+        plan, created = [msgspec.to_builtins(one) for one in await view.events.read()]
+    assert plan == {
+        "token_id": 0,
+        "timestamp": plan["timestamp"],
+        "kind": "custom",
+        "label": "plan",
+        "detail": {"goal": "a"},
+    }
+    assert (created["kind"], created["label"]) == ("snapshot_created", "first")
+    assert created["detail"]["snapshot"] == made.id
+    assert created["timestamp"] > plan["timestamp"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -65,10 +66,10 @@ class Result:
 class Tree:
     """A copy of the repository in which one mutant after the other runs."""
 
-    def __init__(self, parent: Path, name: str) -> None:
+    def __init__(self, parent: Path, name: str, like: Path = ROOT) -> None:
         self.root = parent / name
         for part in COPIED:
-            old, new = ROOT / part, self.root / part
+            old, new = like / part, self.root / part
             if old.is_dir():
                 shutil.copytree(old, new, ignore=shutil.ignore_patterns(".*"))
             else:
@@ -171,7 +172,7 @@ def tests_of(mutant: Mutant, package: Package, known: Recording, budget: float) 
     ranked: dict[str, tuple[int, float]] = {}
     for where, _ in mutant.changes:
         for test, seconds in known.get(str(package.find(where)), {}).items():
-            if not (ROOT / test.partition("::")[0]).exists():
+            if not (package.root.parents[1] / test.partition("::")[0]).exists():
                 continue
             for rank, place in enumerate(group.tests):
                 if test.startswith(f"tests/{place}"):
@@ -198,7 +199,7 @@ def judge(tree: Tree, package: Package, mutant: Mutant, known: Recording, *, fas
         tests = tests_of(mutant, package, known, BUDGET[fast])
         with tree.changed(package, mutant):
             for chosen in runs(tests, mutant, fast=fast):
-                status, said = attempt(tree, chosen, newer(mutant))
+                status, said = attempt(tree, chosen, newer(mutant, known))
                 if status is None:
                     return result("killed", "it hangs")
                 if status in {3, 4}:
@@ -225,14 +226,22 @@ def runs(tests: list[str], mutant: Mutant, *, fast: bool) -> Iterable[list[str]]
         yield [new for old, new in zip(tests, other, strict=True) if old != new]
 
 
-def newer(mutant: Mutant) -> set[str]:
-    """Return the group's test files that have changed since the recording was made."""
-    since = RECORDING.stat().st_mtime
+def newer(mutant: Mutant, known: Recording) -> set[str]:
+    """Return the group's test files with tests that the recording does not know."""
+    ids = {test.partition("[")[0] for tests in known.values() for test in tests}
     places = [ROOT / "tests" / one for one in GROUPS[mutant.group].tests]
     paths = [
         path for one in places for path in ([one] if one.is_file() else one.rglob("test_*.py"))
     ]
-    return {str(path.relative_to(ROOT)) for path in paths if path.stat().st_mtime > since}
+    found = set[str]()
+    for path in paths:
+        name = str(path.relative_to(ROOT))
+        written = re.findall(
+            r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        if any(f"{name}::{one}" not in ids for one in written):
+            found.add(name)
+    return found
 
 
 def attempt(tree: Tree, chosen: list[str], more: set[str]) -> tuple[int | None, str]:
@@ -304,11 +313,12 @@ def judged(mutants: list[Mutant], options: argparse.Namespace) -> list[Result]:
     scratch.mkdir(parents=True)
     try:
         known = recorded(scratch, again=options.record)
-        package = Package(ROOT / "src" / "perdure")
+        base = Tree(scratch, "base")  # who edits the files meanwhile disturbs nothing
+        package = Package(base.source / "perdure")
         trees: Queue[Tree] = Queue()
         ids = "\n".join({test for tests in known.values() for test in tests})
         for number in range(min(AT_ONCE, options.jobs)):
-            tree = Tree(scratch, f"tree-{number}")
+            tree = Tree(scratch, f"tree-{number}", base.root)
             (tree.root / "known.txt").write_text(ids, encoding="utf-8")
             trees.put(tree)
 

@@ -117,8 +117,8 @@ as28 whole_groups : take arith 1 1
 as29 Batcher._commit : set call in_doubt 1 outcome_of(OSError())
 as30 Batcher._landed : drop return 1
 as31 Batcher._commit : drop call cancel_shielded_checkpoint 1
-as32 driver:Autosaver.untrack : set assign ended 1 True
-as33 driver:Autosaver.flush : drop call ask_quiet 1
+as32 Autosaver.untrack : set assign ended 1 True
+as33 Autosaver.flush : drop call ask_quiet 1
 as34 Stopping._flush : drop call ask_quiet 1
 as35 Stopping.stop : drop call seal 1
 as36 Stopping.stop : drop assign self._core.stopped 1
@@ -151,8 +151,8 @@ f22 file:write : drop call sync 3
 f23 file:_document : without bool 1 2
 f24 file:plan : drop if 2
 f25 file:_newest_span : never if 5
-f26 frames:_record : set call int 1 -1 && frames:_record : swap compare 3 ==
-f27 frames:_record : without bool 2 3
+f26 codec:_record : set call int 1 -1 && codec:_record : swap compare 3 ==
+f27 codec:_record : without bool 2 3
 f28 Folder.publish : drop call sync 1
 f29 Folder.write_temporary : never if 1
 f30 Folder.open : drop call fchmod 1
@@ -202,21 +202,26 @@ c5 _Runs.problems : take arith 1 1
 c6 checkpoints:verified : take arith 2 2
 c7 Chain.apply : drop call _bury 1
 c8 Chain._add : always if 3
+c9 checkpoints:_compare(made) : drop call problem 2
+c10 checkpoints:_compare(made) : drop call problem 3
+c11 checkpoints:_compare(made) : without bool 3 3
 
 agent
-g1  effects:verdict : set compare 3 effect.state in {'planned', 'begun'}
-g2  effects:verdict : without bool 1 1
-g3  effects:is_unknown : without list 1 1
-g4  effects:verdict : never test 5
+g1  verdict : set compare 3 effect.state in {'planned', 'begun'}
+g2  verdict : without bool 1 1
+g3  is_unknown : without list 1 1
+g4  verdict : never test 5
 g5  AgentLedger._leftovers : without bool 2 2
 g6  AgentLedger.answer : set name waiting[-1].id 1 waiting[0].id
-g7  approvals:_asked : drop call save 1
+g7  _asked : drop call save 1
 g8  approvals:_answered : set compare 1 not answer
 g9  agent:refusal : without bool 2 2
 g10 Permissions.verdict : drop if 1
 g11 Permissions.block : drop call _forget 2
 g12 Attending.deny : drop call save 1
-g13 effects:is_intact : set return 1 True
+g13 is_intact : set return 1 True
+g14 WorkerEventDispatcher.dispatch : exit raise 1
+g15 agent:MemoryManager.__init__ : set assign self.builder 1 CompactionSnapshotBuilder()
 
 wrapped
 w1 DataKey._bound : without list 1 3

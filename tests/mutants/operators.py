@@ -8,7 +8,8 @@ that it survives a module that moves and code that is formatted anew:
     sql:do_save                 without and 1         the same, of a named SQL statement
 
 A function is its qualified name, found by a search of the whole package; where several have it,
-a word of the module's dotted name stands before it. An operator is an action, then a kind of
+a word of the module's dotted name stands before it, or an argument's name in brackets behind.
+An operator is an action, then a kind of
 node, its name where it has one, which of them (in the order of the source, from 1), and what
 the action needs:
 
@@ -17,7 +18,7 @@ the action needs:
     without K N     operand or element N goes        take K N             only operand N stays
     plus, double, halve K                            the number changes
     set K EXPR      an expression in its place       early                the function returns at once
-    once K          a loop becomes an if
+    once K          a loop becomes an if             exit K               the statement becomes a return
 
 Kinds: call NAME, assign TARGET, name NAME, and without a name: if, test (of if, while, ?:, and
 comprehensions), bool, compare, arith, constant, return, raise, with, list.
@@ -95,7 +96,10 @@ class Package:
     def find(self, reference: str) -> Place:
         """Return the one function that a reference names."""
         word, _, name = reference.rpartition(":")
+        name, _, argument = name.rstrip(")").partition("(")
         known = self.places.get(name, [])
+        if argument:
+            known = [one for one in known if argument in self._arguments(one)]
         found = [one for one in known if not word or word in one.module.split(".")]
         if word != SQL:
             found = [one for one in found if one.path.suffix == ".py"]
@@ -103,9 +107,15 @@ class Package:
             raise MutantError(f"{reference}: {len(found)} functions, {list(map(str, known))}")
         return found[0]
 
+    def _arguments(self, place: Place) -> list[str]:
+        arguments = dict(functions(self.trees[place.path]))[place.name].args
+        every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+        return [one.arg for one in every]
+
     def reference(self, place: Place) -> str | None:
         """Return the shortest reference that names a function, None if there is none."""
-        for word in ("", *reversed(place.module.split("."))):
+        *packages, module = place.module.split(".")
+        for word in ("", *reversed(packages), module):
             reference = f"{word}:{place.name}" if word else place.name
             try:
                 if self.find(reference) == place:
@@ -274,6 +284,8 @@ def _changed(
         return _statement(function, node), ast.Pass()
     if action == "once" and isinstance(node, ast.While):
         return node, ast.If(node.test, node.body, node.orelse)
+    if action == "exit":
+        return _statement(function, node), ast.Return()
     if action in {"negate", "never", "always"}:
         return _decided(node, action)
     if action == "set":
