@@ -108,6 +108,7 @@ def untouched_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.delenv(name)
         patch.setenv("PERDURE_HOME", str(home))
         patch.setenv("XDG_DATA_HOME", str(home))
+        patch.setenv("XDG_STATE_HOME", str(home / "state"))
         yield home
 
 

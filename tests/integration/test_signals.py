@@ -238,7 +238,9 @@ left_open = loop.run_until_complete(main())
 term()
 tell("goes on")
 """
-    assert program(code, "asyncio", tmp_path) == (-signal.SIGTERM, "", "spilled\n")
+    status, told, logged = program(code, "asyncio", tmp_path)
+    assert (status, told) == (-signal.SIGTERM, "")
+    assert f"kept 1 record of a (1) in {tmp_path / 'spill'}" in logged
     assert list((tmp_path / "spill").iterdir())
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from perdure import Message, Shutdown, connect
+from perdure import Message, Shutdown, UnsavedChangesError, connect
 from perdure.autosave.shutdown import ShutdownReport
 from perdure.model.keys import SessionKey
 from perdure.session.manager import SessionManager
+from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 
@@ -123,7 +124,9 @@ async def main():
         for text in texts[1:]:
             session.append(Message.user(text))
 
-asyncio.new_event_loop().run_until_complete(main())
+loop = asyncio.new_event_loop()
+loop.run_until_complete(main())
+loop.close()  # so that nobody can save any more
 """
 
 
@@ -140,6 +143,23 @@ def test_what_a_loop_that_was_just_left_had_is_spilled_at_the_exit(tmp_path: Pat
 
     anyio.run(look)
     assert list(spill.iterdir()) == []
+
+
+async def test_without_a_folder_of_ones_own_the_error_names_the_users(tmp_path: Path) -> None:
+    store = FaultyStore(FileStore(tmp_path / "a"), fail_on="append_many", nth=2, times=None)
+    shutdown = Shutdown(deadline=0.1, turn_grace=0, hard_grace=0.2, signals=False)
+    sessions = await connect(store, autosave=None, shutdown=shutdown)
+    session = await sessions.open("a")
+    session.append(Message.user("saved"))
+    await session.save()
+    session.append(Message.user("unsaved"))
+    report = await sessions.aclose()
+    [unsaved] = report.unsaved + report.in_doubt
+    with pytest.raises(UnsavedChangesError, match=f"kept in {unsaved.kept_in}, and the next open"):
+        report.raise_if_unsaved()
+    for root, texts in (("b", []), ("a", ["saved", "unsaved"])):  # each store has its own
+        async with connect(tmp_path / root) as sessions, sessions.open("a") as session:
+            assert said(session) == texts
 
 
 async def test_damaged_spill_is_left_as_it_is(tmp_path: Path) -> None:

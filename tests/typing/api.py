@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Any, Literal, assert_type
 
 import perdure
 from perdure import (
@@ -77,7 +77,7 @@ def options() -> None:
     assert_type(Autosave(debounce=1, max_delay=5.0), Autosave)
     assert_type(Autosave.server(), Autosave)
     assert_type(Autosave.write_through().debounce, float)
-    assert_type(Shutdown(deadline=10.0, spill="/var/tmp/spill").spill, str | None)
+    assert_type(Shutdown(deadline=10.0, spill="/var/tmp/spill").spill, str | Literal[False] | None)
     assert_type(Lease(heartbeat=2, ttl=8.0).ttl, float)
     assert_type(Limits(context_bytes=1000).context_bytes, int)
     assert_type(Engine(hibernate_after=float("inf")).batch_max, int | None)

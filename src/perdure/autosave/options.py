@@ -6,7 +6,7 @@ Times are seconds, sizes bytes.
 from __future__ import annotations
 
 import enum
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 import msgspec
 
@@ -82,7 +82,8 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
         turn_grace: How long open turns may go on, within the deadline.
         hard_grace: Time beyond the deadline to collect what became of running saves.
         signals: Whether SIGTERM drains (if the main thread has a manager; never in a notebook).
-        spill: A local folder for what the store would not take; None for none.
+        spill: A local folder for what the store would not take. None: one in the user's own
+            state folder, a folder a store. False: nowhere.
 
     Raises:
         ConfigError: A value does not fit.
@@ -93,7 +94,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
     turn_grace: float = 5.0
     hard_grace: float = 1.0
     signals: bool = True
-    spill: str | None = None
+    spill: str | Literal[False] | None = None
 
     def __post_init__(self) -> None:
         for name in ("deadline", "turn_grace", "hard_grace"):

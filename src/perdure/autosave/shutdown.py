@@ -51,6 +51,8 @@ class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
     """Why the last save did not succeed."""
     missing: int = 0
     """How many records the store had acknowledged, and has no more."""
+    kept_in: str | None = None
+    """The folder that has them in a spill file all the same, if none was named for it."""
 
     @property
     def records(self) -> int:
@@ -99,6 +101,9 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
             cures.append(_SLOW)
         if self.lost:
             cures.append(_TAKEN)
+        folders = sorted({one.kept_in for one in self.not_durable if one.kept_in is not None})
+        if folders:
+            cures.append(f"It is kept in {folders[0]}, and the next open of the session appends it")
         message = ". ".join([str(self), *cures, "error.facts['report'] has all of it"])
         raise UnsavedChangesError(message, report=self, sessions=keys, records=records)
 

@@ -1,6 +1,6 @@
 """Sessions, turns and their manager: what users hold.
 
-    the manager          manager, connected, runtime, options, hooks, events, signals
+    the manager          manager, connected, runtime, options, hooks, events, signals, process_exit
     a session's life     loading, keeping, flights, spilling, lost, closing, crash, clock
     a session            session, accepting, entries, turn, contents, view, rendering, display
     beside its messages  contributors, states; remembering; checkpointing

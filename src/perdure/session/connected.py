@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Literal
 
@@ -28,6 +29,7 @@ from perdure.session.inbox import Inbox
 from perdure.session.keeping import Keeper
 from perdure.session.loading import Opener
 from perdure.session.options import Autosave, Engine, Lease, Limits, Shutdown
+from perdure.session.process_exit import ExitHandler
 from perdure.session.runtime import Runtime
 from perdure.session.signals import SignalWatch
 from perdure.store import Asked, Store
@@ -60,6 +62,7 @@ class Connected:
         "_beat_at",
         "_exit",
         "_is_late",
+        "at_exit",
         "closing",
         "inbox",
         "keeper",
@@ -68,7 +71,7 @@ class Connected:
         "signals",
     )
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, close: Callable[[], Awaitable[object]]) -> None:
         self.runtime: Runtime = runtime
         self.keeper: Keeper = Keeper(runtime)
         self.inbox: Inbox = Inbox(runtime)
@@ -83,13 +86,20 @@ class Connected:
             patience=options.deadline + options.hard_grace,
             on_term=self.closing.drain,
             on_end=self._on_end,
-            on_stopped=self.closing.at_exit,
+            on_stopped=lambda: self.closing.tell_rest({}),
         )
         runtime.host.on_teardown = self._torn_down
         runtime.host.on_exit = self._on_exit
         runtime.host.spawn(self._beat)
         if runtime.shutdown.signals:
             self.signals.install()
+        self.at_exit: ExitHandler = ExitHandler(self.closing, close)
+        self.at_exit.install()
+        runtime.host.at_end(self._ended)
+
+    def _ended(self) -> None:
+        if self.closing.report is not None:  # else what it has accepted is still to be kept
+            self.at_exit.uninstall()
 
     async def _beat(self) -> None:
         """Renew the leases, and give up the sessions that others ask for."""
@@ -217,6 +227,7 @@ async def connected(
     shutdown: Shutdown,
     limits: Limits,
     clock: Clock | None = None,
+    close: Callable[[], Awaitable[object]],
 ) -> Connected:
     """Open the store, and start everything."""
     host = Host()
@@ -263,7 +274,7 @@ async def connected(
     )
     if clock is not None:
         clock.drive(partial(catch_up, runtime))
-    return Connected(runtime)
+    return Connected(runtime, close)
 
 
 async def _require_plain(store: Store) -> None:

@@ -274,7 +274,8 @@ class Forgetter:
         *,
         dry_run: bool,
     ) -> ForgetReport:
-        spill = self._tending.runtime.shutdown.spill
+        runtime = self._tending.runtime
+        spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None
         return ForgetReport(
             sessions=tuple(sorted(sums)),
             records=sum(one.records for one in sums.values()),
@@ -344,7 +345,7 @@ class Forgetter:
         for tracked in saver.lost if remove else ():
             if tracked.key in keys:
                 saver.discard(tracked)
-        folder = self._tending.runtime.shutdown.spill
+        folder = self._tending.runtime.spill_folder
         if folder is None:
             return []
         sizes: list[int] = []

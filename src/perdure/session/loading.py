@@ -228,8 +228,8 @@ class Opener:
 
     async def _replay(self, session: Session) -> None:
         """Append what a shutdown spilled of this session, unless others have written since."""
-        folder, key = self._runtime.shutdown.spill, session.key
-        if folder is None:
+        folder, key = self._runtime.spill_folder, session.key
+        if folder is None or not spilling.is_there(folder):
             return
         for found in await anyio.to_thread.run_sync(spilling.find, folder, key):
             left = await self._left_of(found, key)

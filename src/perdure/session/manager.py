@@ -126,6 +126,7 @@ class SessionManager(Restoring):
             shutdown=self._shutdown,
             limits=self._limits,
             clock=self._clock,
+            close=self.aclose,
         )
         return self
 

@@ -12,6 +12,7 @@ from perdure.codec.registry import Registry
 from perdure.errors import WrongLoopError
 from perdure.lease.watch import OwnerWatch
 from perdure.model.keys import SessionKey
+from perdure.session import spilling
 from perdure.session.flights import Flights
 from perdure.session.hooks import Hooks
 from perdure.session.options import Lease, Limits, Shutdown
@@ -46,6 +47,7 @@ class Runtime:
         "saver",
         "sessions",
         "shutdown",
+        "spill_folder",
         "store",
         "store_record_bytes",
         "watch",
@@ -74,6 +76,7 @@ class Runtime:
         self.watch: OwnerWatch = OwnerWatch(lease, clock)
         self.shutdown: Shutdown = shutdown
         self.limits: Limits = limits
+        self.spill_folder: str | None = spilling.folder_for(store, shutdown.spill)
         self.home: Affinity = Affinity()
         self.running: Callable[[], object] = self.home.running
         """Asked on each append, as ``append`` is: bound once."""

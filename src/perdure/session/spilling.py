@@ -16,6 +16,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -26,7 +27,22 @@ from perdure.errors import CorruptRecordError
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Entry, Record
 
-__all__ = ["Spilled", "find", "forget", "left_of", "opened", "remove", "sealed", "settle", "write"]
+if TYPE_CHECKING:
+    from perdure.store import Store
+
+__all__ = [
+    "Spilled",
+    "find",
+    "folder_for",
+    "forget",
+    "is_there",
+    "left_of",
+    "opened",
+    "remove",
+    "sealed",
+    "settle",
+    "write",
+]
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -50,6 +66,23 @@ class _Header(msgspec.Struct, frozen=True):
     key: SessionKey
     epoch: int
     base: int
+
+
+def folder_for(store: Store, wanted: str | Literal[False] | None) -> str | None:
+    """Return where a store's spill files are: a folder of its own, unless one was named."""
+    if wanted is False or (wanted is None and store.capabilities.durability == "memory"):
+        return None
+    if wanted is not None:
+        return wanted
+    from platformdirs import user_state_dir
+
+    digest = hashlib.sha256(store.location.encode()).hexdigest()
+    return str(Path(user_state_dir("perdure", appauthor=False), "spill", digest[:32]))
+
+
+def is_there(folder: str) -> bool:
+    """Say whether anything was ever spilled there, at the cost of one look."""
+    return Path(folder).expanduser().is_dir()
 
 
 def write(folder: str, key: SessionKey, *, epoch: int, base: int, entries: Sequence[Entry]) -> str:

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from perdure.session.process_exit import THREAD
+
 if TYPE_CHECKING:
     from perdure.sync.manager import SessionManager
 
@@ -49,7 +51,7 @@ def _at_exit() -> None:
         return
     if _at_work():
         _each(managers, lambda one: one.flush(one._patience))
-        threading.Thread(target=_when_they_end, args=(managers,), name="perdure exit").start()
+        threading.Thread(target=_when_they_end, args=(managers,), name=THREAD).start()
     else:
         _each(managers, lambda one: one.close())
 
@@ -63,7 +65,8 @@ def _when_they_end(managers: list[SessionManager]) -> None:
 def _at_work() -> list[threading.Thread]:
     """Return the threads that the interpreter will wait for."""
     mine = {threading.main_thread(), threading.current_thread()}
-    return [one for one in threading.enumerate() if not one.daemon and one not in mine]
+    threads = [one for one in threading.enumerate() if not one.daemon and one not in mine]
+    return [one for one in threads if one.name != THREAD]
 
 
 def _each(managers: list[SessionManager], act: Callable[[SessionManager], object]) -> None:

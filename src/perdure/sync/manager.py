@@ -121,6 +121,7 @@ class SessionManager(Restoring):
         await self._inner
         if self._inner._connected is not None:
             self._inner._connected.runtime.host.on_exit = self._on_exit
+            self._inner._connected.at_exit.leave_to_owner()  # see `exiting`
 
     def _drain_soon(self) -> None:
         if not self._closing:
