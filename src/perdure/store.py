@@ -20,6 +20,7 @@ Errors of a driver are mapped to `perdure.errors` with the driver's error as the
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Protocol
 
 from perdure.model.keys import SessionKey
@@ -56,7 +57,13 @@ __all__ = [
     "Store",
     "Swept",
     "open_read_only",
+    "past_damage",
 ]
+
+past_damage: ContextVar[bool] = ContextVar("perdure_past_damage", default=False)
+"""Whether the task that reads a damaged log wants what is left of it. A store whose ``read_log``
+would refuse all of it for one damaged part then gives each run of records that can be proven, and
+raises CorruptRecordError where one ends, with the next readable record as its fact ``next``."""
 
 
 class Store(Protocol):

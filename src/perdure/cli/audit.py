@@ -20,7 +20,7 @@ from perdure.codec.registry import Registry
 from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
 from perdure.model.base import Base
 from perdure.model.keys import SessionKey
-from perdure.model.records import EPOCH, MESSAGE_KINDS, Record
+from perdure.model.records import EPOCH, MESSAGE_KINDS, MISSING, Record
 from perdure.restore.validity import judged
 from perdure.session.comparing import WholeLog, differences
 from perdure.session.hindsight import base_documents
@@ -59,12 +59,32 @@ async def audit(store: Store, key: SessionKey) -> Audit:
     records = await _records(store, seen)
     base, began = await _beginning(lineage, seen)
     seen.findings += log_problems(records, base)
+    lost = [record for record in records if record.kind == MISSING]
+    seen.findings += _missing_notes(lost)
+    if lost:
+        documents = None  # they may know what the log does not
     if documents is not None and not any(one.what == "log" for one in seen.problems):
         log = WholeLog(key, records, began)
         found = await anyio.to_thread.run_sync(lambda: list(_document_problems(log, documents)))
         seen.findings += found
     seen.findings += _lease_notes(await store.holder(key))
     return seen
+
+
+def _missing_notes(records: list[Record]) -> list[Finding]:
+    """Say what a salvaged session lacks."""
+    notes: list[Finding] = []
+    for record in records:
+        lost = msgspec.json.decode(record.payload, type=_Lost)
+        detail = f"records {lost.first} to {lost.last} were lost to damage before it was salvaged"
+        cure = "the documents stay as they are: a rebuild from the log would lose what they know"
+        notes.append(Finding(what="log", detail=detail, cure=cure, problem=False))
+    return notes
+
+
+class _Lost(msgspec.Struct):
+    first: int
+    last: int
 
 
 async def _beginning(store: Lineage, seen: Audit) -> tuple[Base, Mapping[str, Document]]:

@@ -26,6 +26,8 @@ from perdure.interchange.remembering import Remembered
 from perdure.interchange.state import FullAgentState
 from perdure.model.keys import SessionKey
 from perdure.moving.files import bundle_key, is_bundle, read_bundle, write_bundle
+from perdure.moving.salvaging import Salvage
+from perdure.moving.salvaging import salvage as salvage_session
 from perdure.session.exchange import Imported, import_with, state_from
 from perdure.session.pairs import export_pair, import_pair
 from perdure.session.traced import export_memories, memories_in
@@ -43,6 +45,7 @@ def export(
     layout: Annotated[Layout, Parameter(show_choices=False)] = "full",
     out: Path | None = None,
     plain: bool = False,
+    salvage: bool = False,
     where: Named = Named(),  # noqa: B008  # frozen
 ) -> int:
     """Export a session: everything that it is, its history included.
@@ -58,8 +61,14 @@ def export(
             Default: the standard output.
         plain: Only what the format has a place for, without the log that lets an import
             lose nothing.
+        salvage: Of a damaged session, write what can still be read as a bundle, and say what is
+            missing.
 
     """
+    if salvage:
+        if plain or layout == "seed":
+            raise ConfigError("--salvage writes a bundle: leave out --plain and --layout seed")
+        return anyio.run(partial(_salvage, id, out=out, where=where))
     return anyio.run(partial(_export, id, layout=layout, out=out, log=not plain, where=where))
 
 
@@ -114,6 +123,45 @@ async def _export_bundle(store: Store, key: SessionKey, out: Path, where: Named)
     else:
         say(f"{key}: {size(written)} written to {out}")
     return 0
+
+
+async def _salvage(id: str, *, out: Path | None, where: Named) -> int:
+    if out is None:
+        raise ConfigError("--salvage does not go to the standard output: give --out")
+    _check_free(out)
+    key = where.key(id)
+    store = existing(where.store)
+    await open_read_only(store)
+    try:
+        await require_key(store)
+        try:
+            found = await salvage_session(store, key, out)
+        except SessionNotFoundError:
+            raise no_session(key, store) from None
+    finally:
+        await store.aclose()
+    if where.json:
+        print_json({"out": str(out), "whole": found.is_whole, **msgspec.to_builtins(found)})
+    else:
+        _print_salvage(found, out)
+    return 0
+
+
+def _print_salvage(found: Salvage, out: Path) -> None:
+    for run in found.missing:
+        which = (
+            f"records {run.first} to {run.last}" if run.last > run.first else f"record {run.first}"
+        )
+        say(f"{found.key}: MISSING: {which}: {run.why}")
+    for name in found.lost_documents:
+        say(f"{found.key}: MISSING: document {name}: made anew from what is left of the log")
+    for name in found.lost_blobs:
+        say(f"{found.key}: MISSING: blob {name}")
+    say(
+        f"{found.key}: {found.records} records, {len(found.documents)} documents and {found.blobs} "
+        f"blobs written to {out} ({size(found.bytes)}): `perdure import {out} --store NEW` takes "
+        "them into a store that does not have this session"
+    )
 
 
 def _check_free(out: Path) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "follows",
     "lines",
     "open_sealed",
+    "salvaged",
     "seal",
     "verify",
 ]
@@ -240,6 +241,39 @@ def follows(data: bytes, crc: int) -> bool:
         if any(zlib.crc32(line[:-_TAIL], seed) == int(check[1], 16) for seed in seeds):
             return True
     return False
+
+
+def salvaged(data: bytes, *, epoch: int, seq: int, crc: int) -> list[Record]:
+    """Return all records of a file's lines that can be proven, also those behind damage.
+
+    A line is proven by the checksum of the line before it, be it the one that is stated there or
+    the one that its bytes come to.
+
+    Args:
+        data: The file from a line's beginning on; what is behind the last newline does not count.
+        epoch: Whose file it is.
+        seq: The record before the first line.
+        crc: That record's checksum.
+
+    """
+    found: list[Record] = []
+    seeds = {crc}
+    for line in data.split(b"\n")[:-1]:
+        content = line[:-_TAIL]
+        check, head = _CHECK.search(line), _HEAD.match(line)
+        stated = None if check is None else int(check[1], 16)
+        # Only a line's own number can say which one it is, once others are lost.
+        number = int(head[1]) if head is not None else 0
+        proofs = [one for one in seeds if number > seq and zlib.crc32(content, one) == stated]
+        record = _record(line, number, epoch, proofs[0]) if proofs else None
+        if record is not None:
+            found.append(record)
+            seq = number
+            seeds = {stated} if stated is not None else set()
+        else:
+            seeds = {zlib.crc32(content, one) for one in seeds}
+            seeds |= set() if stated is None else {stated}
+    return found
 
 
 def seal(document: bytes) -> bytes:

@@ -49,6 +49,8 @@ EFFECT = "effect"
 """A call of a tool with side effects: before it, and what came of it."""
 APPROVAL = "approval"
 """A tool call that waits for somebody's approval, and the answer."""
+MISSING = "missing"
+"""Records were lost to damage from here on; the payload says which."""
 EPOCH = "epoch"
 """A new holder of the session; written by the store when a lease is taken."""
 

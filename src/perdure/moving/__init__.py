@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from perdure.moving.migrating import Migration as Migration
     from perdure.moving.migrating import Progress as Progress
     from perdure.moving.migrating import migrate as migrate
+    from perdure.moving.salvaging import MissingRecords as MissingRecords
+    from perdure.moving.salvaging import Salvage as Salvage
+    from perdure.moving.salvaging import salvage as salvage
     from perdure.session.pairs import export_pair as export_pair
     from perdure.session.pairs import import_pair as import_pair
 
@@ -25,6 +28,7 @@ _HOMES = {
     "perdure.moving.files": ("read_bundle", "write_bundle"),
     "perdure.moving.landing": ("Landed",),
     "perdure.moving.migrating": ("Migration", "Progress", "migrate"),
+    "perdure.moving.salvaging": ("MissingRecords", "Salvage", "salvage"),
     "perdure.session.pairs": ("export_pair", "import_pair"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

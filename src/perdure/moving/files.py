@@ -21,7 +21,7 @@ from perdure.moving.landing import Landed, land
 from perdure.moving.taking import items
 from perdure.store import Store
 
-__all__ = ["bundle_key", "is_bundle", "read_bundle", "write_bundle"]
+__all__ = ["bundle_key", "is_bundle", "read_bundle", "write_bundle", "write_items"]
 
 MARK: Final = b'{"perdure_bundle":'
 PART: Final = 1024 * 1024
@@ -47,10 +47,15 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
     """
     if not await store.head(key):
         raise SessionNotFoundError(f"there is no session {key} in {store.location}", key=str(key))
+    return await write_items(path, items(store, key))
+
+
+async def write_items(path: Path, items: AsyncGenerator[Item, None]) -> int:
+    """Write a bundle's items into a new file, and return the file's size in bytes."""
     new = await anyio.to_thread.run_sync(NewFile, path)
     try:
         writer = Writer()
-        async with aclosing(items(store, key)) as found:
+        async with aclosing(items) as found:
             async for item in found:
                 if new.add(writer.line(item)) >= PART:
                     await anyio.to_thread.run_sync(new.write)

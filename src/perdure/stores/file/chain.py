@@ -237,7 +237,8 @@ def damaged(path: str, offset: int, length: int | None = None) -> CorruptRecordE
     of = "" if length is None else f" of {length} that count"
     message = (
         f"{path} is damaged at byte {offset}{of}, before its end; it was left as it is: "
-        "restore the file from a copy, or see what `perdure check` can save"
+        "restore the file from a copy, or bring out what is left of the session by `perdure export "
+        "ID --salvage --out FILE`"
     )
     return CorruptRecordError(message, path=path, offset=offset)
 
@@ -248,7 +249,8 @@ def _open(log: Folder, name: str) -> int:
     except FileNotFoundError as error:
         message = (
             f"{log.path}/{name} is missing, and the log goes on behind it: restore the file "
-            "from a copy, or see what `perdure check` can save"
+            "from a copy, or bring out what is left of the session by `perdure export ID --salvage "
+            "--out FILE`"
         )
         raise CorruptRecordError(message, path=f"{log.path}/{name}", offset=0) from error
 

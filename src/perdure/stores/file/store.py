@@ -8,6 +8,7 @@ and leaves the session's state whole.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -35,6 +36,7 @@ from perdure.store import (
     Posted,
     SessionInfo,
     Swept,
+    past_damage,
 )
 from perdure.stores.file import acts, directory, inbox, leases, reading, trimming
 from perdure.stores.file.blobs import blob_names, get, put, remove_blobs, sweep
@@ -42,6 +44,7 @@ from perdure.stores.file.holding import Claim, Holding
 from perdure.stores.file.home import PARALLELISM, Home, open_home
 from perdure.stores.file.layout import session_path
 from perdure.stores.file.owners import Owners
+from perdure.stores.file.past_damage import readable, run_of
 from perdure.stores.file.patience import settled
 from perdure.stores.file.place import resolve_root
 from perdure.stores.file.streaming import Stream
@@ -178,6 +181,11 @@ class FileStore:
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records from the files, a part at a time; see the port."""
+        if past_damage.get() and not reverse:
+            whole = await self._hop("read", readable, self._root, key)
+            for record in itertools.islice(run_of(key, whole, after, before), limit):
+                yield LogChunk((record,))
+            return
         found = await self._plan(key, after, before)
         stream = Stream(self._root, key, found, reverse=reverse)
         last = before if before is not None else found.head + 1
@@ -199,6 +207,9 @@ class FileStore:
 
     async def head(self, key: SessionKey) -> int:
         """Return the seq of the log's last record, 0 for an unknown session."""
+        if past_damage.get():
+            _, records = await self._hop("read", readable, self._root, key)
+            return records[-1].seq if records else 0
         return (await self._plan(key, _BEHIND, None)).head
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:

@@ -292,6 +292,8 @@ class Stream:
         self._reverse = reverse
         self._plan: Plan | None = None
         self._left: list[Piece] | None = None
+        self.window: int = _WINDOW
+        """Parts that are read at a time."""
         self._link: int | None = None
         """The checksum at the end where reading goes on."""
 
@@ -303,7 +305,8 @@ class Stream:
                 self._left = self._pieces()
             if not self._left:
                 return []
-            window = self._left[-_WINDOW:] if self._reverse else self._left[:_WINDOW]
+            some = self.window
+            window = self._left[-some:] if self._reverse else self._left[:some]
             try:
                 run = read(self._bucket, window)
             except Vanished as gone:
@@ -311,7 +314,7 @@ class Stream:
                 require_moved(self._bucket, self._plan, gone)
                 self._left = None
                 continue
-            self._left = self._left[:-_WINDOW] if self._reverse else self._left[_WINDOW:]
+            self._left = self._left[:-some] if self._reverse else self._left[some:]
             self._check(window, run)
             if records := self._taken(run):
                 return records

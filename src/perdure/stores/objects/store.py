@@ -36,6 +36,7 @@ from perdure.store import (
     SessionInfo,
     Status,
     Swept,
+    past_damage,
 )
 from perdure.stores.objects import blobs as stored_blobs
 from perdure.stores.objects import directory, folding, inbox, leases, reading, tenancy
@@ -165,6 +166,8 @@ class ObjectStore:
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records, several objects at a time; see the port."""
         stream = reading.Stream(self._here.bucket, key, after, before, reverse=reverse)
+        if past_damage.get():
+            stream.window = 1  # one damaged object hides no others then
         left = limit
         while left is None or left > 0:
             records = (await self._hop(lambda _: stream.part()))[:left]

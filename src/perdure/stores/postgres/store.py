@@ -34,6 +34,7 @@ from perdure.store import (
     SessionInfo,
     Status,
     Swept,
+    past_damage,
 )
 from perdure.stores.postgres import blobs as _blobs
 from perdure.stores.postgres import directory, inbox, leases, log
@@ -168,8 +169,9 @@ class PostgresStore:
         run = Run(key, state, reverse=reverse)
         left = state.head if limit is None else limit
         start, end = low, high
+        most = 1 if past_damage.get() else log.PAGE_ROWS  # one damaged row hides no others then
         while left > 0 and low <= high:
-            span = log.Span(key, state, low, high, reverse, min(left, log.PAGE_ROWS))
+            span = log.Span(key, state, low, high, reverse, min(left, most))
             page = await self._calls.again("read", log.page, run, span)
             records = [one for one in page.records if start <= one.seq <= end][:left]
             left -= len(records)

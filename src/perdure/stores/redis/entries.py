@@ -37,7 +37,8 @@ def damaged(key: SessionKey, where: str, why: str) -> CorruptRecordError:
     """Return the error for something of a session that is not what its place calls for."""
     message = (
         f"{where} of session {key} is damaged on the server ({why}): it was left as it is; "
-        "restore the session from a backup of the server, or a copy made by perdure export"
+        "restore the session from a backup, or bring out what is left of it by `perdure export ID "
+        "--salvage --out FILE`"
     )
     return CorruptRecordError(message, key=str(key), where=where)
 

@@ -16,7 +16,7 @@ from perdure.codec import frames
 from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError
 from perdure.model.keys import SessionKey
 from perdure.model.records import Record
-from perdure.store import Batch, LogChunk, Outcome, Status
+from perdure.store import Batch, LogChunk, Outcome, Status, past_damage
 from perdure.stores.redis.cold import Cold
 from perdure.stores.redis.entries import (
     Look,
@@ -158,7 +158,7 @@ class Log:
         after = max(after, look.base)
         stop = look.head + 1 if before is None else min(before, look.head + 1)
         left = look.head if limit is None else limit
-        count = _FIRST
+        count = 1 if past_damage.get() else _FIRST  # one damaged entry hides no others then
         while left > 0 and stop - after > 1:
             try:
                 records, size = await self._records(key, look, after, stop, count, reverse=reverse)
@@ -176,7 +176,8 @@ class Log:
                 stop = records[-1].seq
             else:
                 after = records[-1].seq
-            count = max(1, min(count * _PART // max(size, 1), count * 4, _MOST))
+            most = 1 if past_damage.get() else _MOST
+            count = max(1, min(count * _PART // max(size, 1), count * 4, most))
 
     async def _records(
         self, key: SessionKey, look: Look, after: int, stop: int, count: int, *, reverse: bool

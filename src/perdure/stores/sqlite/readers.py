@@ -21,7 +21,7 @@ from perdure.stores.sqlite.trouble import CANNOT_SHARE, code_of, driver_error
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["Part", "Readers", "part_of"]
+__all__ = ["PART_BYTES", "Part", "Readers", "part_of"]
 
 PART_BYTES = 1024 * 1024
 _SHM_BYTES = 32768
@@ -160,6 +160,7 @@ def part_of(
     before: Part | None,
     after: int,
     reverse: bool,  # noqa: FBT001  # passed through a thread, by position
+    most: int = PART_BYTES,
 ) -> Part | None:
     """Return the next part of a log, None behind its end; ``after`` counts for the first one."""
     row = find(con, key)
@@ -167,17 +168,19 @@ def part_of(
         return None
     if before is not None and before.born != row.born:
         return None  # deleted meanwhile, and taken anew
-    return _back(con, row, before, after) if reverse else _on(con, row, before, after)
+    return _back(con, row, before, after) if reverse else _on(con, row, before, after, most)
 
 
-def _on(con: sqlite3.Connection, row: Row, before: Part | None, after: int) -> Part | None:
+def _on(
+    con: sqlite3.Connection, row: Row, before: Part | None, after: int, most: int
+) -> Part | None:
     at, expected = (before.at, before.expected) if before else (max(after, row.low), None)
     if at < row.low:
         at, expected = row.low, None  # removed meanwhile
     if at > row.head:
         return None
     rows = Rows(con, row, at, expected)
-    records = rows.forward(PART_BYTES)
+    records = rows.forward(most)
     last = records[-1].seq if records else row.head
     return Part(records, row.born, last + 1, rows.expected, last < row.head)
 

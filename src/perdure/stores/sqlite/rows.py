@@ -154,6 +154,7 @@ def damaged(key: SessionKey, what: str) -> CorruptRecordError:
     """Return the error for damage to one session."""
     message = (
         f"session {key} is damaged in the database: {what}; nothing was changed: restore it from "
-        "a copy, or see what `perdure check` says"
+        "a copy, or bring out what is left of the session by `perdure export ID --salvage --out "
+        "FILE`"
     )
     return CorruptRecordError(message, key=str(key))

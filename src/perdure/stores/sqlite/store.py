@@ -34,6 +34,7 @@ from perdure.store import (
     SessionInfo,
     Status,
     Swept,
+    past_damage,
 )
 from perdure.stores.sqlite import blobs as blob_rows
 from perdure.stores.sqlite import directory, inbox, integrity, leases
@@ -41,7 +42,7 @@ from perdure.stores.sqlite import documents as document_rows
 from perdure.stores.sqlite.log import MAX_RECORD_BYTES
 from perdure.stores.sqlite.opened import Opened, enter, enter_read_only, mended
 from perdure.stores.sqlite.place import resolve
-from perdure.stores.sqlite.readers import Part, part_of
+from perdure.stores.sqlite.readers import PART_BYTES, Part, part_of
 from perdure.stores.sqlite.rows import DELETED, find
 from perdure.stores.sqlite.trouble import troubles
 
@@ -184,8 +185,11 @@ class SqliteStore:
         left = _END if limit is None else limit
         at = stop - 1 if reverse else after
         part: Part | None = None
+        most = PART_BYTES
+        if past_damage.get() and not reverse:
+            at, most = after + 1, 1  # one damaged row hides no others then
         while left > 0:
-            part = await self._here.read(part_of, key, part, at, reverse)
+            part = await self._here.read(part_of, key, part, at, reverse, most)
             if part is None:
                 return
             records = [one for one in part.records if after < one.seq < stop][:left]
