@@ -11,6 +11,7 @@ import pytest
 
 from perdure.autosave import events
 from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.schedule import Schedule
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import (
     SessionClosedError,
@@ -256,6 +257,109 @@ async def test_a_store_that_is_down_gets_probes_only() -> None:
         assert sum(map(r.stored, sessions)) == 100
         sizes = [len(call) for call in r.store.calls[before + len(probes) :]]
         assert sizes[:4] == [1, 2, 4, 8]
+
+
+async def test_what_is_with_the_store_makes_nothing_full() -> None:
+    calm = Autosave(debounce=5.0, max_delay=20.0, max_bytes=1500)
+    async with rig(InlineStore(latency=(2.0,)), autosave=calm) as r:
+        t, zero = r.track(), anyio.current_time()
+        r.append(t, size=2000)  # full: it goes at once, and is under way for two seconds
+        await anyio.sleep(1)
+        r.append(t, size=10)
+        await r.saver.wait_durable(t)
+        assert anyio.current_time() >= zero + 6
+        assert len(r.store.calls) == 2
+
+
+async def test_a_record_by_itself_is_a_group_whatever_it_says() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.saver.append(t, (entry(1)._replace(end=False),))
+        assert await r.saver.save(t) == 1
+        assert [one.end for one in r.store.logs[t.key]] == [True]
+
+
+def test_a_store_that_was_busy_for_long_shortens_the_debounce_as_soon_as_it_is_idle() -> None:
+    schedule = Schedule(PLAIN, [], lambda: 0.5)
+    for _ in range(100):
+        schedule.control(1.0)
+    assert schedule.shrink == 1.0
+    schedule.control(0.0)
+    assert schedule.shrink < 1.0
+
+
+SLOWLY = Engine(jitter=0, eager=False, backoff_base=40.0, backoff_cap=40.0, breaker_failures=99)
+"""A failed save is tried again after a long time; the store's own health does not count."""
+
+
+async def test_a_failed_session_waits_for_its_backoff_whatever_is_appended() -> None:
+    async with rig(engine=SLOWLY) as r:
+        t = r.track()
+        r.store.down = True
+        for _ in range(60):
+            r.append(t)
+            await anyio.sleep(1)
+        assert 1 <= len(r.store.calls) <= 12
+        r.store.down = False
+
+
+async def test_whoever_waits_for_a_save_waits_for_no_backoff() -> None:
+    async with rig(InlineStore(faults=["down"]), engine=SLOWLY) as r:
+        t, zero = r.track(), anyio.current_time()
+        r.append(t)
+        await anyio.sleep(2.1)
+        (failed,) = r.of(events.SaveFailed)
+        assert failed.retry_in > 1
+        assert await r.saver.save(t) == 1
+        assert anyio.current_time() < zero + 2.2
+
+
+async def test_a_process_that_ends_tries_again_within_seconds() -> None:
+    store = InlineStore(faults=["down", "down"])
+    async with rig(store, engine=SLOWLY) as r:
+        sessions = [r.track(str(n)) for n in range(2)]
+        for t in sessions:
+            r.append(t)
+        report = await r.saver.aclose(deadline=5, hard_grace=1)
+        assert report.clean
+        assert all(event.retry_in <= 1 for event in r.of(events.SaveFailed))
+        assert len(store.calls) >= 3
+
+
+async def test_a_job_holds_back_a_save_that_is_due_already() -> None:
+    """It had its place among those that wait for the store when the job began."""
+    async with rig(InlineStore(parallelism=1, batch_max=1, latency=(5.0,))) as r:
+        first, t = r.track("first"), r.track("t")
+        ran: list[int] = []
+
+        async def job() -> None:
+            await anyio.sleep(30)
+            ran.append(len(r.store.calls))
+
+        r.append(first)
+        async with anyio.create_task_group() as group:
+            group.start_soon(r.saver.save, first)
+            await anyio.sleep(1)
+            r.append(t)
+            r.saver.turn_ended(t)
+            await anyio.sleep(1)
+            await r.saver.exclusive(t, job, urgent=True)
+            assert ran == [1]
+        assert await r.saver.save(t) == 1
+
+
+async def test_what_was_in_doubt_once_stays_so_until_it_is_known() -> None:
+    """Five records got no answer; what gets none the next time is less of them."""
+    store = InlineStore(faults=["lost", "ok", "lost", *["down"] * 99])
+    async with rig(store) as r:
+        t = r.track()
+        r.store.poison.add((t.key, 5))
+        for _ in range(5):
+            r.append(t)
+        await anyio.sleep(30)
+        assert [len(call[0].records) for call in store.calls][:3] == [5, 5, 2]
+        report = await r.saver.aclose(deadline=0, hard_grace=0)
+        assert [one.in_doubt_to for one in report.in_doubt] == [5]
 
 
 async def test_a_save_that_hangs_is_given_up_and_sent_again() -> None:
