@@ -33,7 +33,7 @@ from queue import Queue
 
 from tests.mutants.catalog import GROUPS, KNOWN, Mutant
 from tests.mutants.operators import MutantError, Package
-from tests.mutants.recording import RECORD, SEEN, SELECT, collected, instrument
+from tests.mutants.recording import NOT, ONLY, RECORD, SEEN, SELECT, collected, instrument
 from tests.source_tree import ROOT
 
 AT_ONCE = 2
@@ -47,7 +47,7 @@ ENOUGH = 0.9
 RECORDING = ROOT / ".mutants" / "recording.json"
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 COPIED = ("src", "tests", "pyproject.toml", "README.md", "docs", "examples", "CHANGELOG.md")
-QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=line")
+QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=line", "-rfE")
 
 Recording = dict[str, dict[str, float]]
 
@@ -195,23 +195,47 @@ def judge(tree: Tree, package: Package, mutant: Mutant, known: Recording, *, fas
     def result(how: str, by: str) -> Result:
         return Result(mutant, how, by, round(time.monotonic() - began, 1))
 
+    more = newer(mutant, known)
     try:
         tests = tests_of(mutant, package, known, BUDGET[fast])
-        with tree.changed(package, mutant):
-            for chosen in runs(tests, mutant, fast=fast):
-                status, said = attempt(tree, chosen, newer(mutant, known))
+        for chosen in runs(tests, mutant, fast=fast):
+            while True:
+                with tree.changed(package, mutant):
+                    status, said = attempt(tree, chosen, more)
                 if status is None:
                     return result("killed", "it hangs")
                 if status in {3, 4}:
                     return result("broken", said[-500:])
-                if status not in {0, 5}:
-                    failed = [
-                        one for one in said.splitlines() if one.startswith(("FAILED", "ERROR"))
-                    ]
-                    return result("killed", failed[0] if failed else said[-200:])
+                if status in {0, 5}:
+                    break
+                failed = re.search(
+                    r"^(?:FAILED|ERROR) (\S+::[^\]\n]+?\]?)(?: - .*)?$", said, re.MULTILINE
+                )
+                if failed is None or is_sound(tree, failed[1]):
+                    return result("killed", failed[1] if failed else said[-200:])
+                UNSOUND.add(failed[1])
     except (MutantError, KeyError, SyntaxError) as error:
         return result("broken", str(error))
     return result("survived", f"{len(tests)} tests")
+
+
+UNSOUND: set[str] = set()
+"""Tests that fail without a mutant, too: they tell nothing."""
+
+
+def is_sound(tree: Tree, test: str) -> bool:
+    """Say whether a test that has failed passes without the mutant, by itself and twice."""
+    if test in UNSOUND:
+        return False
+    ids = tree.root / "sound.txt"
+    ids.write_text(test, encoding="utf-8")
+    told = {SELECT: str(ids), SEEN: str(ids), ONLY: "1"}
+    for _ in range(2):
+        status, said = tree.run([test.partition("::")[0]], seconds=LONGEST, **told)
+        if status != 0:
+            print(f"no judge: {test}\n{said[-1500:]}", flush=True)
+            return False
+    return True
 
 
 def runs(tests: list[str], mutant: Mutant, *, fast: bool) -> Iterable[list[str]]:
@@ -252,9 +276,11 @@ def attempt(tree: Tree, chosen: list[str], more: set[str]) -> tuple[int | None, 
     if chosen[0] == "-k":
         return tree.run([*stop, *chosen], seconds=LONGEST)
     ids = tree.root / "chosen.txt"
-    ids.write_text("\n".join(chosen), encoding="utf-8")
+    ids.write_text("\n".join(one for one in chosen if one not in UNSOUND), encoding="utf-8")
+    (tree.root / "unsound.txt").write_text("\n".join(UNSOUND), encoding="utf-8")
     files = sorted({one.partition("::")[0] for one in chosen} | more)
     told = {SELECT: str(ids), SEEN: str(tree.root / "known.txt")}
+    told[NOT] = str(tree.root / "unsound.txt")
     return tree.run([*stop, *files], seconds=LONGEST, **told)
 
 

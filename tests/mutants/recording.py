@@ -25,6 +25,8 @@ from tests.mutants.operators import Package, functions
 RECORD = "MUTANTS_RECORD"
 SELECT = "MUTANTS_SELECT"
 SEEN = "MUTANTS_KNOWN"
+NOT = "MUTANTS_UNSOUND"
+ONLY = "MUTANTS_ONLY"
 
 _SEEN = f'''
 """Notes which functions ran; a process that a test started appends them to a file."""
@@ -121,6 +123,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     ids = Path(chosen).read_text(encoding="utf-8").splitlines()
     known = set(Path(os.environ[SEEN]).read_text(encoding="utf-8").splitlines())
+    if os.environ.get(ONLY):
+        known.update(one.nodeid for one in items)
+    if unsound := os.environ.get(NOT):
+        known.update(Path(unsound).read_text(encoding="utf-8").splitlines())
     order = dict(zip(ids, itertools.count(), strict=False))
     kept = [one for one in items if one.nodeid in order or one.nodeid not in known]
     kept = [one for one in kept if one.nodeid in order or "trio" not in one.nodeid]
