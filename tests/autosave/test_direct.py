@@ -12,6 +12,7 @@ import pytest
 from perdure.autosave.events import Saved, SaveFailed
 from perdure.autosave.options import Engine
 from perdure.errors import SessionQuarantinedError
+from perdure.store import Outcome, Status
 from tests.autosave.inline_store import DirectStore, Fault
 from tests.autosave.rigs import PLAIN, Rig, rig
 
@@ -126,3 +127,30 @@ async def test_a_loop_that_ends_leaves_no_save_behind() -> None:
             await r.saver.save(t)
         await r.host.aclose()
         assert t.inflight is None
+
+
+async def test_an_answer_that_comes_after_a_save_was_given_up_counts_for_nothing() -> None:
+    """It would be taken for the answer to what was sent again meanwhile."""
+    late: list[Any] = []
+
+    class Late(DirectStore):
+        def begin_append(self, batch: Any, done: Any) -> bool:
+            if late:
+                return super().begin_append(batch, done)
+            late.append(done)
+            return True
+
+    store = Late(latency=(3.0,))
+    async with rig(store, engine=Engine(jitter=0.0, eager=False, save_timeout=5.0)) as r:
+        t = r.track()
+        r.append(t, 2)
+        with anyio.move_on_after(7):
+            await r.saver.save(t)
+        assert [event.in_doubt for event in r.of(SaveFailed)] == [True]
+        while not store.calls:
+            await anyio.sleep(0.1)
+        late[0](Outcome(Status.OK))
+        assert t.durable == 0
+        assert await r.saver.save(t) == 2
+        assert r.stored(t) == 2
+        assert r.saver._core.in_flight == 0

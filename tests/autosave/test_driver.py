@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -369,7 +370,32 @@ async def test_a_save_that_hangs_is_given_up_and_sent_again() -> None:
         r.append(t)
         assert await r.saver.save(t) == 1
         assert 20 <= anyio.current_time() - zero < 22
-        assert [event.in_doubt for event in r.of(events.SaveFailed)] == [True, True]
+        failed = r.of(events.SaveFailed)
+        assert [event.in_doubt for event in failed] == [True, True]
+        assert all("did not answer within" in str(event.error) for event in failed)
+
+
+async def test_an_engine_that_stops_takes_nothing_more() -> None:
+    async with rig(InlineStore(latency=(5.0,))) as r:
+        t = r.track()
+        r.append(t)
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(r.saver.aclose, deadline=20.0, hard_grace=1.0))
+            await anyio.sleep(1)
+            with pytest.raises(SessionClosedError):
+                r.append(t)
+        assert r.stored(t) == 1
+
+
+async def test_an_engine_whose_time_is_over_begins_no_save() -> None:
+    async with rig(InlineStore(parallelism=1, batch_max=1)) as r:
+        r.store.stuck = True
+        sessions = [r.track(str(n)) for n in range(3)]
+        for t in sessions:
+            r.append(t)
+        report = await r.saver.aclose(deadline=1, hard_grace=30)
+        assert not report.clean
+        assert len(r.store.calls) == 1
 
 
 async def test_a_refused_group_is_quarantined_and_those_before_it_are_saved() -> None:

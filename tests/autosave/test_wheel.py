@@ -38,6 +38,8 @@ def test_exactly_what_has_begun_comes_out_in_order(
     assert sorted(out) == sorted(begun)
     assert [wheel.slot(at) for at in out] == sorted(wheel.slot(at) for at in out)
     assert wheel.next_at > now
+    later = [wheel.slot(at) * 0.05 for at in ats if wheel.slot(at) * 0.05 > now]
+    assert wheel.next_at == min(later, default=float("inf"))
 
 
 def test_add_says_what_comes_first() -> None:

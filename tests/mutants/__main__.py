@@ -4,6 +4,7 @@
     python -m tests.mutants --seed 7 --count 60  others, drawn from the same packages
     python -m tests.mutants --only sqlite        a group, or mutants by their names
     python -m tests.mutants --fast               on asyncio alone, and the quickest tests
+    python -m tests.mutants --only "Core.hold: drop call drop 1"    one that was drawn, again
 
 Each mutant runs in a copy of the tree, against the tests that run its function: which ones is
 recorded first (a few minutes, kept in .mutants/). It is killed when a test fails, or hangs.
@@ -243,11 +244,13 @@ def runs(tests: list[str], mutant: Mutant, *, fast: bool) -> Iterable[list[str]]
     if not tests:
         where = [f"tests/{one}" for one in GROUPS[mutant.group].tests]
         yield ["-k", "not trio", *where]
+        yield [f"tests/{one}" for one in GROUPS[mutant.group].last]
         return
     yield tests
     other = [one.replace("[asyncio", "[trio").replace("-asyncio", "-trio") for one in tests]
     if not fast:
         yield [new for old, new in zip(tests, other, strict=True) if old != new]
+        yield [f"tests/{one}" for one in GROUPS[mutant.group].last]
 
 
 def newer(mutant: Mutant, known: Recording) -> set[str]:
@@ -275,6 +278,8 @@ def attempt(tree: Tree, chosen: list[str], more: set[str]) -> tuple[int | None, 
     stop = ["-x", "--timeout", "60"]
     if chosen[0] == "-k":
         return tree.run([*stop, *chosen], seconds=LONGEST)
+    if all(one.startswith("tests/crash/") for one in chosen):
+        return tree.run(["-x", *chosen], seconds=3 * LONGEST)
     ids = tree.root / "chosen.txt"
     ids.write_text("\n".join(one for one in chosen if one not in UNSOUND), encoding="utf-8")
     (tree.root / "unsound.txt").write_text("\n".join(UNSOUND), encoding="utf-8")

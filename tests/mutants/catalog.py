@@ -26,6 +26,8 @@ class Group:
     """Below tests/: what may notice its mutants, the likeliest first."""
     packages: tuple[str, ...]
     """Below perdure: where a seed draws from. A part of a name is no part of a package."""
+    last: tuple[str, ...] = ()
+    """Tests that take long and start processes: for what has survived all others."""
 
 
 GROUPS = {
@@ -43,6 +45,15 @@ GROUPS = {
             "conformance/test_file.py",
         ),
         ("stores.file", "codec.frames", "_lib.files", "_lib.private_folder"),
+        tuple(
+            f"crash/test_crash.py::{name}"
+            for name in (
+                "test_a_cut_of_power_after_any_call_loses_nothing",
+                "test_a_holder_that_was_stopped_at_any_call_writes_nothing_behind_the_seal",
+                "test_holders_that_were_stopped_one_after_the_other_keep_the_seal",
+                "test_a_kill_at_any_call_loses_nothing",
+            )
+        ),
     ),
     "sqlite": Group(("stores/sqlite", "conformance/test_sqlite.py"), ("stores.sqlite",)),
     "lease": Group(("lease", "session", "conformance/test_file.py"), ("lease",)),
