@@ -205,7 +205,7 @@ class AgentWorker:
         goes_on = asked is not None and isinstance(posted.event, ResumeEvent)
         if goes_on:  # first: how often it was begun says how far back it is looked for
             ledger.begin(posted.admitted, asked or "")
-        async with context.session.turn(asked) as turn:
+        async with context.session.turn(asked, resume=True) as turn:
             over.begun(turn)
             if turn.replayed:
                 over.ended(await context.memory.answer_of(turn.id))

@@ -23,6 +23,7 @@ from perdure.memory.clock import TIMED_KINDS, stamp_of
 from perdure.memory.context import CONTEXT_KINDS, Retraction, WorkingContext
 from perdure.memory.documents import (
     SessionDocument,
+    Turned,
     fold_session,
     fold_state,
     names_of,
@@ -36,6 +37,7 @@ from perdure.model.checkpoints import CHECKPOINTS
 from perdure.model.keys import SessionKey
 from perdure.model.messages import Message
 from perdure.model.records import (
+    EPOCH,
     EVENT,
     MEMORY_DROP,
     MEMORY_SET,
@@ -43,6 +45,7 @@ from perdure.model.records import (
     META,
     RETRACT,
     TAKEN,
+    TURN,
     Entry,
     Record,
 )
@@ -82,6 +85,43 @@ class _Below:
         if record.kind == RETRACT:
             self._newest = decode(record.payload, Retraction).after
         return True
+
+
+class _Attempt:
+    """Going backwards through a log, find what an interrupted turn has left at its end."""
+
+    __slots__ = ("_id", "_older", "begin", "messages")
+
+    def __init__(self, turn_id: str) -> None:
+        self._id = turn_id
+        self.begin: int | None = None
+        """The seq of its first record, once that was seen."""
+        self.messages: list[Record] = []
+        self._older: list[Record] = []
+        """What is an earlier attempt's if one began before it, which this one has gone on from."""
+
+    def goes_on(self, record: Record) -> bool:
+        """Take an older record in; False if none before it can belong to the turn."""
+        kind = record.kind
+        if kind in MESSAGE_KINDS:
+            (self.messages if self.begin is None else self._older).append(record)
+        elif kind == EPOCH:  # what a holder appends belongs to no turn of an earlier one
+            return self.begin is not None or not self.messages
+        elif kind == RETRACT:  # an attempt before it was taken back
+            return False
+        elif kind == TURN:
+            return self._is_its(decode(record.payload, Turned), record.seq)
+        return True
+
+    def _is_its(self, turned: Turned, seq: int) -> bool:
+        if turned.turn != self._id or not turned.given or turned.phase == "end":
+            return False
+        if turned.phase == "begin":
+            self.begin = seq
+            self.messages += self._older
+            self._older.clear()
+            return True
+        return self.begin is not None or not self.messages  # else: appended behind it
 
 
 class Contents:
@@ -255,6 +295,26 @@ class Contents:
         document.turns = self.turns
         document.messages = self.messages
         return document
+
+    async def attempt(
+        self, turn_id: str, *, unsaved: Iterable[Record], durable: int
+    ) -> tuple[int, tuple[Any, ...]] | None:
+        """Return what an interrupted turn has appended, if nothing has come behind it.
+
+        The seq of the record before it, and its messages. ``unsaved`` is newest first.
+        """
+        found = _Attempt(turn_id)
+        more = all(map(found.goes_on, unsaved))
+        if more:
+            log = self._store.read_log(self.key, before=durable + 1, reverse=True)
+            async with contextlib.aclosing(log):
+                async for chunk in log:
+                    if not all(map(found.goes_on, chunk.records)):
+                        break
+        if found.begin is None:
+            return None
+        texts = [decode_message(one.payload, self._registry) for one in reversed(found.messages)]
+        return found.begin - 1, tuple(texts)
 
     async def history(
         self,

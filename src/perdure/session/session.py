@@ -63,6 +63,7 @@ class Session(Planned, Rendered):
     __slots__ = (
         "_checkpoints",
         "_keeper",
+        "_may_be_cut",
         "_turns",
         "_worker",
         "contributors",
@@ -77,6 +78,8 @@ class Session(Planned, Rendered):
         super().__init__(runtime, restored, tracked)
         self._keeper = keeper
         self._turns = TurnQueue()
+        self._may_be_cut = restored.turns > 0
+        """Whether the newest turn may not have come to its end."""
         self._checkpoints: CheckpointEngine | None = None
         self._worker: object | None = None  # the agent that works on it, if one does
         self.contributors: Contributors | None = None  # made when the first is attached
@@ -229,7 +232,7 @@ class Session(Planned, Rendered):
         """
         return await attach(self, contributor, restore=True)
 
-    def turn(self, id: str | None = None) -> Turn:
+    def turn(self, id: str | None = None, *, resume: bool = False) -> Turn:
         """Return a turn to enter: ``async with session.turn() as turn``.
 
         Turns run one at a time, first come, first served. Leaving one waits until it is durable.
@@ -238,10 +241,12 @@ class Session(Planned, Rendered):
 
         Args:
             id: The caller's own name for it, such as a request's id. A retry with the same
-                id is the same turn: if it has ended before, ``turn.replayed`` is True.
+                id is the same turn: if it has ended before, ``turn.replayed`` is True. If it was
+                cut before its end, what it left of the conversation is taken back.
+            resume: Leave that there, to go on from it: ``turn.resumed``, ``turn.messages``.
 
         """
-        return Turn(self, self._turns, id)
+        return Turn(self, self._turns, id, resume=resume)
 
     async def save(self) -> Receipt:
         """Make everything that was appended durable, now, and return the proof.
@@ -384,6 +389,18 @@ class Session(Planned, Rendered):
         await self._runtime.saver.room(self.tracked)
         return self._contents.turn_ids.get(turn_id)
 
+    async def find_attempt(self, turn_id: str) -> tuple[int, tuple[Any, ...]] | None:
+        """Return what an interrupted turn of this id has appended, if nothing is behind it.
+
+        The seq of the record before it, and its messages.
+        """
+        if not self._may_be_cut:
+            return None
+        tracked = self.tracked
+        pending, durable = tracked.pending, tracked.durable
+        unsaved = reversed(unsaved_records(tracked)) if pending else ()
+        return await self._contents.attempt(turn_id, unsaved=unsaved, durable=durable)
+
     def next_turn(self) -> int:
         """Return the number of a new turn."""
         self._contents.turns += 1
@@ -393,6 +410,7 @@ class Session(Planned, Rendered):
         """Append a turn's last record, in one group with others; a save is due with it."""
         self.accept((*closing, Entry(TURN, encode(turned))))
         note_turn(self._contents.turn_ids, turned)
+        self._may_be_cut = turned.phase != "end"
         self._runtime.saver.turn_ended(self.tracked)
 
     def folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:

@@ -6,7 +6,7 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, final
 
 import anyio
 
@@ -37,18 +37,38 @@ class Turn:
     Turns of a session run one at a time, in the order in which they were asked for. What was
     appended in a turn is durable when the block has been left without an error. A turn that an
     exception or a cancellation leaves is closed as interrupted, and saved too; a
-    cancellation does not wait for that.
+    cancellation does not wait for that. What such an attempt, or one that a kill has cut, left of
+    the conversation is taken back when its id is tried again, if nothing has come behind it.
     """
 
-    __slots__ = ("_closing", "_given", "_queue", "_session", "id", "number", "replayed")
+    __slots__ = (
+        "_closing",
+        "_given",
+        "_queue",
+        "_resume",
+        "_session",
+        "id",
+        "messages",
+        "number",
+        "replayed",
+        "resumed",
+    )
 
-    def __init__(self, session: Session, queue: TurnQueue, turn_id: str | None) -> None:
+    def __init__(
+        self, session: Session, queue: TurnQueue, turn_id: str | None, *, resume: bool = False
+    ) -> None:
         if turn_id is not None:
             require_name("turn id", turn_id)
         self._session = session
         self._queue = queue
         self._given = turn_id is not None
         self._closing: tuple[Entry, ...] = ()
+        self._resume = resume
+        self.messages: tuple[Any, ...] = ()
+        """What an interrupted attempt of this id had appended: it is taken back, or, with
+        ``resume=True``, still there."""
+        self.resumed: bool = False
+        """Whether it goes on from an interrupted attempt, ``messages`` being what that has."""
         self.replayed: bool = False
         """Whether a turn of this id has ended before: there is nothing left to do in it."""
         self.id: str = turn_id or ""
@@ -62,6 +82,8 @@ class Turn:
         try:
             done = await self._session.begin_turn(self.id)
             self.replayed = done is not None
+            if self._given and not self.replayed:
+                await self._look_back()
             self.number = done or self._session.next_turn()
             self.id = self.id or f"turn_{self.number:04d}"
             if not self.replayed:
@@ -91,6 +113,15 @@ class Turn:
                     await self._session.save()
         finally:
             self._queue.leave()
+
+    async def _look_back(self) -> None:
+        attempt = await self._session.find_attempt(self.id)
+        if attempt is None:
+            return
+        before, self.messages = attempt
+        self.resumed = self._resume
+        if not self._resume:
+            await self._session.retract(after=before)
 
     async def emit(self, item: T, send: Callable[[T], Awaitable[object] | object]) -> None:
         """Send something once everything before it is durable: the output gate.

@@ -222,12 +222,12 @@ class Session(Planned, Rendered):
         attached = self._loop.call(lambda: self._inner.attach(relayed(self._inner, contributor)))
         return Attachment(self._loop, attached)
 
-    def turn(self, id: str | None = None) -> Turn:
+    def turn(self, id: str | None = None, *, resume: bool = False) -> Turn:
         """Return a turn to enter: ``with session.turn() as turn``.
 
         As `perdure.Session.turn`.
         """
-        return Turn(self._loop, self, self._inner.turn(id), self._in_turn)
+        return Turn(self._loop, self, self._inner.turn(id, resume=resume), self._in_turn)
 
     def save(self) -> Receipt:
         """Make everything that was appended durable, now, and return the proof.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
 import anyio
 
@@ -57,6 +57,16 @@ class Turn:
     def replayed(self) -> bool:
         """Whether a turn of this id has ended before: there is nothing left to do in it."""
         return self._inner.replayed
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it goes on from an interrupted attempt, ``messages`` being what that has."""
+        return self._inner.resumed
+
+    @property
+    def messages(self) -> tuple[Any, ...]:
+        """What an interrupted attempt of this id had appended: taken back, or still there."""
+        return self._inner.messages
 
     def __enter__(self) -> Self:
         self._in_turn.refuse(self._session.key, "beginning another")
