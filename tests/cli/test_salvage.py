@@ -6,7 +6,6 @@ import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-
 from typing import Any
 
 import anyio

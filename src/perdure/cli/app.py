@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedC
 import perdure
 from perdure.cli import USAGE
 from perdure.cli.archive import archive
+from perdure.cli.backup import backup, restore_backup
 from perdure.cli.chat import chat
 from perdure.cli.check import check
 from perdure.cli.checkpoints import checkpoints, diff, rollback
@@ -40,7 +41,7 @@ COMMANDS: tuple[Callable[..., int], ...] = (
     *(demo, chat, ls, show, check, rebuild, inbox),
     *(checkpoints, diff, rollback, replay),
     *(fork, copy, rename, forget, prune),
-    *(export, import_, migrate, archive, config, tune, doctor),
+    *(export, import_, migrate, backup, restore_backup, archive, config, tune, doctor),
 )
 
 

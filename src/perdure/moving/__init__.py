@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
+    from perdure.moving.backups import Backup as Backup
+    from perdure.moving.backups import backup as backup
     from perdure.moving.files import read_bundle as read_bundle
     from perdure.moving.files import write_bundle as write_bundle
     from perdure.moving.landing import Landed as Landed
     from perdure.moving.migrating import Migration as Migration
     from perdure.moving.migrating import Progress as Progress
     from perdure.moving.migrating import migrate as migrate
+    from perdure.moving.restoring import Restored as Restored
+    from perdure.moving.restoring import Verified as Verified
+    from perdure.moving.restoring import restore_backup as restore_backup
+    from perdure.moving.restoring import verify_backup as verify_backup
     from perdure.moving.salvaging import MissingRecords as MissingRecords
     from perdure.moving.salvaging import Salvage as Salvage
     from perdure.moving.salvaging import salvage as salvage
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
     from perdure.session.pairs import import_pair as import_pair
 
 _HOMES = {
+    "perdure.moving.backups": ("Backup", "backup"),
+    "perdure.moving.restoring": ("Restored", "Verified", "restore_backup", "verify_backup"),
     "perdure.moving.files": ("read_bundle", "write_bundle"),
     "perdure.moving.landing": ("Landed",),
     "perdure.moving.migrating": ("Migration", "Progress", "migrate"),

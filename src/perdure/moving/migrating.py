@@ -46,7 +46,16 @@ from perdure.moving.taking import content, items
 from perdure.session.lineage import followed
 from perdure.store import Document, Grant, Posted, Store
 
-__all__ = ["Migration", "Progress", "migrate"]
+__all__ = [
+    "AT_ONCE",
+    "PAUSE",
+    "TRIES",
+    "Migration",
+    "Progress",
+    "keys_of",
+    "migrate",
+    "was_removed",
+]
 
 AT_ONCE: Final = 8
 PAGE: Final = 500
@@ -132,7 +141,7 @@ async def _move_all(
     progress: Callable[[Progress], None] | None,
 ) -> None:
     names = await source.tenants() if tenants is None else tenants
-    keys = [key for tenant in names for key in await _keys(source, tenant)]
+    keys = [key for tenant in names for key in await keys_of(source, tenant)]
     found, done = mover.found, 0
     found.sessions = len(keys)
     mover.waiting = {
@@ -160,7 +169,8 @@ async def _move_all(
     await mover.follow_deletions(keys, tenants)
 
 
-async def _keys(store: Store, tenant: str) -> list[SessionKey]:
+async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
+    """List all sessions of a tenant."""
     keys: list[SessionKey] = []
     require_filters(tenant=tenant)
     while True:
@@ -502,6 +512,9 @@ class _Mover:
             if own:  # left in the target itself: it comes again behind the session
                 await self._source.post(key, own)
                 self.waiting.add(key)
+            # First: who finds it deleted is to know that nobody has forgotten it.
+            note = _removed(self._source, key, grant.epoch)
+            await self._target.put_blobs(key.tenant, {_name(note): note})
             await self._target.delete(key, grant.epoch)
 
     async def _require_forks_follow(self, key: SessionKey) -> None:
@@ -525,7 +538,7 @@ class _Mover:
         for tenant in await self._target.tenants():
             if tenants is not None and tenant not in tenants:
                 continue
-            for key in await _keys(self._target, tenant):
+            for key in await keys_of(self._target, tenant):
                 if key in here:
                     continue
                 try:
@@ -547,7 +560,7 @@ class _Mover:
             )
             raise StoreError(message, key=str(key))
         lineage = followed(self._target)
-        for fork in await _keys(self._target, key.tenant):
+        for fork in await keys_of(self._target, key.tenant):
             base = await lineage.base_of(fork)
             if base is not None and base.parent == key:
                 message = f"{key} was deleted, and {fork} still goes on behind it: migrate again"
@@ -658,6 +671,17 @@ def _name(receipt: bytes) -> str:
 def _untouched(source: Store, key: SessionKey, epoch: int) -> bytes:
     """Return the receipt by which nobody but a migration has written a session in the target."""
     return encode(["untouched", key, source.location, epoch])
+
+
+def _removed(source: Store, key: SessionKey, epoch: int) -> bytes:
+    """Return the receipt of a copy that a migration removed, to write it anew."""
+    return encode(["removed", key, source.location, epoch])
+
+
+async def was_removed(source: Store, target: Store, key: SessionKey, epoch: int) -> bool:
+    """Say whether a migration has deleted a session under an epoch, to write it anew."""
+    receipt = _name(_removed(source, key, epoch))
+    return await target.get_blob(key.tenant, receipt) is not None
 
 
 def _way_out(key: SessionKey) -> str:

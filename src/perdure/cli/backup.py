@@ -1,0 +1,162 @@
+"""``perdure backup`` and ``perdure restore-backup``: all sessions of a store, kept elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, TypeVar
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+
+import perdure
+from perdure.cli.options import Answer
+from perdure.cli.output import print_json, say, size, stderr
+from perdure.cli.reach import existing, require_key
+from perdure.moving.backups import Backup
+from perdure.moving.backups import backup as write_backup
+from perdure.moving.migrating import Progress
+from perdure.moving.restoring import Restored, Verified, verify_backup
+from perdure.moving.restoring import restore_backup as read_back
+from perdure.store import open_read_only
+
+__all__ = ["backup", "restore_backup"]
+
+T = TypeVar("T")
+
+
+def backup(
+    source: Annotated[str, Parameter(name="STORE")],
+    target: Annotated[str, Parameter(name="TARGET")],
+    /,
+    *,
+    verify: bool = False,
+    wait: float = 10.0,
+    answer: Answer = Answer(),  # noqa: B008  # frozen
+) -> int:
+    """Back up all sessions of a store; each further run adds what has come since.
+
+    The store is only read, without a lease, also while a program writes to it. May be killed and
+    repeated. What the store has deleted or pruned goes from the backup, too. Exits with 1
+    if a session could not be backed up, and says why.
+
+    Args:
+        source: The store: a path or a URL.
+        target: Where the backup is, or will be: a folder or a URL, such as s3://bucket/backup.
+        verify: Read the whole backup afterwards, and compare it with its checksums.
+        wait: Seconds to wait for another run that writes the same session.
+
+    """
+    return anyio.run(partial(_backup, source, target, verify, wait, answer))
+
+
+async def _backup(source: str, target: str, verify: bool, wait: float, answer: Answer) -> int:  # noqa: FBT001  # passed by position
+    here, there = existing(source), perdure.store_for(target)
+    await open_read_only(here)
+    try:
+        await require_key(here)
+        await there.open()
+        try:
+            done = await _with_bar("backing up", partial(write_backup, here, there, wait=wait))
+            seen = await _with_bar("verifying", partial(verify_backup, there)) if verify else None
+        finally:
+            await there.aclose()
+    finally:
+        await here.aclose()
+    if answer.json:
+        facts = {"verified": seen, **msgspec.to_builtins(done)}
+        print_json({"source": here.location, "target": there.location, **facts})
+    else:
+        _print_backup(done, seen, there.location)
+    return 1 if done.failed or (seen is not None and seen.problems) else 0
+
+
+def restore_backup(
+    target: Annotated[str, Parameter(name="TARGET")],
+    source: Annotated[str, Parameter(name="STORE")],
+    /,
+    *,
+    wait: float = 10.0,
+    answer: Answer = Answer(),  # noqa: B008  # frozen
+) -> int:
+    """Restore the sessions of a backup into a store that has lost them, and verify each.
+
+    A session that is newer than the backup stays as it is; one that was forgotten stays
+    forgotten. Both are named. May be killed and repeated. Exits with 1 if a session of the
+    backup, other than a forgotten one, is not in the store afterwards.
+
+    Args:
+        target: Where the backup is: a folder or a URL.
+        source: The store to restore into: a path or a URL.
+        wait: Seconds to wait for a process that holds a session.
+
+    """
+    return anyio.run(partial(_restore, target, source, wait, answer))
+
+
+restore_backup.__name__ = "restore-backup"  # what the command is called
+
+
+async def _restore(backup: str, store: str, wait: float, answer: Answer) -> int:
+    here, there = existing(backup), perdure.store_for(store)
+    await open_read_only(here)
+    try:
+        await require_key(here)
+        await there.open()
+        try:
+            done = await _with_bar("restoring", partial(read_back, here, there, wait=wait))
+        finally:
+            await there.aclose()
+    finally:
+        await here.aclose()
+    if answer.json:
+        facts = msgspec.to_builtins(done)
+        print_json({"source": here.location, "target": there.location, **facts})
+    else:
+        _print_restored(done, there.location)
+    return 1 if done.failed else 0
+
+
+async def _with_bar(what: str, act: Callable[..., Awaitable[T]]) -> T:
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
+    console = stderr()
+    hidden = not console.is_terminal
+    with Bar(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task(what, total=None)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=progress.done, total=progress.total)
+
+        return await act(progress=show)
+
+
+def _print_backup(done: Backup, seen: Verified | None, target: str) -> None:
+    for key, why in done.failed.items():
+        say(f"{key}: NOT BACKED UP: {why}")
+    say(
+        f"{done.written} of {done.sessions} sessions written to {target}, {done.there} had not "
+        f"changed: {done.records} records, {done.blobs} blobs, {size(done.bytes)}"
+    )
+    if done.forgotten:
+        say(f"{done.forgotten} removed from the backup, as they were from the store")
+    if seen is not None:
+        for key, why in seen.problems.items():
+            say(f"{key}: PROBLEM: {why}")
+        problems = len(seen.problems) or "no"
+        say(f"verified: {seen.sessions} sessions, {seen.records} records, {problems} problems")
+
+
+def _print_restored(done: Restored, target: str) -> None:
+    for key, why in done.failed.items():
+        say(f"{key}: NOT RESTORED: {why}")
+    for key in done.forgotten:
+        say(f"{key}: was forgotten since the backup, and stays so")
+    say(
+        f"{done.written} of {done.sessions} sessions restored into {target} and verified, "
+        f"{done.there} were there already: {done.records} records, {done.blobs} blobs"
+    )
+    if done.posted:
+        say(f"{done.posted} posts wait for their sessions again")
