@@ -19,7 +19,7 @@ from perdure.model.records import MESSAGE
 from perdure.moving import migrate
 from perdure.moving.beating import while_beating
 from perdure.session.through import Through
-from perdure.store import Batch, Holder, Outcome, Posted
+from perdure.store import Batch, DeadLetter, Holder, Outcome, Posted
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from tests._virtual import BACKENDS, virtual
@@ -185,3 +185,56 @@ async def test_what_is_done_meanwhile_fails_as_it_does_alone() -> None:
 
     with pytest.raises(ValueError, match="as it is"):
         await while_beating([store], act, every=0.0)
+
+
+async def set_aside(store: MemoryStore, key: SessionKey, op_id: str) -> DeadLetter:
+    """Post an item, and have a holder of the session make it a dead letter."""
+    item = Posted(op_id, MESSAGE, msgspec.json.encode({"text": "?"}), 1.0)
+    letter = DeadLetter(item, "it cannot be appended", 5, 2.0)
+    await store.post(key, [item])
+    held = await store.holder(key)
+    grant = await store.acquire(key, after=0 if held is None else held.epoch)
+    await store.reject(key, grant.epoch, [letter])
+    await store.release(key, grant.epoch)
+    return letter
+
+
+async def say(store: MemoryStore, key: SessionKey, text: str) -> None:
+    again = MemoryStore(backing=store._backing)
+    async with perdure.connect(again, shutdown=QUIET) as sessions:
+        async with sessions.open(key.agent, tenant=key.tenant) as session, session.turn():
+            session.append(Message.user(text))
+
+
+async def test_dead_letters_that_stay_behind_are_told() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await opened(source, target)
+    for key in (SessionKey("a"), SessionKey("b", tenant="acme")):
+        await say(source, key, "Hello")
+        await set_aside(source, key, "large/0")
+    assert (await migrate(source, target, tenants=["acme"])).dead_letters == 1
+    done = await migrate(source, target)
+    assert (done.failed, done.dead_letters) == ({}, 2)
+    await source.drop_dead_letters(SessionKey("a"), ["large/0"])
+    assert (await migrate(source, target)).dead_letters == 1
+
+
+async def test_a_copy_with_dead_letters_of_its_own_is_not_written_anew() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await opened(source, target)
+    key = SessionKey("a")
+    await say(source, key, "one")
+    await migrate(source, target)
+    letter = await set_aside(target, key, "large/0")
+    await say(source, key, "two")
+    done = await migrate(source, target)
+    assert "1 dead letters" in done.failed[str(key)]
+    assert await target.dead_letters(key) == [letter]
+    again = MemoryStore(backing=target._backing)
+    async with perdure.connect(again, shutdown=QUIET) as sessions:
+        await sessions.retry_dead_letters("a")
+    done = await migrate(source, target)
+    assert (done.failed, done.copied) == ({}, 1)
+    held = await target.holder(key)
+    assert held is not None
+    assert [one.op_id for one in await target.take(key, held.epoch, limit=9)] == ["large/0"]

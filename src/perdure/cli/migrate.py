@@ -96,6 +96,11 @@ def _print(done: Migration, target: str) -> None:
         say(f"{done.deleted} deleted in {target}, as they were in the source")
     if done.posted:
         say(f"{done.posted} posts wait in {target}, too")
+    if done.dead_letters:
+        say(
+            f"{done.dead_letters} dead letters stay in the source and were not copied: `perdure "
+            "inbox` there lists them; retry or drop them, then run this again"
+        )
     if done.open:
         say(
             f"{done.open} were not closed in the source: once the program that writes them has "

@@ -97,6 +97,8 @@ class Migration(msgspec.Struct, kw_only=True):
     """Sessions in which nothing was ever said, opened or not: there is nothing to copy."""
     posted: int = 0
     """Items that wait in the source's inboxes, and since this run in the target's, too."""
+    dead_letters: int = 0
+    """Items that the source has set aside as dead letters: they stay there, and are not copied."""
     failed: dict[str, str] = {}
     """Why a session was not copied, by its key."""
 
@@ -167,6 +169,15 @@ async def _move_all(
             for key in wave:
                 group.start_soon(move, key, limiter)
     await mover.follow_deletions(keys, tenants)
+    found.dead_letters = await _dead_letters(source, tenants)
+
+
+async def _dead_letters(store: Store, tenants: Sequence[str] | None) -> int:
+    if not store.capabilities.dead_letters:
+        return 0
+    keys = await store.waiting(dead_letters=True)
+    wanted = [key for key in keys if tenants is None or key.tenant in tenants]
+    return sum([len(await store.dead_letters(key)) for key in wanted])
 
 
 async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
@@ -512,10 +523,26 @@ class _Mover:
             if own:  # left in the target itself: it comes again behind the session
                 await self._source.post(key, own)
                 self.waiting.add(key)
+            await self._require_no_dead_letters(key)
             # First: who finds it deleted is to know that nobody has forgotten it.
             note = _removed(self._source, key, grant.epoch)
             await self._target.put_blobs(key.tenant, {_name(note): note})
             await self._target.delete(key, grant.epoch)
+
+    async def _require_no_dead_letters(self, key: SessionKey) -> None:
+        """Raise if the target has set posts aside: none was copied, so nobody else has them."""
+        if not self._target.capabilities.dead_letters:
+            return
+        letters = await self._target.dead_letters(key)
+        if letters:
+            where = f" --tenant {key.tenant}" if key.tenant else ""
+            message = (
+                f"{self._target.location} has {len(letters)} dead letters of {key}, which would be "
+                f"lost if it were written anew there: `perdure inbox {key.agent} --session "
+                f"{key.session}{where} --store TARGET --retry --all` lets them wait again, or "
+                "--drop removes them; then migrate again"
+            )
+            raise StoreError(message, key=str(key), count=len(letters))
 
     async def _require_forks_follow(self, key: SessionKey) -> None:
         """Raise if a fork in the target would lose its history, and nothing would replace it."""
