@@ -15,10 +15,11 @@ import pytest
 from perdure import errors
 from tests.source_tree import ROOT, SRC, files, modules, pyproject
 
+GIVEN = ROOT / "tests" / "docs_given"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 EXAMPLE = re.compile(
-    r"(?:<!-- not run: (?P<why>.+?) -->\n)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?:<!-- given: (?P<given>\w+) -->\n)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 BRITISH = re.compile(
     r"\b\w*(?:behaviour|colour|favour|honour|neighbour|labour|serialis|recognis|normalis|initialis"
@@ -56,12 +57,12 @@ def anchors(markdown: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def examples() -> list[tuple[str, str]]:
+def examples() -> list[tuple[str, str | None, str]]:
+    """Return each snippet: its name, the module that gives it what it needs, its code."""
     return [
-        (f"{relative(page)}-{number}", match["code"])
+        (f"{relative(page)}-{number}", match["given"], match["code"])
         for page in PAGES
         for number, match in enumerate(EXAMPLE.finditer(text(page)), 1)
-        if not match["why"]
     ]
 
 
@@ -98,19 +99,35 @@ def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
     assert broken == []
 
 
+def test_no_snippet_is_left_out() -> None:
+    count = sum(len(re.findall(r"^```python$", text(page), re.MULTILINE)) for page in PAGES)
+    assert len(examples()) == count
+    assert [relative(page) for page in PAGES if "<!-- not run" in text(page)] == []
+    given = {path.stem for path in GIVEN.glob("*.py")} - {"run"}
+    assert {name for _, name, _ in examples() if name} == given
+
+
 def test_the_examples_of_the_documents_run(tmp_path: Path) -> None:
     failed = {}
-    for name, code in examples():
+    for name, given, code in examples():
+        folder = tmp_path / name.replace("/", "-")
+        folder.mkdir()
+        snippet = folder / "snippet.py"
+        snippet.write_text(code, encoding="utf-8")
+        command = [str(GIVEN / "run.py"), str(GIVEN / f"{given}.py"), str(snippet)]
         run = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code],
-            cwd=tmp_path,
-            env={**os.environ, "PERDURE_HOME": str(tmp_path / name.replace("/", "-"))},
+            [sys.executable, "-W", "error", *(command if given else ["-c", code])],
+            cwd=folder,
+            env={
+                **{key: value for key, value in os.environ.items() if key[:6] != "PYTEST"},
+                "PERDURE_HOME": str(folder / "home"),
+            },
             capture_output=True,
             text=True,
             check=False,
         )
         if run.returncode:
-            failed[name] = run.stderr
+            failed[name] = run.stdout + run.stderr
     assert failed == {}
 
 

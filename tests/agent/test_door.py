@@ -48,3 +48,13 @@ async def test_a_reason_to_deny_is_text() -> None:
                 with pytest.raises(ConfigError, match="why must be a string, not int"):
                     await agent.deny(event.call.id, reason)
                 await agent.deny(event.call.id, "not today")
+
+
+async def test_an_agent_that_was_not_awaited_says_what_to_write() -> None:
+    creating: Any = Agent.create("ada", model=ScriptedModel("Hello!"))
+    async with creating:
+        with pytest.raises(AttributeError, match=r"no 'ask': write `async with Agent.create"):
+            await creating.ask("Hello")
+    agent = await creating
+    async with agent:
+        assert await agent.ask("Hello") == "Hello!"

@@ -55,6 +55,15 @@ class Creating(Generic[A]):
         if self._agent is not None:
             await self._agent.__aexit__(exc_type, exc, traceback)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copy, pickle and inspect ask for: there is none
+            raise AttributeError(name)
+        message = (
+            f"Agent.create(…) is no agent yet, and has no {name!r}: write "
+            "`async with Agent.create(…) as agent:`, or `agent = await Agent.create(…)`"
+        )
+        raise AttributeError(message, name=name, obj=self)
+
 
 def merged(
     config: AgentConfig | None,

@@ -1,0 +1,5 @@
+"""Where the table of the bucket would lie."""
+
+from pathlib import Path
+
+path = Path("bucket.db")
