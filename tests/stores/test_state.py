@@ -256,6 +256,7 @@ async def test_whoever_was_replaced_notices_before_its_next_save(storage: StateS
             with pytest.raises(LeaseLostError):
                 await mine.save()
             assert [one.text for one in theirs.context()] == ["one", "two"]
+        assert await one.lost[0].discard_unsaved() == 1
     state = await storage.load()
     assert state is not None
     assert len(state.context.core.history) == 2

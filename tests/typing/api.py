@@ -14,8 +14,10 @@ from perdure import (
     Attachment,
     Autosave,
     ConfigError,
+    ContextOverflowError,
     Contributor,
     CorruptRecordError,
+    DeadLetter,
     Encoded,
     Engine,
     FormatError,
@@ -29,6 +31,7 @@ from perdure import (
     NotStorableError,
     Opaque,
     PerdureError,
+    Posted,
     PostReceipt,
     Receipt,
     ReplayDivergedError,
@@ -222,6 +225,9 @@ def errors_are_one_tree() -> None:
     except (LeaseLostError, LeaseError) as error:
         lease: LeaseError = error
         raise lease from None
+    except ContextOverflowError as error:
+        overflow: ContextOverflowError = error
+        raise overflow from None
     except (MissingExtraError, TemplateError, UnknownConfigKeyError, ConfigError) as error:
         config: ConfigError = error
         raise config from None
@@ -270,3 +276,9 @@ async def a_store(store: Store) -> list[Outcome]:
 async def the_stores() -> None:
     for store in (FileStore("~/agents"), FileStore(), MemoryStore(backing=MemoryBacking())):
         await a_store(store)
+
+
+async def undelivered(sessions: SessionManager) -> list[bytes]:
+    letters: tuple[DeadLetter, ...] = await sessions.dead_letters("ada")
+    items: list[Posted] = [letter.item for letter in letters]
+    return [item.payload for item in items]

@@ -32,8 +32,6 @@ import sniffio  # noqa: F401  # as most programs have it, by their model's clien
 
 from perdure import LeaseLostError, Message, Shutdown, connect
 
-logging.getLogger("perdure").setLevel(logging.CRITICAL)  # of what is lost, it is told here
-
 ROOT = Path(__file__).parents[2]
 QUIET, ALL, EACH = 12.0, 10.0, 0.5
 """Seconds between the death and the first open; for all opens; for each."""
@@ -182,6 +180,7 @@ def url_of(store: str) -> Iterator[str]:
 
 
 def main() -> int:
+    logging.getLogger("perdure").setLevel(logging.CRITICAL)  # of what is lost, it is told here
     parser = argparse.ArgumentParser(prog="tests.workers.owner", description=__doc__)
     parser.add_argument("--store", choices=STORES, default="postgres")
     parser.add_argument("--sessions", type=int, default=300)

@@ -32,6 +32,12 @@ async def told() -> str:
     return (await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)).strip()
 
 
+async def decide(sessions: SessionManager) -> None:
+    """Let what was unsaved of lost sessions go: it is tried again, or was told."""
+    for lost in sessions.lost:
+        await lost.discard_unsaved()
+
+
 async def take_turns(sessions: SessionManager, name: str, count: int) -> None:
     """Make each turn until it is durable, opening the session for each try."""
     for number in range(count):
@@ -44,6 +50,7 @@ async def take_turns(sessions: SessionManager, name: str, count: int) -> None:
                         session.append(Message.user(op))
             except (LeaseHeldError, LeaseLostError) as error:
                 say("again", op, str(error))
+                await decide(sessions)
                 await anyio.sleep(0.01)
             else:
                 say("durable", op)
@@ -64,6 +71,7 @@ async def keep(sessions: SessionManager, name: str, count: int) -> None:
             await session.save()
         except LeaseLostError as error:
             say("lost", word, str(error))
+            await decide(sessions)
             session = await sessions.open(AGENT, wait=30)
         else:
             say("durable", word)

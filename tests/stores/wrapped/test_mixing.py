@@ -14,11 +14,15 @@ import pytest
 from perdure import Message, Shutdown, connect
 from perdure.errors import ConfigError
 from perdure.store import Store
+from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.stores.postgres import PostgresStore
+from perdure.stores.redis import RedisStore
+from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore
 from perdure.testing.conformance._kit import name_of
-from tests.crash.places import KINDS
 from tests.golden.reader import HERE
+from tests.servers import postgres, s3, valkey
 
 KEY = "5a" * 32
 NO_SIGNALS = Shutdown(signals=False)
@@ -26,7 +30,14 @@ NO_SIGNALS = Shutdown(signals=False)
 
 @pytest.fixture(params=["file", "sqlite", "postgres", "redis", "s3"])
 def inner(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    return lambda: KINDS[request.param](tmp_path / "kept", None)
+    place = tmp_path / "kept"
+    return {
+        "file": lambda: FileStore(place),
+        "sqlite": lambda: SqliteStore(place / "store.db"),
+        "postgres": lambda: PostgresStore(postgres.shared().url, schema=postgres.schema_of(place)),
+        "redis": lambda: RedisStore(f"{valkey.shared().url}?prefix={s3.prefix_of(place)}"),
+        "s3": lambda: s3.store_on(s3.shared(), place),
+    }[request.param]
 
 
 async def say(store: Store, text: str) -> None:
@@ -98,12 +109,12 @@ async def test_an_encrypted_store_may_be_packed(
     around: Callable[[Store], Store], tmp_path: Path
 ) -> None:
     for text in ("first " * 100, "then " * 100):
-        await say(around(KINDS["file"](tmp_path, None)), text)
-    async with connect(around(KINDS["file"](tmp_path, None)), shutdown=NO_SIGNALS) as sessions:
+        await say(around(FileStore(tmp_path)), text)
+    async with connect(around(FileStore(tmp_path)), shutdown=NO_SIGNALS) as sessions:
         async with sessions.open("ada") as ada:
             assert [one.text for one in ada.context()] == ["first " * 100, "then " * 100]
     with pytest.raises(ConfigError, match="is encrypted"):
-        await connect(KINDS["file"](tmp_path, None), shutdown=NO_SIGNALS)
+        await connect(FileStore(tmp_path), shutdown=NO_SIGNALS)
 
 
 def perdure(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -119,10 +130,10 @@ def perdure(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 async def test_the_cure_that_is_named_cures(tmp_path: Path) -> None:
     plain, sealed = f"file:{tmp_path / 'plain'}", f"encrypted+file:{tmp_path / 'sealed'}"
-    await say(KINDS["file"](tmp_path / "plain", None), "CANARY-4d1e")
+    await say(FileStore(tmp_path / "plain"), "CANARY-4d1e")
     done = perdure("migrate", plain, sealed)
     assert done.returncode == 0, done.stderr
-    store = EncryptedStore(KINDS["file"](tmp_path / "sealed", None), KEY)
+    store = EncryptedStore(FileStore(tmp_path / "sealed"), KEY)
     async with connect(store, shutdown=NO_SIGNALS) as sessions:
         async with sessions.open("ada") as ada:
             assert [one.text for one in ada.context()] == ["CANARY-4d1e"]
@@ -139,7 +150,7 @@ async def test_a_store_of_before_the_mark_is_known_by_its_keys(tmp_path: Path) -
     keyring = tmp_path / "kept" / "agents" / "perdure=3akeyring"
     shutil.rmtree(keyring)  # a store with no blob, post or fold had none
     key = (HERE / "encrypted" / "key").read_text("ascii")
-    store = EncryptedStore(KINDS["file"](tmp_path / "kept", None), key)
+    store = EncryptedStore(FileStore(tmp_path / "kept"), key)
     await store.open()
     assert await store.tenants() == [""]
     await store.aclose()
