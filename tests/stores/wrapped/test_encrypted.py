@@ -28,7 +28,7 @@ from perdure.errors import (
 )
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import About
-from perdure.model.records import MESSAGE, Entry
+from perdure.model.records import MESSAGE, Entry, Record
 from perdure.store import DeadLetter, Posted, Status, Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -167,9 +167,9 @@ async def test_records_fit_only_their_own_place(inner: Inner) -> None:
         await append_ok(store, grant, 2, *group("same"), *group("same"))
     records = await read(below)
     assert len({one.payload for one in records}) == len(records)
-    seal = store._seals.at_hand(KEY)
-    assert seal is not None
-    sealed = records[1]
+    spilled = store.seal_spill(KEY, 1, 1, group("same"))
+    assert spilled is not None
+    sealed = Record(2, 1, *spilled[0])
     for wrong in (
         (KEY, sealed.seq + 1, sealed.epoch, sealed.kind, sealed.end),
         (KEY, sealed.seq, sealed.epoch + 1, sealed.kind, sealed.end),
@@ -221,7 +221,7 @@ def test_a_key_opens_only_what_was_sealed_for_its_owner() -> None:
 def test_a_wrapped_key_opens_only_for_its_own_session(other: tuple[str, str, str]) -> None:
     masters, key = MasterKeys(OLD), SessionKey("ada", "a")
     _, data = keyring.wrapped(key, b"k" * 32, masters)
-    assert masters.unwrap(data, keyring.bound(key), "it")[0] == b"k" * 32
+    assert masters.unwrap(data, keyring.bound(key), "it").key == b"k" * 32
     with pytest.raises(CorruptRecordError):
         masters.unwrap(data, keyring.bound(SessionKey(*other)), "it")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 import anyio
@@ -16,20 +15,20 @@ from perdure.codec.blob_names import require_named
 from perdure.errors import CorruptRecordError, NotStorableError
 from perdure.model.keys import SessionKey
 from perdure.model.records import EPOCH, Entry, Record
-from perdure.store import Batch, DeadLetter, Document, Posted
+from perdure.store import Batch, DeadLetter, Posted
 from perdure.stores.wrapped.sealing import Place, Seal
 
 __all__ = [
     "LARGE",
     "done",
-    "opened_documents",
     "opened_item",
     "opened_letter",
+    "opened_record",
     "opened_records",
     "posted",
     "require_hashed",
-    "sealed_all",
     "sealed_batch",
+    "sealed_blobs",
     "sealed_letter",
 ]
 
@@ -55,27 +54,15 @@ def sealed_batch(seal: Seal, batch: Batch) -> Batch:
 
 def opened_records(seal: Seal, records: Sequence[Record]) -> tuple[Record, ...]:
     """Return records with their payloads opened."""
-    return tuple(
-        one
-        if one.kind == EPOCH
-        else Record(
-            one.seq,
-            one.epoch,
-            one.kind,
-            seal.open_payload(("record", one.seq, one.epoch, one.kind, one.end), one.payload),
-            one.end,
-        )
-        for one in records
-    )
+    return tuple(opened_record(seal, one) for one in records)
 
 
-def opened_documents(seal: Seal, sealed: Mapping[str, Document]) -> dict[str, Document]:
-    """Return documents opened, but for those that are damaged."""
-    found: dict[str, Document] = {}
-    for name, one in sealed.items():
-        with suppress(CorruptRecordError):
-            found[name] = Document(seal.open(("document", name), one.data), one.as_of_seq)
-    return found
+def opened_record(seal: Seal, one: Record) -> Record:
+    """Return a record that is linked to no other, opened."""
+    if one.kind == EPOCH:
+        return one
+    place = ("record", one.seq, one.epoch, one.kind, one.end)
+    return Record(one.seq, one.epoch, one.kind, seal.open_payload(place, one.payload), one.end)
 
 
 def require_hashed(blobs: Mapping[str, bytes]) -> None:
@@ -133,13 +120,11 @@ def opened_letter(seal: Seal, key: SessionKey, letter: DeadLetter, *, by_key: bo
     return msgspec.structs.replace(letter, item=item, reason=reason)
 
 
-async def sealed_all(
-    seal: Seal, data: Mapping[str, bytes], what: str = "document"
-) -> dict[str, bytes]:
-    """Return documents, or blobs, sealed to their names."""
+async def sealed_blobs(seal: Seal, data: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return blobs, sealed to their names."""
 
     def work() -> dict[str, bytes]:
-        return {name: seal.seal((what, name), one) for name, one in data.items()}
+        return {name: seal.seal(("blob", name), one) for name, one in data.items()}
 
     return await done(sum(map(len, data.values())), work)
 

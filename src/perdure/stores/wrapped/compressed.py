@@ -7,11 +7,19 @@ used without compression may be used with it from then on.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import final
 
 from perdure.model.keys import SessionKey
-from perdure.store import Grant, Store
+from perdure.model.manifest import Manifest
+from perdure.model.records import Record
+from perdure.store import Batch, Documents, Grant, Store
+from perdure.stores.wrapped.batches import sealed_batch
+from perdure.stores.wrapped.chain import Link
+from perdure.stores.wrapped.following import Asked, Following
 from perdure.stores.wrapped.layer import Layer
+from perdure.stores.wrapped.manifests import Hidden, Proof
 from perdure.stores.wrapped.packing import Packing
 from perdure.stores.wrapped.sealing import Place, Seal, from_text, said, to_text
 
@@ -98,6 +106,32 @@ class _Packed:
 
     async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> Seal | None:
         return self
+
+    async def following(
+        self, store: Store, key: SessionKey, asked: Asked, records: Sequence[Record]
+    ) -> Following | None:
+        return None
+
+    def followed(self, key: SessionKey, link: Link | None) -> None:
+        pass
+
+    async def sealer(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
+        return partial(sealed_batch, self)
+
+    async def proof(self, store: Store, manifest: Manifest) -> Proof | None:
+        return None
+
+    def folded(self, manifest: Manifest, proof: Proof) -> None:
+        pass
+
+    async def trimming(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
+        pass
+
+    async def unproven(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
+        return None
+
+    def proven(self, manifest: Manifest, hidden: Hidden) -> None:
+        pass
 
     def at_hand(self, key: SessionKey) -> Seal | None:
         return self

@@ -17,7 +17,7 @@ from perdure.stores.wrapped.keys import ciphers
 from perdure.stores.wrapped.packing import Packing
 from perdure.stores.wrapped.sealing import Place, from_text, said, to_text
 
-__all__ = ["GROWTH", "DataKey"]
+__all__ = ["GROWTH", "DataKey", "derived"]
 
 _VERSION = b"\x01"
 _ID = 8
@@ -41,13 +41,13 @@ class DataKey:
 
     def __init__(self, key: bytes, whose: Place, packing: Packing | None) -> None:
         aead = ciphers()
-        self._aead: Any = aead.AESGCM(_derived(key, b"seal", 32))
-        self._names: Any = aead.AESSIV(_derived(key, b"names", 64))
-        self._nonces = hashlib.blake2b(key=_derived(key, b"nonces", 32), digest_size=_NONCE)
+        self._aead: Any = aead.AESGCM(derived(key, b"seal", 32))
+        self._names: Any = aead.AESSIV(derived(key, b"names", 64))
+        self._nonces = hashlib.blake2b(key=derived(key, b"nonces", 32), digest_size=_NONCE)
         self._whose = whose
         self._packing = packing
         self.key: bytes = key
-        self.id: bytes = _derived(key, b"id", _ID)
+        self.id: bytes = derived(key, b"id", _ID)
         """Stands in front of what it sealed."""
         self._start = _VERSION + self.id
 
@@ -123,5 +123,6 @@ class DataKey:
         return msgspec.json.encode(("perdure", 1, self._whose, place))
 
 
-def _derived(key: bytes, use: bytes, size: int) -> bytes:
+def derived(key: bytes, use: bytes, size: int) -> bytes:
+    """Return a key for one use, made of another."""
     return hashlib.blake2b(b"perdure " + use, key=key, digest_size=size).digest()

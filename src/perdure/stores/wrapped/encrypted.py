@@ -9,18 +9,34 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from typing import final
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import NamedTuple, final
 
 import anyio
 import msgspec
 
-from perdure.errors import LeaseHeldError, LeaseLostError
+from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
 from perdure.model.keys import SessionKey
-from perdure.store import Grant, Store
+from perdure.model.manifest import About, Manifest
+from perdure.model.records import EPOCH, Record
+from perdure.store import Batch, Documents, Grant, Store
 from perdure.stores.wrapped import keyring
-from perdure.stores.wrapped.data_key import GROWTH, DataKey
+from perdure.stores.wrapped.chain import HEADER, Chain, Facts, Link, Writer, broken
+from perdure.stores.wrapped.data_key import GROWTH, DataKey, derived
+from perdure.stores.wrapped.following import Asked, Following
 from perdure.stores.wrapped.keys import KEY_BYTES, MasterKeys, ciphers
 from perdure.stores.wrapped.layer import Layer
+from perdure.stores.wrapped.manifests import (
+    Hidden,
+    Proof,
+    facts_of,
+    hidden_in,
+    is_ours,
+    proof_of,
+    sealed_in,
+)
 from perdure.stores.wrapped.packing import Packing, packing_of
 from perdure.stores.wrapped.sealing import Seal, from_text
 
@@ -62,7 +78,8 @@ class EncryptedStore(Layer):
         self, store: Store, keys: MasterKeys | bytes | str, *, compression: str | None = None
     ) -> None:
         masters = keys if isinstance(keys, MasterKeys) else MasterKeys(keys)
-        super().__init__(store, _Encryption(masters, packing_of(compression)))
+        self._encryption = _Encryption(masters, packing_of(compression))
+        super().__init__(store, self._encryption)
         self._masters = masters
 
     async def rewrap(self) -> Rewrapped:
@@ -93,13 +110,30 @@ class EncryptedStore(Layer):
             raise LeaseHeldError(message, key=str(key))
         grant = await self._store.acquire(key, after=holder.epoch)
         try:
-            found = await keyring.find(self._store, key, self._masters)
-            if found is not None:
-                await keyring.write(self._store, grant, found.key, self._masters, found.manifest)
+            await self._encryption.rewrap(self._store, grant)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._store.release(key, grant.epoch)
         return True
+
+
+def _base(chain: Chain, one: Record, folded: Link | None) -> Link | None:
+    """Return the link behind a sealed record, or the known one before an epoch record."""
+    if one.kind != EPOCH:
+        return chain.follow(chain.opened(one).before, one)
+    known = (chain.start, folded)
+    return next((link for link in known if link is not None and link.seq == one.seq - 1), None)
+
+
+class _Known(NamedTuple):
+    """A session's key at hand."""
+
+    seal: DataKey
+    chain: Chain | None
+    """None for a session that nobody has opened since there are chains."""
+    name: str
+    """Of the document that holds the key."""
+    below: int
 
 
 class _Encryption:
@@ -113,11 +147,13 @@ class _Encryption:
         ciphers()  # missing: said now, and not at the first save
         self._masters = masters
         self._packing = packing
-        self._sessions: OrderedDict[SessionKey, DataKey] = OrderedDict()
+        self._sessions: OrderedDict[SessionKey, _Known] = OrderedDict()
         self._tenants: dict[str, DataKey] = {}
+        self._facts: dict[SessionKey, Facts] = {}
+        self._writers: dict[SessionKey, Writer] = {}
 
     def fits(self, most: int) -> int:
-        return (most - 2) // 4 * 3 - GROWTH - 2
+        return (most - 2) // 4 * 3 - GROWTH - HEADER - 2
 
     def overhead(self) -> int:
         return GROWTH
@@ -126,29 +162,124 @@ class _Encryption:
         await keyring.require_sealed(store)
 
     async def check(self, store: Store, key: SessionKey) -> None:
-        self._sessions.pop(key, None)  # it may have been deleted and begun anew
+        self.forget(key)  # it may have been deleted and begun anew
         await keyring.find(store, key, self._masters)
 
     async def begin(self, store: Store, grant: Grant) -> None:
-        self._sessions.pop(grant.key, None)
+        key = grant.key
+        self.forget(key)
         found = None
         if not grant.created:
-            found = await keyring.find(store, grant.key, self._masters)
+            found = await keyring.find(store, key, self._masters)
             if found is None:
-                await keyring.require_new(store, grant.key)
-        await self.of_tenant(store, grant.key.tenant, make=True)
-        if found is None:
-            new = secrets.token_bytes(KEY_BYTES)
-            await keyring.write(store, grant, new, self._masters, None)
-            self._remember(grant.key, new)
-            return
-        if not found.is_current:
-            await keyring.write(store, grant, found.key, self._masters, found.manifest)
-        self._remember(grant.key, found.key)
+                await keyring.require_new(store, key)
+        tenant = await self._tenant(store, key.tenant)
+        facts = Facts()
+        if found is not None:
+            facts = self._facts_in(found, tenant)
+        if facts.epoch and not facts.is_lost and grant.head <= facts.as_of_seq:
+            raise broken(grant.head - 1, f"its manifest is as of record {facts.as_of_seq}")
+        if found is None or not found.is_current or not found.chained:
+            found = await self._wrap_anew(store, grant, found, tenant)
+            facts = self._facts_in(found, tenant)
+        known = self._remember(key, found)
+        self._keep(key, facts)
+        assert known.chain is not None  # it was wrapped so
+        self._writers[key] = Writer(known.chain, grant.epoch, grant.head, facts.as_of_seq)
 
-    async def of_session(self, store: Store, key: SessionKey, data: bytes = b"") -> Seal | None:
+    async def rewrap(self, store: Store, grant: Grant) -> None:
+        found = await keyring.find(store, grant.key, self._masters)
+        if found is None:
+            return
+        if grant.key.agent == keyring.KEYRING:
+            before = found.manifest or keyring.begun(grant)
+            made = keyring.wrapped(grant.key, found.key, self._masters)
+            manifest = msgspec.structs.replace(before, epoch=grant.epoch)
+            await keyring.write(store, made, manifest)
+        else:
+            tenant = await self._tenant(store, grant.key.tenant)
+            await self._wrap_anew(store, grant, found, tenant)
+
+    async def _wrap_anew(
+        self, store: Store, grant: Grant, found: keyring.Found | None, tenant: DataKey
+    ) -> keyring.Found:
+        """Write a session's key under the newest master key, and where its chain begins."""
+        if found is None:
+            data_key, chained, below = secrets.token_bytes(KEY_BYTES), 1, 0
+            lost, before = "", None
+        else:
+            data_key, chained, below = found.key, found.chained or grant.head, found.below
+            before = found.manifest
+            lost = ""
+            if before is None and await self._lacks_manifest(store, grant.key):
+                lost = _MISSING
+        hidden = Hidden(About(), {}, is_begun=True)
+        if before is not None:
+            try:
+                hidden = self._hidden(found, tenant) or hidden
+            except CorruptRecordError as error:
+                lost, before = str(error), None
+        base = before or keyring.begun(grant)
+        manifest = msgspec.structs.replace(base, epoch=grant.epoch)
+        old = hidden.proof
+        proof = proof_of(manifest, lost=lost)
+        if old is not None:
+            proof = msgspec.structs.replace(old, epoch=grant.epoch)
+        hidden = msgspec.structs.replace(hidden, proof=proof)
+        made = keyring.wrapped(grant.key, data_key, self._masters, chained, below)
+        sealed = sealed_in(manifest, hidden, tenant)
+        await keyring.write(store, made, sealed)
+        return keyring.Found(data_key, True, sealed, made[0], chained, below)  # it is
+
+    def _hidden(self, found: keyring.Found | None, tenant: DataKey | None) -> Hidden | None:
+        """Return what a session's manifest hides, None where nothing was folded or proven yet.
+
+        Raises:
+            CorruptRecordError: The manifest is not one that was written with the keys.
+
+        """
+        manifest = None if found is None else found.manifest
+        if found is None or manifest is None:
+            return None
+        if not is_ours(manifest.about.title):
+            if found.chained:
+                raise _unproven(manifest)
+            return None
+        hidden = hidden_in(manifest, tenant)
+        if found.chained and hidden.proof is None:
+            raise _unproven(manifest)
+        return hidden
+
+    def _facts_in(self, found: keyring.Found, tenant: DataKey | None) -> Facts:
+        try:
+            hidden = self._hidden(found, tenant)
+        except CorruptRecordError:
+            return Facts(is_lost=True)
+        if found.manifest is None:
+            return Facts(is_lost=True)
+        return Facts() if hidden is None or hidden.proof is None else facts_of(hidden.proof)
+
+    def _keep(self, key: SessionKey, facts: Facts) -> None:
+        self._facts[key] = facts
+        while len(self._facts) > _MOST_AT_HAND:
+            self._facts.pop(next(iter(self._facts)))
+
+    async def facts(self, store: Store, key: SessionKey, *, fresh: bool) -> Facts:
+        known = self._facts.get(key)
+        if known is None or fresh:
+            found = await keyring.find(store, key, self._masters)
+            tenant = await self.of_tenant(store, key.tenant, make=False)
+            known = Facts() if found is None else self._facts_in(found, tenant)
+            self._keep(key, known)
+        return known
+
+    async def of_session(self, store: Store, key: SessionKey, data: bytes = b"") -> DataKey | None:
+        known = await self._of_session(store, key, data)
+        return None if known is None else known.seal
+
+    async def _of_session(self, store: Store, key: SessionKey, data: bytes = b"") -> _Known | None:
         known = self._sessions.get(key)
-        if known is not None and _opens(known, data):
+        if known is not None and _opens(known.seal, data):
             self._sessions.move_to_end(key)
             return known
         found = await keyring.find(store, key, self._masters)
@@ -156,16 +287,25 @@ class _Encryption:
             if data:
                 await keyring.require_new(store, key)  # says how it came to be without a key
             return None
-        return self._remember(key, found.key)
+        return self._remember(key, found)
 
-    def _remember(self, key: SessionKey, data_key: bytes) -> DataKey:
+    def _remember(self, key: SessionKey, found: keyring.Found) -> _Known:
         whose = ("session", key.tenant, key.agent, key.session)
-        seal = self._sessions[key] = DataKey(data_key, whose, self._packing)
+        seal = DataKey(found.key, whose, self._packing)
+        chain = (
+            Chain(seal, derived(seal.key, b"chain", 32), found.chained) if found.chained else None
+        )
+        known = self._sessions[key] = _Known(seal, chain, found.name, found.below)
         while len(self._sessions) > _MOST_AT_HAND:
             self._sessions.popitem(last=False)
+        return known
+
+    async def _tenant(self, store: Store, tenant: str) -> DataKey:
+        seal = await self.of_tenant(store, tenant, make=True)
+        assert seal is not None  # it was made
         return seal
 
-    async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> Seal | None:
+    async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> DataKey | None:
         if make and tenant and "" not in self._tenants:
             await self.of_tenant(store, "", make=True)  # the mark that the store is encrypted
         known = self._tenants.get(tenant)
@@ -181,17 +321,182 @@ class _Encryption:
         return known
 
     def at_hand(self, key: SessionKey) -> Seal | None:
-        return self._sessions.get(key)
+        known = self._sessions.get(key)
+        return None if known is None else known.seal
 
     def is_own(self, name: str) -> bool:
         return keyring.is_key(name)
 
     def own_anew(self, key: SessionKey, seal: Seal) -> dict[str, bytes]:
         assert isinstance(seal, DataKey)  # as `of_session` gave it
-        return dict([keyring.wrapped(key, seal.key, self._masters)])
+        known = self._sessions.get(key)
+        chained = 0 if known is None or known.chain is None else known.chain.begins
+        below = 0 if known is None else known.below
+        return dict([keyring.wrapped(key, seal.key, self._masters, chained, below)])
 
     def forget(self, key: SessionKey) -> None:
         self._sessions.pop(key, None)
+        self._facts.pop(key, None)
+        self._writers.pop(key, None)
+
+    # the chain
+
+    async def following(
+        self, store: Store, key: SessionKey, asked: Asked, records: Sequence[Record]
+    ) -> Following | None:
+        if not records and key not in self._sessions:
+            return None
+        first = next((one.payload for one in records if one.kind != EPOCH), b"")
+        known = await self._of_session(store, key, first)
+        if known is None or known.chain is None:
+            return None
+        told = partial(self._told, store, key)
+        trimmed = partial(self._trimmed, store, key)
+        return Following(store, key, known.chain, told, trimmed, asked)
+
+    async def _told(self, store: Store, key: SessionKey, fresh: bool) -> Facts:  # noqa: FBT001  # a port
+        return await self.facts(store, key, fresh=fresh)
+
+    def followed(self, key: SessionKey, link: Link | None) -> None:
+        writer = self._writers.get(key)
+        if writer is not None and link is not None:
+            writer.note(link)
+
+    async def sealer(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
+        key = batch.key
+        known = await self._of_session(store, key)
+        if known is None:
+            return None
+        if known.chain is None:
+            message = f"epoch {batch.epoch} of {key} may not write: its session was not taken here"
+            raise LeaseLostError(message, key=str(key), epoch=batch.epoch)
+        writer = await self._writer(store, key, batch.epoch, known.chain)
+        before = batch.first - 1
+        if writer.link(before) is None and writer.coming != before:
+            writer.note(await self._link_at(store, key, writer, before))
+        writer.coming = before + len(batch.records)
+        return writer.sealed
+
+    async def _writer(self, store: Store, key: SessionKey, epoch: int, chain: Chain) -> Writer:
+        writer = self._writers.get(key)
+        if writer is not None and writer.epoch == epoch and writer.chain.secret == chain.secret:
+            return writer
+        facts = await self.facts(store, key, fresh=False)
+        writer = Writer(chain, epoch, await store.head(key), facts.as_of_seq)
+        after = max(facts.as_of_seq, chain.begins - 1)
+        async with aclosing(store.read_log(key, after=after)) as log:
+            async for chunk in log:
+                for one in chunk.records:
+                    if one.kind != EPOCH:  # it may be sent again, and has to be the same then
+                        writer.fold(chain.opened(one).folded, one.seq)
+        writer.fold(facts.as_of_seq)
+        self._writers[key] = writer
+        return writer
+
+    async def _link_at(self, store: Store, key: SessionKey, writer: Writer, seq: int) -> Link:
+        """Return the link behind a record: the last sealed one up to it tells."""
+        chain = writer.chain
+        facts = await self.facts(store, key, fresh=False)
+        link = None if facts.is_lost else facts.link
+        for known in (writer.link(seq), chain.start, link):
+            if known is not None and known.seq == seq:
+                return known
+        epochs: list[Record] = []
+        async with aclosing(store.read_log(key, before=seq + 1, reverse=True)) as log:
+            async for chunk in log:
+                for one in chunk.records:
+                    if one.kind == EPOCH:
+                        epochs.append(one)
+                    base = _base(chain, one, link)
+                    if base is not None:
+                        reached = chain.reached(base, epochs[::-1])
+                        if reached.seq == seq:
+                            return reached
+        raise broken(seq, "there is nothing that it could go on behind")
+
+    async def proof(self, store: Store, manifest: Manifest) -> Proof | None:
+        key = manifest.key
+        known = await self._of_session(store, key)
+        if known is None or known.chain is None:
+            return None
+        writer = await self._writer(store, key, manifest.epoch, known.chain)
+        link = None
+        if manifest.as_of_seq >= known.chain.begins - 1:
+            link = await self._link_at(store, key, writer, manifest.as_of_seq)
+        return proof_of(manifest, link)
+
+    def folded(self, manifest: Manifest, proof: Proof) -> None:
+        self._keep(manifest.key, facts_of(proof))
+        writer = self._writers.get(manifest.key)
+        if writer is not None and writer.epoch == manifest.epoch:
+            writer.fold(manifest.as_of_seq)
+
+    async def trimming(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
+        found = await keyring.find(store, key, self._masters)
+        if found is None or found.manifest is None or not found.chained:
+            return
+        below = min(below, await store.head(key) + 1)
+        if below <= found.below:
+            return
+        tenant = await self._tenant(store, key.tenant)
+        hidden = self._hidden(found, tenant)
+        assert hidden is not None  # a chained session has one, or is damaged
+        assert hidden.proof is not None  # likewise
+        proof = msgspec.structs.replace(hidden.proof, epoch=epoch)
+        manifest = msgspec.structs.replace(found.manifest, epoch=epoch)
+        hidden = msgspec.structs.replace(hidden, proof=proof)
+        made = keyring.wrapped(key, found.key, self._masters, found.chained, below)
+        await keyring.write(store, made, sealed_in(manifest, hidden, tenant))
+        self._keep(key, facts_of(proof))
+        known = self._sessions.get(key)
+        if known is not None:
+            self._sessions[key] = known._replace(name=made[0], below=below)
+
+    async def _trimmed(self, store: Store, key: SessionKey) -> int:
+        found = await keyring.find(store, key, self._masters)
+        return 0 if found is None else found.below
+
+    async def unproven(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
+        """Say why a manifest that proves nothing may not be used; None where that is well."""
+        manifest = inner.manifest
+        known = self._sessions.get(key)
+        if known is not None and manifest is not None and known.name not in manifest.documents:
+            self.forget(key)  # wrapped anew, or another life
+        if manifest is None and not await self._lacks_manifest(store, key):
+            return None
+        found = await keyring.find(store, key, self._masters)
+        if found is None:
+            return None
+        tenant = await self.of_tenant(store, key.tenant, make=False)
+        self._keep(key, self._facts_in(found, tenant))
+        if found.manifest is None:
+            return _MISSING if found.chained else None
+        try:
+            hidden = self._hidden(found, tenant)
+        except CorruptRecordError as error:
+            if not found.chained:
+                raise
+            return str(error)
+        return None if hidden is None or hidden.proof is None else hidden.proof.lost or None
+
+    async def _lacks_manifest(self, store: Store, key: SessionKey) -> bool:
+        """Say whether a session ought to have a manifest: it gets one before its first record."""
+        return await store.head(key) > 0 and await keyring.holds_records(store, key)
+
+    def proven(self, manifest: Manifest, hidden: Hidden) -> None:
+        known = self._sessions.get(manifest.key)
+        if known is not None and known.name not in manifest.documents:
+            self._sessions.pop(manifest.key)  # wrapped anew, or another life
+        if hidden.proof is not None:
+            self._keep(manifest.key, facts_of(hidden.proof))
+
+
+_MISSING = "the manifest is missing or damaged, and the session had one"
+
+
+def _unproven(manifest: Manifest) -> CorruptRecordError:
+    message = f"the manifest of {manifest.key} was not written with the key"
+    return CorruptRecordError(message, key=str(manifest.key))
 
 
 def _opens(seal: DataKey, data: bytes) -> bool:

@@ -35,7 +35,9 @@ from perdure.stores.wrapped.keys import KEY_BYTES, MasterKeys
 __all__ = [
     "KEYRING",
     "Found",
+    "begun",
     "find",
+    "holds_records",
     "is_key",
     "keyring_of",
     "require_new",
@@ -57,6 +59,11 @@ class Found(msgspec.Struct, frozen=True):
     is_current: bool
     """Whether the newest master key wraps it, and a manifest names it."""
     manifest: Manifest | None
+    name: str
+    chained: int
+    """The first record that is linked to those before it, 0 for none."""
+    below: int
+    """Records before this one were removed by perdure."""
 
 
 def is_key(name: str) -> bool:
@@ -84,9 +91,9 @@ async def find(store: Store, key: SessionKey, masters: MasterKeys) -> Found | No
     if not names:
         return None
     read = await store.read_documents(key, names)
-    for document in read.found.values():
-        opened, is_current = masters.unwrap(document.data, bound(key), f"session {key}")
-        return Found(opened, is_current, manifest)
+    for name, document in read.found.items():
+        one = masters.unwrap(document.data, bound(key), f"session {key}")
+        return Found(one.key, one.is_current, manifest, name, one.chained, one.below)
     if read.manifest is None or not set(names).intersection(read.manifest.documents):
         return await find(store, key, masters)  # wrapped anew, or deleted, in between
     message = f"the wrapped key of session {key} is lost: restore its documents from a copy"
@@ -99,42 +106,40 @@ async def _left(store: Store, key: SessionKey, masters: MasterKeys) -> Found | N
     if there.manifest is not None:
         return await find(store, key, masters)  # it was just begun
     trouble: PerdureError | None = None
-    for data in [data for name, data in there.remains.items() if is_key(name)]:
+    found: list[Found] = []
+    for name in filter(is_key, there.remains):
         try:
-            opened, _ = masters.unwrap(data, bound(key), f"session {key}")
+            one = masters.unwrap(there.remains[name], bound(key), f"session {key}")
         except (ConfigError, CorruptRecordError) as error:
             trouble = error  # an older one may lie beside it
         else:
-            return Found(opened, is_current=False, manifest=None)
-    if trouble is not None:
+            found.append(
+                Found(one.key, False, None, name, one.chained, one.below)
+            )  # nothing names it
+    if trouble is not None and not found:
         raise trouble
-    return None
+    return max(found, key=lambda one: one.chained, default=None)
 
 
-def wrapped(key: SessionKey, data_key: bytes, masters: MasterKeys) -> tuple[str, bytes]:
+def wrapped(
+    key: SessionKey, data_key: bytes, masters: MasterKeys, chained: int = 0, below: int = 0
+) -> tuple[str, bytes]:
     """Return a session's key as a document, with the document's name."""
-    return f"{KEYS}{random_id()}.json", masters.wrap(data_key, bound(key))
+    return f"{KEYS}{random_id()}.json", masters.wrap(data_key, bound(key), chained, below)
 
 
-async def write(
-    store: Store, grant: Grant, data_key: bytes, masters: MasterKeys, before: Manifest | None
-) -> None:
+async def write(store: Store, key: tuple[str, bytes], manifest: Manifest) -> None:
     """Make a session's key durable, in place of one that was wrapped otherwise.
 
     Raises:
         LeaseLostError: The epoch is not the newest.
 
     """
-    name, data = wrapped(grant.key, data_key, masters)
-    folded = FoldedDocument(grant.head, hashlib.sha256(data).hexdigest(), len(data))
-    if before is None:
-        manifest = Manifest(key=grant.key, epoch=grant.epoch, as_of_seq=grant.head)
-    else:
-        manifest = msgspec.structs.replace(before, epoch=grant.epoch)
-        folded = msgspec.structs.replace(folded, as_of_seq=manifest.as_of_seq)
+    name, data = key
+    folded = FoldedDocument(manifest.as_of_seq, hashlib.sha256(data).hexdigest(), len(data))
     kept = {name: one for name, one in manifest.documents.items() if not is_key(name)}
     listed = msgspec.structs.replace(manifest, documents={**kept, name: folded})
-    await store.write_documents(grant.key, {name: data}, listed)
+    await store.write_documents(manifest.key, {name: data}, listed)
 
 
 async def require_new(store: Store, key: SessionKey) -> None:
@@ -144,17 +149,22 @@ async def require_new(store: Store, key: SessionKey) -> None:
         ConfigError: It was written without encryption, or its key is lost.
 
     """
-    chunks = store.read_log(key)
-    async with aclosing(chunks):
+    if await holds_records(store, key):
+        message = (
+            f"session {key} has records and no key: it was written without encryption, so "
+            "open it without, and copy it (perdure export, perdure import) into an encrypted "
+            "store; if it was encrypted, restore its documents from a copy"
+        )
+        raise ConfigError(message, key=str(key))
+
+
+async def holds_records(store: Store, key: SessionKey) -> bool:
+    """Say whether anybody has written into a session that was taken."""
+    async with aclosing(store.read_log(key)) as chunks:
         async for chunk in chunks:
-            if all(record.kind == EPOCH for record in chunk.records):
-                continue
-            message = (
-                f"session {key} has records and no key: it was written without encryption, so "
-                "open it without, and copy it (perdure export, perdure import) into an encrypted "
-                "store; if it was encrypted, restore its documents from a copy"
-            )
-            raise ConfigError(message, key=str(key))
+            if any(record.kind != EPOCH for record in chunk.records):
+                return True
+    return False
 
 
 async def require_sealed(store: Store) -> None:
@@ -228,10 +238,16 @@ async def tenant_key(store: Store, tenant: str, masters: MasterKeys) -> bytes:
     raise LeaseHeldError(message, tenant=tenant)
 
 
+def begun(grant: Grant) -> Manifest:
+    """Return the manifest of a session of which nothing was folded."""
+    return Manifest(key=grant.key, epoch=grant.epoch, as_of_seq=grant.head)
+
+
 async def _make(store: Store, grant: Grant, masters: MasterKeys) -> None:
     try:
         if await find(store, grant.key, masters) is None:
-            await write(store, grant, secrets.token_bytes(KEY_BYTES), masters, None)
+            made = wrapped(grant.key, secrets.token_bytes(KEY_BYTES), masters)
+            await write(store, made, begun(grant))
     finally:
         with anyio.CancelScope(shield=True):
             await store.release(grant.key, grant.epoch)

@@ -32,7 +32,7 @@ __all__ = ["KEY_BYTES", "KEY_FILE_VARIABLE", "KEY_VARIABLE", "MasterKeys", "ciph
 KEY_VARIABLE = "PERDURE_KEY"
 KEY_FILE_VARIABLE = "PERDURE_KEY_FILE"
 KEY_BYTES = 32
-FORMAT = 1
+FORMAT = 2
 _NONCE = 12
 _STANDARD = str.maketrans("-_", "+/")
 
@@ -52,7 +52,7 @@ def ciphers() -> Any:
     return aead
 
 
-class Wrapped(msgspec.Struct, frozen=True):
+class Wrapped(msgspec.Struct, frozen=True, omit_defaults=True):
     """A data key as the store has it."""
 
     format: int
@@ -60,6 +60,22 @@ class Wrapped(msgspec.Struct, frozen=True):
     """The id of the master key that opens it."""
     key: str
     """Nonce and sealed key, in base64."""
+    chained: int = 0
+    """The first record that is linked to those before it; 0 in format 1, which links none."""
+    below: int = 0
+    """Records before this one were removed by perdure."""
+
+
+class Unwrapped(msgspec.Struct, frozen=True):
+    """A data key, and what is known of it."""
+
+    key: bytes
+    is_current: bool
+    """Whether the current master key wraps it."""
+    chained: int
+    """The first record that is linked, 0 for none."""
+    below: int
+    """Records before this one were removed by perdure."""
 
 
 @final
@@ -121,15 +137,16 @@ class MasterKeys:
             raise ConfigError(message, option=KEY_VARIABLE)
         return cls(*keys)
 
-    def wrap(self, key: bytes, place: bytes) -> bytes:
-        """Return a data key as the store may have it, bound to its place."""
+    def wrap(self, key: bytes, place: bytes, chained: int = 0, below: int = 0) -> bytes:
+        """Return a data key as the store may have it, bound to its place and its format."""
         nonce = secrets.token_bytes(_NONCE)
-        sealed = ciphers().AESGCM(self._keys[self.current]).encrypt(nonce, key, place)
+        bound = _bound(place, chained, below)
+        sealed = ciphers().AESGCM(self._keys[self.current]).encrypt(nonce, key, bound)
         text = base64.b64encode(nonce + sealed).decode()
-        return msgspec.json.encode(Wrapped(FORMAT, self.current, text))
+        return msgspec.json.encode(Wrapped(2 if chained else 1, self.current, text, chained, below))
 
-    def unwrap(self, data: bytes, place: bytes, what: str) -> tuple[bytes, bool]:
-        """Return a data key, and whether the current master key wraps it.
+    def unwrap(self, data: bytes, place: bytes, what: str) -> Unwrapped:
+        """Return a data key.
 
         Raises:
             ConfigError: None of the keys opens it.
@@ -156,10 +173,20 @@ class MasterKeys:
         from cryptography.exceptions import InvalidTag
 
         try:
-            key = ciphers().AESGCM(master).decrypt(sealed[:_NONCE], sealed[_NONCE:], place)
+            key = (
+                ciphers()
+                .AESGCM(master)
+                .decrypt(
+                    sealed[:_NONCE], sealed[_NONCE:], _bound(place, wrapped.chained, wrapped.below)
+                )
+            )
         except (InvalidTag, ValueError) as error:
             raise _damaged(what) from error
-        return key, wrapped.master == self.current
+        return Unwrapped(key, wrapped.master == self.current, wrapped.chained, wrapped.below)
+
+
+def _bound(place: bytes, chained: int, below: int) -> bytes:
+    return b"%b chained from %d, from %d on" % (place, chained, below) if chained else place
 
 
 def _damaged(what: str) -> CorruptRecordError:

@@ -9,9 +9,9 @@ Sealing much is done in a thread; cancelling a call then is as with the inner st
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import anyio
 import msgspec
@@ -26,6 +26,7 @@ from perdure.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
+from perdure.memory.documents import SESSION
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FoldedDocument, Manifest
 from perdure.model.records import EPOCH, Entry, Record
@@ -48,32 +49,127 @@ from perdure.store import (
 )
 from perdure.stores.wrapped.batches import (
     done,
-    opened_documents,
     opened_item,
     opened_letter,
     opened_records,
     posted,
     require_hashed,
-    sealed_all,
     sealed_batch,
+    sealed_blobs,
     sealed_letter,
 )
+from perdure.stores.wrapped.chain import Link
+from perdure.stores.wrapped.following import Asked, Following
 from perdure.stores.wrapped.manifests import (
+    Hidden,
+    Proof,
     folded_of,
+    hidden_in,
     inner_of,
     is_ours,
     listed,
+    opened_documents,
     outer_of,
+    sealed_document,
     unfit,
 )
 from perdure.stores.wrapped.passing import Passing
-from perdure.stores.wrapped.sealing import Seal, Seals
+from perdure.stores.wrapped.sealing import Seal
 
-__all__ = ["Layer"]
+__all__ = ["Layer", "Seals"]
+
+
+class Seals(Protocol):
+    """Bring the seals, with whatever the inner store keeps for them."""
+
+    kind: str
+    """What this does to a store, for people."""
+    hidden: str | None
+    """An agent id that is the wrapper's own."""
+    takes_plain: bool
+    """Whether what was kept without the wrapper is read as it is."""
+
+    def fits(self, most: int) -> int:
+        """Return the largest payload whose sealed form has at most so many bytes."""
+        ...
+
+    def overhead(self) -> int:
+        """Return how many bytes a small blob grows by."""
+        ...
+
+    async def require_fit(self, store: Store) -> None:
+        """Raise for a store whose contents this wrapper would not read, or would mix."""
+        ...
+
+    async def check(self, store: Store, key: SessionKey) -> None:
+        """Raise before a session is taken that could not be read."""
+        ...
+
+    async def begin(self, store: Store, grant: Grant) -> None:
+        """Prepare a session that was just acquired."""
+        ...
+
+    async def of_session(self, store: Store, key: SessionKey, data: bytes = b"") -> Seal | None:
+        """Return the seal of a session, which opens ``data``; None if it has none."""
+        ...
+
+    async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> Seal | None:
+        """Return the seal of a tenant's blobs, listings and inboxes; None if it has none."""
+        ...
+
+    async def following(
+        self, store: Store, key: SessionKey, asked: Asked, records: Sequence[Record]
+    ) -> Following | None:
+        """Return what follows the chain of a log, of which the first records are there."""
+        ...
+
+    def followed(self, key: SessionKey, link: Link | None) -> None:
+        """Take note of the link behind a log's last record."""
+        ...
+
+    async def sealer(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
+        """Return what seals a batch; None if its session has no seal."""
+        ...
+
+    async def proof(self, store: Store, manifest: Manifest) -> Proof | None:
+        """Return what proves a manifest; None where nothing does."""
+        ...
+
+    def folded(self, manifest: Manifest, proof: Proof) -> None:
+        """Take note of a fold that is durable."""
+        ...
+
+    async def trimming(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
+        """Make durable that the records before one are to be removed."""
+        ...
+
+    async def unproven(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
+        """Say why documents without a proof may not be used; None where they may."""
+        ...
+
+    def proven(self, manifest: Manifest, hidden: Hidden) -> None:
+        """Take note of what a manifest proves."""
+        ...
+
+    def at_hand(self, key: SessionKey) -> Seal | None:
+        """Return the seal of a session that was used before, without waiting."""
+        ...
+
+    def is_own(self, name: str) -> bool:
+        """Say whether a document of this name is the wrapper's own."""
+        ...
+
+    def own_anew(self, key: SessionKey, seal: Seal) -> dict[str, bytes]:
+        """Return the wrapper's own documents of a session that no manifest names any more."""
+        ...
+
+    def forget(self, key: SessionKey) -> None:
+        """Drop what is remembered of a session."""
+        ...
 
 
 class _ToSeal(NamedTuple):
-    seal: Seal
+    seal: Callable[[Batch], Batch]
     size: int
 
 
@@ -142,7 +238,7 @@ class Layer(Passing):
 
         def seal_all() -> list[Batch | Outcome]:
             return [
-                sealed_batch(one.seal, batch) if isinstance(one, _ToSeal) else one
+                one.seal(batch) if isinstance(one, _ToSeal) else one
                 for one, batch in zip(found, batches, strict=True)
             ]
 
@@ -153,12 +249,15 @@ class Layer(Passing):
 
     async def _sealer(self, batch: Batch) -> _ToSeal | Outcome:
         try:
-            seal = await self._seals.of_session(self._store, batch.key)
+            size = self._require_fit(batch)
+            seal = await self._seals.sealer(self._store, batch)
             if seal is None:
                 message = f"epoch {batch.epoch} of {batch.key} may not write: nobody has it"
                 lost = LeaseLostError(message, key=str(batch.key), epoch=batch.epoch, newest=0)
                 return Outcome(Status.CONFLICT, lost)
-            return _ToSeal(seal, self._require_fit(batch))
+            return _ToSeal(seal, size)
+        except LeaseLostError as error:
+            return Outcome(Status.CONFLICT, error)
         except StoreUnavailableError as error:
             return Outcome(Status.TRANSIENT, error)
         except PerdureError as error:
@@ -178,7 +277,7 @@ class Layer(Passing):
             raise NotStorableError(message, key=str(batch.key))
         return sum(sizes)
 
-    async def read_log(
+    async def read_log(  # noqa: C901  # both wrappers' reading, chunk by chunk
         self,
         key: SessionKey,
         *,
@@ -189,9 +288,27 @@ class Layer(Passing):
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records, and open them; see the port."""
         chunks = self._store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
+        asked = Asked(after, before, limit, reverse)
+        following: Following | None = None
+        settled, is_first = True, True
         async with aclosing(chunks):
             async for chunk in chunks:
-                yield LogChunk(await self.opened(key, chunk.records), chunk.settled)
+                settled = settled and chunk.settled
+                if is_first and chunk.records:
+                    is_first = False
+                    following = await self._seals.following(self._store, key, asked, chunk.records)
+                if following is None:
+                    yield LogChunk(await self.opened(key, chunk.records), chunk.settled)
+                elif records := await following.take(chunk.records):
+                    yield LogChunk(tuple(records), settled)
+        if is_first:
+            following = await self._seals.following(self._store, key, asked, ())
+        if following is not None:
+            records = await following.rest()
+            if not reverse and before is None and limit is None:
+                self._seals.followed(key, following.link)
+            if records or not settled:
+                yield LogChunk(tuple(records), settled)
 
     async def opened(self, key: SessionKey, records: Sequence[Record]) -> tuple[Record, ...]:
         """Return records as they were before they were sealed.
@@ -217,6 +334,11 @@ class Layer(Passing):
             return None
         return sealed_batch(seal, Batch(key, epoch, base + 1, tuple(entries))).records
 
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """Remove records, and remember that it was perdure who did; see the port."""
+        await self._seals.trimming(self._store, key, epoch, below)
+        return await self._store.trim(key, epoch, below)
+
     # documents
 
     async def read_documents(
@@ -225,21 +347,46 @@ class Layer(Passing):
         """Read documents, and open them; see the port."""
         inner = await self._store.read_documents(key, names)
         manifest = inner.manifest
-        if manifest is None or not is_ours(manifest.about.title):
+        hidden = await self._hidden(key, inner)
+        if manifest is not None and hidden is not None and _proves(hidden):
+            self._seals.proven(manifest, hidden)
+        elif why := await self._seals.unproven(self._store, inner, key):
+            return self._unproven(inner, why)
+        if manifest is None or hidden is None or hidden.is_begun:
             return self._foreign(inner)
-        tenant = await self._seals.of_tenant(self._store, key.tenant, make=False)
-        outer = outer_of(manifest, tenant)
+        outer = outer_of(manifest, hidden)
         lost = [name for name in inner.damaged if not self._seals.is_own(name)]
         wanted = {name: one for name, one in inner.found.items() if not self._seals.is_own(name)}
         found: dict[str, Document] = {}
         if wanted:
             seal = await self._session(key, next(iter(wanted.values())).data)
             size = sum(len(one.data) for one in wanted.values())
-            found = await done(size, lambda: opened_documents(seal, wanted))
+            found = await done(size, lambda: opened_documents(seal, wanted, hidden))
         damaged = (*lost, *(name for name in wanted if name not in found))
         sealed = {**inner.remains, **{name: one.data for name, one in wanted.items()}}
         remains = {name: sealed[name] for name in damaged if name in sealed}
         return Documents(outer, found, damaged, remains=remains)
+
+    async def _hidden(self, key: SessionKey, inner: Documents) -> Hidden | None:
+        manifest = inner.manifest
+        if manifest is None or not is_ours(manifest.about.title):
+            return None
+        tenant = await self._seals.of_tenant(self._store, key.tenant, make=False)
+        try:
+            return hidden_in(manifest, tenant)
+        except CorruptRecordError:
+            if await self._seals.unproven(self._store, inner, key):
+                return None  # which is told
+            raise
+
+    def _unproven(self, inner: Documents, why: str) -> Documents:
+        """Answer for a manifest that is not what was written: all that it lists is damaged."""
+        listed = () if inner.manifest is None else tuple(inner.manifest.documents)
+        names = [name for name in (*listed, *inner.damaged) if not self._seals.is_own(name)]
+        lost = tuple(dict.fromkeys(names)) or (SESSION,)
+        found = {name: one.data for name, one in inner.found.items()}
+        remains = {name: data for name, data in {**inner.remains, **found}.items() if name in lost}
+        return Documents(damaged=lost, why=dict.fromkeys(lost, why), remains=remains)
 
     def _foreign(self, inner: Documents) -> Documents:
         """Answer for a manifest that no engine has folded through this wrapper yet."""
@@ -270,15 +417,25 @@ class Layer(Passing):
         tenant = await self._tenant(key.tenant)
         before = (await self._store.read_documents(key, ())).manifest
         plain = {name: documents[name] for name in documents if name in manifest.documents}
-        sealed = await sealed_all(seal, plain)
+        proof = await self._seals.proof(self._store, manifest)
+
+        def seal_all() -> dict[str, bytes]:
+            return {
+                name: sealed_document(seal, name, data, proof, manifest.documents[name].as_of_seq)
+                for name, data in plain.items()
+            }
+
+        sealed = await done(sum(map(len, plain.values())), seal_all)
         own = self._own(before)
         anew = {} if own else self._seals.own_anew(key, seal)
         own |= {name: folded_of(data, manifest.as_of_seq) for name, data in anew.items()}
-        inner = inner_of(manifest, sealed, before, own, tenant)
+        inner = inner_of(manifest, sealed, before, own, tenant, proof)
         for name in unfit(manifest, plain):  # the engine's own promise is broken: say it later
             lost = msgspec.structs.replace(inner.documents[name], sha256="0" * 64)
             inner.documents[name] = lost
         await self._store.write_documents(key, sealed | anew, inner)
+        if proof is not None:
+            self._seals.folded(manifest, proof)
 
     # blobs
 
@@ -288,7 +445,7 @@ class Layer(Passing):
         if not blobs:
             return
         seal = await self._tenant(tenant)
-        sealed = await sealed_all(seal, blobs, what="blob")
+        sealed = await sealed_blobs(seal, blobs)
         await self._store.put_blobs(tenant, {seal.name(name): sealed[name] for name in sealed})
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
@@ -437,3 +594,7 @@ class Layer(Passing):
         """Remove what the session owns, its key included; see the port."""
         await self._store.delete(key, epoch)
         self._seals.forget(key)
+
+
+def _proves(hidden: Hidden) -> bool:
+    return hidden.proof is not None and not hidden.proof.lost

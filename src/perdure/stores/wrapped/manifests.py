@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -16,20 +17,93 @@ from perdure.codec.json import decode
 from perdure.errors import CorruptRecordError, FormatError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import About, FoldedDocument, Manifest
-from perdure.store import SessionInfo
+from perdure.store import Document, SessionInfo
+from perdure.stores.wrapped.chain import Facts, Link
 from perdure.stores.wrapped.sealing import Place, Seal
 
-__all__ = ["folded_of", "inner_of", "is_ours", "listed", "outer_of", "place_of", "unfit"]
+__all__ = [
+    "Hidden",
+    "Proof",
+    "facts_of",
+    "folded_of",
+    "hidden_in",
+    "inner_of",
+    "is_ours",
+    "listed",
+    "opened_documents",
+    "outer_of",
+    "place_of",
+    "proof_of",
+    "require_proven",
+    "sealed_document",
+    "sealed_in",
+    "unfit",
+]
 
 _MARK = "perdure-sealed:"
 _LOST = "0" * 64
 
 
-class Hidden(msgspec.Struct, frozen=True):
+class Proof(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a manifest has to be, and what its log was when it was written."""
+
+    epoch: int
+    as_of_seq: int
+    rest: str
+    """A hash of its counters and of its base."""
+    digest: str = ""
+    """The link behind ``as_of_seq``, in hex; empty where nothing was folded by it."""
+    run: int = 0
+    lost: str = ""
+    """Why there is no fold: what was wrong with the manifest before this one."""
+
+
+class Hidden(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the inner store does not see."""
 
     about: About
     documents: dict[str, FoldedDocument]
+    proof: Proof | None = None
+    """Missing in manifests of sessions that nobody has opened since there are chains."""
+    is_begun: bool = False
+    """Whether nothing was folded yet: the manifest is there for the key alone."""
+
+
+def proof_of(manifest: Manifest, link: Link | None = None, *, lost: str = "") -> Proof:
+    """Return what proves an inner manifest."""
+    return Proof(
+        manifest.epoch,
+        manifest.as_of_seq,
+        _rest(manifest),
+        "" if link is None else link.digest.hex(),
+        0 if link is None else link.run,
+        lost,
+    )
+
+
+def _rest(manifest: Manifest) -> str:
+    counters = sorted(manifest.counters.items())
+    return _sha256(msgspec.json.encode((manifest.format, counters, manifest.base)))
+
+
+def require_proven(manifest: Manifest, proof: Proof) -> None:
+    """See that an inner manifest is the one that was written.
+
+    Raises:
+        CorruptRecordError: It is not.
+
+    """
+    there = (manifest.epoch, manifest.as_of_seq, _rest(manifest))
+    if there != (proof.epoch, proof.as_of_seq, proof.rest):
+        message = f"the manifest of {manifest.key} was changed without the key"
+        raise CorruptRecordError(message, key=str(manifest.key))
+
+
+def facts_of(proof: Proof) -> Facts:
+    """Return what a manifest proves of its log."""
+    digest = bytes.fromhex(proof.digest)
+    link = Link(proof.as_of_seq, digest, proof.run) if digest else None
+    return Facts(proof.as_of_seq, proof.epoch, link, bool(proof.lost))
 
 
 def place_of(key: SessionKey) -> Place:
@@ -48,6 +122,7 @@ def inner_of(
     before: Manifest | None,
     own: Mapping[str, FoldedDocument],
     seal: Seal,
+    proof: Proof | None = None,
 ) -> Manifest:
     """Return what the inner store is given.
 
@@ -57,6 +132,7 @@ def inner_of(
         before: The inner manifest until now, which knows the others.
         own: The wrapper's own documents.
         seal: The tenant's.
+        proof: What proves the manifest, where the session is chained.
 
     """
     known = before.documents if before else {}
@@ -72,11 +148,19 @@ def inner_of(
     for name, folded in own.items():
         documents[name] = msgspec.structs.replace(folded, as_of_seq=manifest.as_of_seq)
     about = manifest.about
-    hidden = msgspec.json.encode(Hidden(about, manifest.documents))
-    payload = seal.seal_payload(place_of(manifest.key), hidden)
+    return sealed_in(
+        msgspec.structs.replace(manifest, documents=documents),
+        Hidden(about, manifest.documents, proof),
+        seal,
+    )
+
+
+def sealed_in(manifest: Manifest, hidden: Hidden, seal: Seal) -> Manifest:
+    """Return an inner manifest with what it hides."""
+    about = hidden.about
+    payload = seal.seal_payload(place_of(manifest.key), msgspec.json.encode(hidden))
     return msgspec.structs.replace(
         manifest,
-        documents=documents,
         about=msgspec.structs.replace(
             about,
             title=_MARK + payload.decode(),
@@ -91,14 +175,8 @@ def folded_of(data: bytes, as_of_seq: int) -> FoldedDocument:
     return FoldedDocument(as_of_seq, _sha256(data), len(data))
 
 
-def outer_of(inner: Manifest, seal: Seal | None) -> Manifest:
-    """Return the engine's manifest.
-
-    Raises:
-        CorruptRecordError: What it hides is damaged.
-
-    """
-    hidden = _hidden(inner.key, inner.about.title, seal)
+def outer_of(inner: Manifest, hidden: Hidden) -> Manifest:
+    """Return the engine's manifest."""
     return msgspec.structs.replace(inner, documents=hidden.documents, about=hidden.about)
 
 
@@ -111,6 +189,19 @@ def listed(info: SessionInfo, seal: Seal | None) -> SessionInfo:
     except CorruptRecordError:
         about = About()
     return msgspec.structs.replace(info, title=about.title, owner=about.owner, tags=about.tags)
+
+
+def hidden_in(inner: Manifest, seal: Seal | None) -> Hidden:
+    """Return what an inner manifest hides.
+
+    Raises:
+        CorruptRecordError: It is damaged, or the manifest around it was changed.
+
+    """
+    hidden = _hidden(inner.key, inner.about.title, seal)
+    if hidden.proof is not None:
+        require_proven(inner, hidden.proof)
+    return hidden
 
 
 def _hidden(key: SessionKey, title: str | None, seal: Seal | None) -> Hidden:
@@ -131,6 +222,43 @@ def unfit(manifest: Manifest, documents: Mapping[str, bytes]) -> Collection[str]
         for name, data in documents.items()
         if name in manifest.documents and _sha256(data) != manifest.documents[name].sha256
     ]
+
+
+def sealed_document(seal: Seal, name: str, data: bytes, proof: Proof | None, as_of: int) -> bytes:
+    """Return a document sealed; a proven one to the record that it is as of, as well."""
+    if proof is None:
+        return seal.seal(("document", name), data)
+    return seal.seal(("folded", name), as_of.to_bytes(8, "big") + data)
+
+
+def opened_documents(
+    seal: Seal, sealed: Mapping[str, Document], hidden: Hidden
+) -> dict[str, Document]:
+    """Return documents opened, but for those that are damaged, or are not of this fold.
+
+    One of a newer fold is good, too: somebody was killed before he had written its manifest.
+    """
+    found: dict[str, Document] = {}
+    for name, one in sealed.items():
+        with suppress(CorruptRecordError):
+            data, as_of = _opened(seal, name, one, hidden)
+            listed = hidden.documents.get(name)
+            if hidden.proof is not None and (
+                listed is None or (listed.sha256 != _sha256(data) and not as_of > listed.as_of_seq)
+            ):
+                continue
+            found[name] = Document(data, one.as_of_seq)
+    return found
+
+
+def _opened(seal: Seal, name: str, one: Document, hidden: Hidden) -> tuple[bytes, int]:
+    """Return a document, and the record that its seal proves it to be as of, 0 for none."""
+    if hidden.proof is not None:
+        with suppress(CorruptRecordError):
+            data = seal.open(("folded", name), one.data)
+            as_of = int.from_bytes(data[:8], "big")
+            return data[8:], as_of if as_of == one.as_of_seq else 0
+    return seal.open(("document", name), one.data), 0  # maybe of before there were proofs
 
 
 def _sha256(data: bytes) -> str:

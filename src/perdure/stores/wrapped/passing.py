@@ -35,10 +35,6 @@ class Passing:
         """See the port."""
         return await self._store.head(key)
 
-    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """See the port."""
-        return await self._store.trim(key, epoch, below)
-
     async def release(self, key: SessionKey, epoch: int) -> None:
         """See the port."""
         await self._store.release(key, epoch)

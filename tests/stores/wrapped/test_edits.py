@@ -1,0 +1,434 @@
+"""What somebody does to an encrypted session without the key is found, by all who read it.
+
+The inner store is written anew through its own port, with each of the edits that its owner
+could make: what it accepts is whole, and only the key tells that it is not what was written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perdure import Message, Shutdown, connect
+from perdure.cli.audit import audit
+from perdure.errors import CorruptRecordError
+from perdure.model.keys import SessionKey
+from perdure.model.manifest import Manifest
+from perdure.model.records import EPOCH, Entry, Record
+from perdure.session.lineage import Lineage
+from perdure.store import Document, Documents, LogChunk, Store
+from perdure.stores.wrapped import EncryptedStore
+from tests.crash.places import KINDS
+from tests.golden.reader import HERE
+
+KEY = "5a" * 32
+ADA, BOB = SessionKey("ada"), SessionKey("bob")
+NO_SIGNALS = Shutdown(signals=False)
+
+Edit = Callable[[list[Record]], list[Record]]
+
+
+class Edited:
+    """An inner store whose answers somebody has changed, as he could have on its disk."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.log: dict[SessionKey, list[Record]] = {}
+        self.documents: dict[SessionKey, Documents] = {}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    async def head(self, key: SessionKey) -> int:
+        if key not in self.log:
+            return await self._store.head(key)
+        return self.log[key][-1].seq
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        if key not in self.log:
+            log = self._store.read_log(
+                key, after=after, before=before, limit=limit, reverse=reverse
+            )
+            async for chunk in log:
+                yield chunk
+            return
+        end = before or 2**60
+        records = [one for one in self.log[key] if after < one.seq < end]
+        records = (records[::-1] if reverse else records)[:limit]
+        for first in range(0, len(records), 3):
+            yield LogChunk(tuple(records[first : first + 3]))
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        if key not in self.documents:
+            return await self._store.read_documents(key, names)
+        have = self.documents[key]
+        wanted = [name for name in have.found if names is None or name in names]
+        return msgspec.structs.replace(have, found={name: have.found[name] for name in wanted})
+
+
+def changed(record: Record, **fields: object) -> Record:
+    return msgspec.structs.replace(record, **fields)
+
+
+def epoch(record: Record, number: int) -> Record:
+    return changed(record, kind=EPOCH, epoch=number, payload=b'{"owner":"x","at":1.0}')
+
+
+def at(seq: int, edit: Callable[[list[Record], int], Record]) -> Edit:
+    def work(log: list[Record]) -> list[Record]:
+        place = seq - log[0].seq
+        return [*log[:place], edit(log, place), *log[place + 1 :]]
+
+    return work
+
+
+def dropped(log: list[Record]) -> list[Record]:
+    return [*log[:5], *(changed(one, seq=one.seq - 1) for one in log[6:])]
+
+
+def repeated(log: list[Record]) -> list[Record]:
+    return [*log[:6], *(changed(one, seq=one.seq + 1) for one in log[5:])]
+
+
+def exchanged(log: list[Record]) -> list[Record]:
+    one, other = log[4], log[5]
+    return [
+        *log[:4],
+        changed(one, payload=other.payload),
+        changed(other, payload=one.payload),
+        *log[6:],
+    ]
+
+
+EDITS: dict[str, Edit] = {
+    "replaced": at(6, lambda log, n: changed(log[n], payload=log[n + 1].payload)),
+    "flipped": at(6, lambda log, n: changed(log[n], payload=b'"AAAA' + log[n].payload[5:])),
+    "dropped": dropped,
+    "left out": lambda log: [*log[:5], *log[6:]],
+    "repeated": repeated,
+    "exchanged": exchanged,
+    "another kind": at(6, lambda log, n: changed(log[n], kind="x:y")),
+    "another end": at(6, lambda log, n: changed(log[n], end=not log[n].end)),
+    "another epoch": at(6, lambda log, n: changed(log[n], epoch=7)),
+    "an epoch record of this epoch": at(6, lambda log, n: epoch(log[n], 1)),
+    "an epoch record of a new epoch": at(6, lambda log, n: epoch(log[n], 2)),
+    "the real epoch record": at(1, lambda log, n: changed(log[n], payload=b'{"owner":"y"}')),
+    "a turn of epoch records": lambda log: [
+        *log[:5],
+        *(epoch(one, 2 + n) for n, one in enumerate(log[5:8])),
+        *log[8:],
+    ],
+    "head cut": lambda log: log[4:],
+    "head cut, a new epoch record": lambda log: [epoch(log[4], 1), *log[5:]],
+}
+
+
+@pytest.fixture(params=["file", "sqlite"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def talk(store: Store, agent: str, turns: int, *, since: int = 0) -> None:
+    async with connect(store, shutdown=NO_SIGNALS, autosave=None) as sessions:
+        async with sessions.open(agent) as session:
+            for turn in range(since, since + turns):
+                async with session.turn():
+                    session.append(Message.user(f"asks {turn}"))
+                    session.append(Message.assistant("ok"))
+
+
+async def log_of(store: Store, key: SessionKey) -> list[Record]:
+    return [one async for chunk in store.read_log(key) for one in chunk.records]
+
+
+async def told(inner: Edited) -> dict[str, str]:
+    """Return what each way of reading says of a session: empty where it notices nothing."""
+    said: dict[str, str] = {}
+    async with connect(EncryptedStore(inner, KEY), shutdown=NO_SIGNALS, read_only=True) as sessions:
+        try:
+            view = await sessions.load("ada")
+            assert view is not None
+            said["load"] = " ".join(view.restore_report.damaged)
+        except CorruptRecordError as error:
+            said["load"] = str(error)
+        try:
+            said["history"] = ""
+            view = await sessions.load("ada")
+            assert view is not None
+            await view.history(limit=1000)
+        except CorruptRecordError as error:
+            said["history"] = str(error)
+    store = EncryptedStore(inner, KEY)
+    await store.open()
+    said["check"] = " ".join(str(one) for one in (await audit(Lineage(store), ADA)).problems)
+    for name, options in (("forward", {}), ("reverse", {"reverse": True})):
+        try:
+            async for _ in store.read_log(ADA, **options):
+                pass
+            said[name] = ""
+        except CorruptRecordError as error:
+            said[name] = str(error)
+    await store.aclose()
+    return said
+
+
+@pytest.mark.parametrize("edit", EDITS)
+async def test_an_edited_log_is_found_by_all_who_read_it(
+    kind: str, edit: str, tmp_path: Path
+) -> None:
+    inner = Edited(KINDS[kind](tmp_path / "kept", None))
+    await talk(EncryptedStore(inner, KEY), "ada", 3)
+    await inner.open()
+    log = await log_of(inner._store, ADA)
+    have = await inner._store.read_documents(ADA)
+    await inner.aclose()
+    assert not any((await told(inner)).values())
+    inner.log[ADA] = EDITS[edit](log)
+    said = await told(inner)
+    for who in ("history", "check", "forward", "reverse"):
+        assert said[who], who
+    assert have.manifest is not None
+    inner.documents[ADA] = forged(have.manifest, have.found)  # all of the log has to be read
+    with pytest.raises(CorruptRecordError):
+        async with connect(EncryptedStore(inner, KEY), shutdown=NO_SIGNALS) as sessions:
+            await sessions.open("ada")
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("after", range(5, 9))
+async def test_no_slice_of_an_edited_log_hides_the_edit(
+    edit: str, after: int, tmp_path: Path
+) -> None:
+    """A slice with the edit in it, read in both directions, is never given out as whole."""
+    inner = Edited(KINDS["file"](tmp_path / "kept", None))
+    store = EncryptedStore(inner, KEY)
+    await talk(store, "ada", 3)
+    await store.open()
+    whole = await log_of(store, ADA)
+    log = await log_of(inner._store, ADA)
+    inner.log[ADA] = EDITS[edit](log)
+    for reverse in (False, True):
+        for before in range(after + 2, len(log) + 1):
+            seen: list[Record] = []
+            try:
+                async for chunk in store.read_log(ADA, after=after, before=before, reverse=reverse):
+                    seen += chunk.records
+            except CorruptRecordError:
+                continue
+            want = [one for one in whole if after < one.seq < before]
+            assert seen == (want[::-1] if reverse else want), (reverse, before)
+    await store.aclose()
+
+
+async def test_a_record_of_another_session_is_found(kind: str, tmp_path: Path) -> None:
+    inner = Edited(KINDS[kind](tmp_path / "kept", None))
+    for agent in ("ada", "bob"):
+        await talk(EncryptedStore(inner, KEY), agent, 2)
+    await inner.open()
+    mine, theirs = await log_of(inner._store, ADA), await log_of(inner._store, BOB)
+    await inner.aclose()
+    inner.log[ADA] = [*mine[:5], theirs[5], *mine[6:]]
+    said = await told(inner)
+    assert all(said[who] for who in ("history", "check", "forward", "reverse"))
+
+
+@pytest.mark.parametrize("filled", [False, True], ids=["cut", "cut and filled"])
+async def test_a_tail_cut_below_the_manifest_is_found(
+    kind: str, filled: bool, tmp_path: Path
+) -> None:
+    inner = Edited(KINDS[kind](tmp_path / "kept", None))
+    await talk(EncryptedStore(inner, KEY), "ada", 3)
+    await inner.open()
+    log = await log_of(inner._store, ADA)
+    await inner.aclose()
+    cut = [epoch(one, 5 + n) for n, one in enumerate(log[-3:])] if filled else []
+    inner.log[ADA] = [*log[:-3], *cut]
+    said = await told(inner)
+    assert said["check"]
+    assert said["forward"]
+    if not filled:
+        assert said["load"]
+
+
+async def test_a_fold_s_part_of_an_older_copy_is_found(kind: str, tmp_path: Path) -> None:
+    """Manifest and documents of an older fold, beside records that knew of a newer one."""
+    inner = Edited(KINDS[kind](tmp_path / "kept", None))
+    await talk(EncryptedStore(inner, KEY), "ada", 2)
+    await inner.open()
+    old = await inner._store.read_documents(ADA)
+    await inner.aclose()
+    for since in (2, 4):
+        await talk(EncryptedStore(inner, KEY), "ada", 2, since=since)
+    inner.documents[ADA] = old
+    said = await told(inner)
+    for who in ("load", "check", "forward", "reverse"):
+        assert "as of" in said[who], (who, said[who])
+    inner.documents.clear()
+    await inner.open()
+    new = await inner._store.read_documents(ADA)
+    await inner.aclose()
+    name = "session.json"
+    assert new.manifest is not None
+    listed = {**new.manifest.documents, name: (old.manifest or new.manifest).documents[name]}
+    mixed = msgspec.structs.replace(new.manifest, documents=listed)
+    inner.documents[ADA] = Documents(mixed, {**new.found, name: old.found[name]})
+    said = await told(inner)  # an older document, beside the newer rest
+    assert name in said["load"]
+    assert name in said["check"]
+
+
+def forged(manifest: Manifest, found: Mapping[str, Document]) -> Documents:
+    """Return what a session looks like that was never folded: the key is all that is listed."""
+    keys = {name: one for name, one in manifest.documents.items() if name.startswith("keys/")}
+    bare = Manifest(key=manifest.key, epoch=manifest.epoch, as_of_seq=1, documents=keys)
+    return Documents(bare, {name: found[name] for name in keys})
+
+
+async def test_a_manifest_that_was_changed_or_removed_is_told(kind: str, tmp_path: Path) -> None:
+    inner = Edited(KINDS[kind](tmp_path / "kept", None))
+    for agent in ("ada", "bob"):
+        await talk(EncryptedStore(inner, KEY), agent, 2)
+    await inner.open()
+    mine = await inner._store.read_documents(ADA)
+    theirs = await inner._store.read_documents(BOB)
+    await inner.aclose()
+    assert mine.manifest is not None
+    assert theirs.manifest is not None
+    keys = {name: one.data for name, one in mine.found.items() if name.startswith("keys/")}
+    moved = msgspec.structs.replace(mine.manifest, about=theirs.manifest.about)
+    for what, have in {
+        "forged": forged(mine.manifest, mine.found),
+        "of another session": msgspec.structs.replace(mine, manifest=moved),
+        "another seq": msgspec.structs.replace(
+            mine, manifest=msgspec.structs.replace(mine.manifest, as_of_seq=3)
+        ),
+        "other counters": msgspec.structs.replace(
+            mine, manifest=msgspec.structs.replace(mine.manifest, counters={"turns": 9})
+        ),
+        "removed": Documents(damaged=tuple(mine.found), remains=keys),
+    }.items():
+        inner.documents[ADA] = have
+        said = await told(inner)
+        assert said["load"], what
+        assert said["check"], what
+
+
+async def test_an_unlinked_log_is_refused_where_the_chain_is_to_be(
+    kind: str, tmp_path: Path
+) -> None:
+    """Nobody strips the chain: records of the format before it fit nowhere any more."""
+    store = EncryptedStore(KINDS[kind](tmp_path / "kept", None), KEY)
+    await talk(store, "ada", 1)
+    inner = Edited(KINDS[kind](tmp_path / "kept", None))
+    await store.open()
+    plain = await log_of(store, ADA)
+    entries = [Entry(one.kind, one.payload, one.end) for one in plain[1:]]
+    await store._session(ADA)
+    unlinked = store.seal_spill(ADA, 1, 1, entries)
+    assert unlinked is not None
+    await store.aclose()
+    inner.log[ADA] = [plain[0], *(Record(n, 1, *one) for n, one in enumerate(unlinked, 2))]
+    said = await told(inner)
+    assert all(said[who] for who in ("history", "check", "forward", "reverse"))
+
+
+async def test_a_pruned_log_is_whole_and_cut_further_it_is_not(kind: str, tmp_path: Path) -> None:
+    inner = Edited(KINDS[kind](tmp_path / "kept", None))
+    store = EncryptedStore(inner, KEY)
+    await talk(store, "ada", 3)
+    await store.open()
+    holder = await store.holder(ADA)
+    assert holder is not None
+    grant = await store.acquire(ADA, after=holder.epoch)
+    await store.trim(ADA, grant.epoch, 6)
+    await store.release(ADA, grant.epoch)
+    assert (await log_of(store, ADA))[-1].seq == grant.head
+    raw = await log_of(inner._store, ADA)
+    for allowed, first in ((True, 5), (True, 6), (False, 7)):
+        inner.log[ADA] = [one for one in raw if one.seq >= first]
+        if allowed:
+            assert (await log_of(store, ADA))[-1].seq == grant.head
+        else:
+            with pytest.raises(CorruptRecordError, match="before it are missing"):
+                await log_of(store, ADA)
+    await store.aclose()
+
+
+GOLDEN = HERE / "encrypted"
+
+
+async def test_a_session_of_before_the_chain_is_read_and_linked_from_then_on(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(GOLDEN / "store", tmp_path / "kept")
+    key = (GOLDEN / "key").read_text("ascii")
+    before = ["open 0 asks 0", "ok", "open 0 asks 1", "ok"]
+    before += ["open 1 asks 0", "ok", "open 1 asks 1", "ok"]
+    inner = Edited(KINDS["file"](tmp_path / "kept", None))
+    store = EncryptedStore(inner, key)
+    async with connect(store, shutdown=NO_SIGNALS, read_only=True) as sessions:
+        view = await sessions.load("ada")
+        assert view is not None
+        assert [one.text for one in view.context()] == before
+    async with connect(store, shutdown=NO_SIGNALS) as sessions:
+        async with sessions.open("ada") as session:
+            assert session.restore_report.damaged == ()
+            assert await session.state.get("notes") == {"n": 1}
+            async with session.turn():
+                session.append(Message.user("goes on"))
+    await store.open()
+    assert (await audit(Lineage(store), ADA)).problems == []
+    log = await log_of(inner._store, ADA)
+    begins = next(one.seq for one in log if one.epoch == 3)
+    for edit in (
+        [*log[:begins], epoch(log[begins], 3), *log[begins + 1 :]],
+        [*log[: begins - 1], *log[begins:]],
+    ):
+        inner.log[ADA] = edit
+        with pytest.raises(CorruptRecordError):
+            await log_of(store, ADA)
+    await store.aclose()
+
+
+def test_the_command_line_tells_too(tmp_path: Path) -> None:
+    """The attack as it is made on files: one line replaced, and every checksum made anew."""
+    program = Path(__file__).with_name("edit_file.py")
+    environment = {**os.environ, "PERDURE_KEY": KEY}
+    made = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "kept")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    url = f"encrypted+file:{tmp_path / 'kept'}"
+    for command in (["check"], ["show", "ada"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "perdure.cli", *command, "--store", url],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode != 0, (command, done.stdout)
+        assert "epoch" in done.stdout + done.stderr
