@@ -3,7 +3,7 @@
 Where you have conditional writes, you have a store: `perdure.stores.ObjectStore` does the rest.
 It passes the conformance suite, and docs/own-backend.md walks through it. It keeps a greeting:
 
-    python -m examples.own_bucket FILE
+    python examples/own_bucket.py FILE
 """
 
 from __future__ import annotations
@@ -124,5 +124,7 @@ async def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/own_bucket.py FILE")
     with contextlib.suppress(KeyboardInterrupt):
         anyio.run(main, Path(sys.argv[1]))

@@ -144,6 +144,12 @@ def store_for(url: str | os.PathLike[str] | Store | StateStorage | None = None) 
 
 def _store_at(url: str) -> Store:
     scheme, colon, rest = url.partition(":")
+    if not colon and scheme in _SCHEMES:
+        message = (
+            f"{scheme!r} is a kind of store, not a place: did you mean {scheme + ':'!r}? A folder "
+            f"of that name is {'file:' + scheme!r}"
+        )
+        raise ConfigError(message, option="url")
     if not colon or len(scheme) == 1:  # a path, or one with a drive letter
         return _file(url)
     make = _SCHEMES.get(scheme.lower())

@@ -54,6 +54,27 @@ def test_it_streams_calls_tools_and_says_why_there_is_no_answer(
     assert "files_read" in tools
 
 
+SILENT = """
+import sys
+from perdure.cli import main, talking
+talking.SILENCE = 0
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_chat_without_any_answer_has_failed_and_tells_that_it_waits(
+    options: list[str], models: Server, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", SILENT, "chat", "--store", str(tmp_path), *options]
+    command += ["--model", "openai:m", "--base-url", "http://127.0.0.1:9"]
+    env = {**os.environ, "OPENAI_API_KEY": KEY}
+    ran = subprocess.run(command, input="Hello\n", env=env, capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert "no answer" in ran.stdout or '"error":' in ran.stdout
+    assert "waiting for the model; Ctrl-C gives up" in ran.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 def test_one_interrupt_ends_the_turn_and_the_next_one_leaves(
     models: Server, tmp_path: Path

@@ -144,6 +144,45 @@ def test_a_failure_is_one_line_and_status_1(command: Command, store: Path) -> No
     assert ran.err == f"perdure: there is no session nobody in {store}: {cure}\n"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "status", "kind"),
+    [
+        (["show", "nobody"], 1, "SessionNotFoundError"),
+        (["show", "ada", "--target", "openai"], 2, "ConfigError"),
+        (["ls", "--store", "ftp://x"], 2, "ConfigError"),
+    ],
+)
+def test_a_failure_is_json_too_where_json_is_asked_for(
+    tokens: list[str], status: int, kind: str, command: Command, store: Path
+) -> None:
+    place = [] if "--store" in tokens else ["--store", str(store)]
+    ran = command(*tokens, *place, "--json")
+    error = ran.json["error"]
+    assert (ran.status, error["status"], error["type"]) == (status, status, kind)
+    assert ran.err == f"perdure: {error['message']}\n"
+
+
+def test_the_package_is_the_command_too(store: Path) -> None:
+    command = [sys.executable, "-m", "perdure", "ls", "--store", str(store), "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout)["sessions"][0]["agent"] == "ada"
+    code = "import runpy, sys; sys.modules['cyclopts'] = None; runpy.run_module('perdure', run_name='__main__')"
+    bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert bare.returncode == 2
+    assert bare.stderr == "perdure: cyclopts is not installed: pip install 'perdure[cli]'\n"
+
+
+def test_a_shell_completes_the_commands(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    ran = command("--install-completion", "--shell", "bash")
+    assert ran.status == 0, ran.err
+    scripts = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("checkpoints" in path.read_text() for path in scripts)
+
+
 def test_debug_lets_the_error_through(command: Command, store: Path) -> None:
     with pytest.raises(perdure.SessionNotFoundError):
         command("show", "nobody", "--store", str(store), "--debug")

@@ -27,7 +27,9 @@ class TestOneFileStore(StoreConformance):
 
 
 def test_it_keeps_a_greeting(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "examples.own_backend"]
+    command = [sys.executable, "-W", "error", "examples/own_backend.py"]
+    bare = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (bare.returncode, bare.stderr) == (1, "usage: python examples/own_backend.py FILE\n")
     for count in (1, 2):
         done = subprocess.run(
             [*command, str(tmp_path / "kept" / "x.json")], cwd=ROOT, capture_output=True, text=True

@@ -26,7 +26,7 @@ class TestTableStore(StoreConformance):
 
 
 def test_it_keeps_a_greeting(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "examples.own_bucket", str(tmp_path / "x.db")]
+    command = [sys.executable, "-W", "error", "examples/own_bucket.py", str(tmp_path / "x.db")]
     for count in (1, 2):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.stdout == f"{count} messages in {tmp_path / 'x.db'}\n", done.stderr

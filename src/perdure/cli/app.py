@@ -24,7 +24,7 @@ from perdure.cli.forget import forget, prune
 from perdure.cli.inbox import inbox
 from perdure.cli.lives import copy, fork, rename
 from perdure.cli.migrate import migrate
-from perdure.cli.output import fail
+from perdure.cli.output import fail, print_line
 from perdure.cli.rebuild import rebuild
 from perdure.cli.replay import replay
 from perdure.cli.sessions import ls, show
@@ -58,6 +58,7 @@ app: App = App(
 )
 for _place, _function in enumerate(COMMANDS):
     app.command(_function, sort_key=_place)
+app.register_install_completion_command(help="Complete commands and options in your shell.")
 
 
 def run(tokens: Sequence[str]) -> int:
@@ -66,8 +67,8 @@ def run(tokens: Sequence[str]) -> int:
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        fail(f"{_misfit(error, tokens)}; see perdure {_command(tokens)}--help")
-        return USAGE
+        message = f"{_misfit(error, tokens)}; see perdure {_command(tokens)}--help"
+        return _told(error, message, USAGE, tokens)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our answer has read enough
@@ -76,7 +77,7 @@ def run(tokens: Sequence[str]) -> int:
     except Exception as error:
         if "--debug" in tokens:
             raise
-        return _failed(error)
+        return _failed(error, tokens)
     return status if isinstance(status, int) else 0
 
 
@@ -102,14 +103,23 @@ def _command(tokens: Sequence[str]) -> str:
     return f"{tokens[0]} " if tokens and tokens[0] in names else ""
 
 
-def _failed(error: Exception) -> int:
+def _failed(error: Exception, tokens: Sequence[str]) -> int:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, PerdureError):
-        fail(str(error))
-        return USAGE if type(error) is ConfigError else FAILED
+        status = USAGE if type(error) is ConfigError else FAILED
+        return _told(error, str(error), status, tokens)
     if isinstance(error, OSError) and error.filename is not None:
-        fail(f"{os.fsdecode(error.filename)}: {error.strerror}")
-        return FAILED
-    fail(f"{type(error).__name__}: {error}; run it again with --debug to see where")
-    return FAILED
+        message = f"{os.fsdecode(error.filename)}: {error.strerror}"
+        return _told(error, message, FAILED, tokens)
+    message = f"{type(error).__name__}: {error}; run it again with --debug to see where"
+    return _told(error, message, FAILED, tokens)
+
+
+def _told(error: Exception, message: str, status: int, tokens: Sequence[str]) -> int:
+    """Say why a command failed: to people, and with ``--json`` to programs."""
+    fail(message)
+    if "--json" in tokens:
+        value = {"type": type(error).__name__, "message": message, "status": status}
+        print_line({"error": value})
+    return status

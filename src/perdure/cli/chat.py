@@ -38,6 +38,7 @@ def chat(
     Without --model it follows a script, and needs no key. Reads a line a turn from standard input;
     /quit or the end of the input leaves. Ctrl-C interrupts an answer, and leaves when there is
     none. An answer is durable when the next prompt appears. With --json each turn is one line.
+    Exits with 1 if turns failed, and none was answered.
 
     What was not answered before it stopped is told first: /resume goes on with it, /dismiss gives
     up on it. Whoever is asked something, such as whether a tool may run, answers with a letter.
@@ -54,11 +55,11 @@ def chat(
     """
     made = config(model, base_url, mcp, instructions)
     made = msgspec.structs.replace(made, approve="ask" if ask else None)
-    anyio.run(_chat, id, made, where)
-    return 0
+    is_answered = anyio.run(_chat, id, made, where)
+    return 0 if is_answered else 1
 
 
-async def _chat(id: str, config: AgentConfig, where: Stored) -> None:
+async def _chat(id: str, config: AgentConfig, where: Stored) -> bool:
     async with perdure.connect(where.store) as sessions:
         agent = await AgentFactory(sessions).create_agent(config, agent_id=id)
         turns, report = agent.session.info.turns, str(agent.session.restore_report)
@@ -70,6 +71,7 @@ async def _chat(id: str, config: AgentConfig, where: Stored) -> None:
                 await talk.run(lines)
             if talk.was_ended:
                 raise KeyboardInterrupt
+    return talk.answered > 0 or not talk.failed
 
 
 def _greet(id: str, turns: int, report: str) -> None:

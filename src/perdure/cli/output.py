@@ -22,6 +22,7 @@ __all__ = [
     "ago",
     "clip",
     "fail",
+    "note",
     "print_json",
     "print_line",
     "print_table",
@@ -68,6 +69,11 @@ def fail(message: str) -> None:
     """Print why a command failed, in one line."""
     line = " ".join(visible(message).split())
     print(f"perdure: {line}", file=sys.stderr)
+
+
+def note(message: str) -> None:
+    """Say on stderr how it goes."""
+    print(f"perdure: {visible(message)}", file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:

@@ -21,10 +21,11 @@ from perdure.agent.events import (
     TurnEnded,
     TurnFailed,
     TurnInterrupted,
+    TurnStarted,
 )
 from perdure.cli.lines import InputLines
 from perdure.cli.matters import HINT, LEAVE, Questions, as_json, as_text, shown_arguments
-from perdure.cli.output import clip, print_line, say, write
+from perdure.cli.output import clip, note, print_line, say, write
 
 __all__ = ["Talk"]
 
@@ -32,6 +33,8 @@ RESUME, DISMISS = "/resume", "/dismiss"
 HELP = "/resume goes on with what is open, /dismiss gives up on it, /quit leaves"
 COMMAND = re.compile(r"/\w+")
 WIDTH = 100
+SILENCE = 3.0
+"""Seconds without a word from the model until that is said."""
 
 
 @final
@@ -47,10 +50,13 @@ class Talk:
     def __init__(self, agent: Agent, *, json: bool) -> None:
         self._agent = agent
         self._json = json
+        self._heard = False
         self._pressed = False
         self._questions: Questions | None = None
         self.was_ended: bool = False
         """Whether Ctrl-C has ended it."""
+        self.answered: int = 0
+        self.failed: int = 0
 
     async def run(self, lines: InputLines) -> None:
         """Answer lines until their end, ``/quit``, or Ctrl-C outside of a turn."""
@@ -125,8 +131,26 @@ class Talk:
                 return line.strip()
 
     async def _turn(self, events: AsyncIterable[AgentEvent], questions: Questions) -> None:
+        async with anyio.create_task_group() as group:
+            self._heard = False
+            group.start_soon(self._tell_silence)
+            try:
+                await self._follow(events, questions)
+            finally:
+                group.cancel_scope.cancel()
+
+    async def _tell_silence(self) -> None:
+        """Say that a model has not answered yet: its client asks again by itself after an error."""
+        await anyio.sleep(SILENCE)
+        if not self._heard:
+            note(f"no answer for {SILENCE:.0f} s: waiting for the model; Ctrl-C gives up")
+
+    async def _follow(self, events: AsyncIterable[AgentEvent], questions: Questions) -> None:
         tell = self._as_line if self._json else self._as_text
         async for event in events:
+            self._heard = self._heard or not isinstance(event, TurnStarted)
+            self.answered += isinstance(event, TurnEnded)
+            self.failed += isinstance(event, TurnFailed)
             tell(event)
             if isinstance(event, ApprovalRequested):
                 await questions.approval(event.call)

@@ -96,6 +96,19 @@ class SessionManager(Restoring):
     def __await__(self) -> Generator[Any, None, Self]:
         return self._start().__await__()
 
+    if not TYPE_CHECKING:  # which knows better without
+
+        def __enter__(self) -> None:
+            message = (
+                "connect(…) is asynchronous: use `async with perdure.connect(…) as sessions`, or "
+                "`import perdure.sync` and `with perdure.sync.connect(…) as sessions` in a program "
+                "without an event loop"
+            )
+            raise TypeError(message)
+
+        def __exit__(self, *_: object) -> None:
+            """Never called: it makes `with` get as far as the message."""
+
     async def __aenter__(self) -> Self:
         return await self._start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+import warnings
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, final
@@ -43,6 +44,7 @@ class Turn:
 
     __slots__ = (
         "_closing",
+        "_entered",
         "_given",
         "_queue",
         "_resume",
@@ -57,8 +59,10 @@ class Turn:
     def __init__(
         self, session: Session, queue: TurnQueue, turn_id: str | None, *, resume: bool = False
     ) -> None:
+        self._entered = True  # so that nothing is said of one that is refused
         if turn_id is not None:
             require_name("turn id", turn_id)
+        self._entered = False
         self._session = session
         self._queue = queue
         self._given = turn_id is not None
@@ -75,7 +79,16 @@ class Turn:
         """The given id, or ``turn_0001`` and so on; numbers go on after a restore."""
         self.number: int = 0
 
+    def __del__(self) -> None:
+        if not self._entered:
+            message = (
+                f"session.turn() of session {self._session.key} was never entered, so there was no "
+                "turn: use `async with session.turn():`, and with perdure.sync `with`"
+            )
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
     async def __aenter__(self) -> Self:
+        self._entered = True
         require_outside(self._session.tracked, "to begin a turn")
         await self._queue.enter(str(self._session.key))
         self._queue.use()

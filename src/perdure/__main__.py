@@ -1,0 +1,10 @@
+"""``python -m perdure``: the command, wherever the script is not on the path."""
+
+from __future__ import annotations
+
+import sys
+
+from perdure.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
