@@ -69,6 +69,7 @@ class Turn:
         return self._inner.messages
 
     def __enter__(self) -> Self:
+        self._inner._entered = True  # even if it is refused before it begins
         self._in_turn.refuse(self._session.key, "beginning another")
         try:
             self._loop.call(lambda: self._loop.tasks.start(self._life.live))
