@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pkgutil
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+import perdure.providers
 from perdure import Message
 from perdure.providers import groups, newest
 from perdure.providers.pairing import paired
@@ -40,3 +43,9 @@ def test_a_tail_of_a_sound_conversation_is_sound(messages: list[Message], limit:
     tail = newest(sound, limit)
     assert paired(tail).messages == tail
     assert sound[len(sound) - len(tail) :] == tail
+
+
+def test_no_module_takes_the_place_of_a_public_name() -> None:
+    """Importing a module sets its name in the package, over a function of that name."""
+    found = {module.name for module in pkgutil.iter_modules(perdure.providers.__path__)}
+    assert found.isdisjoint(perdure.providers.__all__)

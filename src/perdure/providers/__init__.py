@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from perdure.providers.formats import FORMATS as FORMATS
     from perdure.providers.formats import parse as parse
     from perdure.providers.formats import render as render
-    from perdure.providers.groups import groups as groups
-    from perdure.providers.groups import newest as newest
     from perdure.providers.issued import Issuer as Issuer
+    from perdure.providers.message_groups import groups as groups
+    from perdure.providers.message_groups import newest as newest
     from perdure.providers.target import Format as Format
     from perdure.providers.target import ReasoningPolicy as ReasoningPolicy
     from perdure.providers.target import RenderedContext as RenderedContext
@@ -38,8 +38,8 @@ _HOME_OF = {
     "Issuer": "issued",
     "ReasoningPolicy": "target",
     "RenderedContext": "target",
-    "groups": "groups",
-    "newest": "groups",
+    "groups": "message_groups",
+    "newest": "message_groups",
     "parse": "formats",
     "render": "formats",
 }

@@ -30,7 +30,7 @@ from perdure.providers.parts import (
     shown,
     words_of,
 )
-from perdure.providers.replies import as_dict, issuer_of, listed, not_a_reply
+from perdure.providers.replies import as_dict, check_role, issuer_of, listed, not_a_reply
 from perdure.providers.server_tools import settled
 from perdure.providers.target import RenderedContext, Target
 
@@ -204,6 +204,7 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
 
     """
     whole = as_dict(reply)
+    check_role(FORMAT, whole, "assistant")
     if not isinstance(whole.get("content"), list):
         raise not_a_reply(FORMAT, "its content is no list of blocks")
     blocks = listed(FORMAT, whole, "content")

@@ -20,7 +20,7 @@ from perdure.providers.issued import Issued, Issuer, Item, fields_of, raw, stamp
 from perdure.providers.layout import Placed, laid_out
 from perdure.providers.pairing import Exchange
 from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, words_of
-from perdure.providers.replies import as_dict, issuer_of, not_a_reply
+from perdure.providers.replies import as_dict, check_role, issuer_of, not_a_reply
 from perdure.providers.target import RenderedContext, Target
 
 __all__ = ["parse", "render"]
@@ -158,6 +158,7 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
     """
     whole = as_dict(reply)
     content, around = _content_in(whole)
+    check_role(FORMAT, content, "model")
     parts = [_camel(part) for part in content["parts"]]
     by = issuer_of(FORMAT, issuer, whole.get("modelVersion", whole.get("model_version")))
     reply_id = whole.get("responseId", whole.get("response_id", "call"))

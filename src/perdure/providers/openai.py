@@ -36,6 +36,7 @@ from perdure.providers.parts import (
 from perdure.providers.replies import (
     arguments,
     as_dict,
+    check_role,
     issuer_of,
     listed,
     not_a_reply,
@@ -175,6 +176,7 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
     """
     whole = as_dict(reply)
     said, around = _message_in(whole)
+    check_role(FORMAT, said, "assistant")
     by = issuer_of(FORMAT, issuer, whole.get("model"))
     field = next((name for name in REASONING if isinstance(said.get(name), str)), None)
     stamp = Issued(

@@ -40,6 +40,7 @@ from perdure.providers.parts import (
 from perdure.providers.replies import (
     arguments,
     as_dict,
+    check_role,
     issuer_of,
     listed,
     not_a_reply,
@@ -222,9 +223,12 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
 
     """
     whole = as_dict(reply)
+    check_role(FORMAT, whole, "assistant")
     if not isinstance(whole.get("output"), list):
         raise not_a_reply(FORMAT, "its output is no list of items")
     output = listed(FORMAT, whole, "output")
+    for item in output:
+        check_role(FORMAT, item, "assistant")
     by = issuer_of(FORMAT, issuer, whole.get("model"))
     stamp = Issued(
         by.provider,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -11,7 +11,19 @@ from perdure.errors import FormatError
 from perdure.providers.fitting import clean, read_json
 from perdure.providers.issued import Issuer
 
-__all__ = ["arguments", "as_dict", "issuer_of", "listed", "not_a_reply", "plain_text"]
+__all__ = ["arguments", "as_dict", "check_role", "issuer_of", "listed", "not_a_reply", "plain_text"]
+
+
+_CALLS: Final = {
+    "system": "session.append(Message.system(text))",
+    "developer": "session.append(Message.system(text))",
+    "tool": "session.append(Message.tool(call_id, result))",
+    "function": "session.append(Message.tool(call_id, result))",
+}
+_OTHER_CALL: Final = (
+    "session.append(Message.user(text)), or a tool's result with "
+    "session.append(Message.tool(call_id, result))"
+)
 
 
 def as_dict(reply: object) -> dict[str, Any]:
@@ -73,6 +85,23 @@ def not_a_reply(format: str, why: str) -> FormatError:
     """Return the error for what is no reply of a format."""
     message = f"this is no reply in the format {format!r}: {why}; give the whole response"
     return FormatError(message, format=format)
+
+
+def check_role(format: str, said: Mapping[str, Any], own: str) -> None:
+    """Refuse what somebody other than the model said; a reply may leave its role out.
+
+    Raises:
+        FormatError: Its role is another one.
+
+    """
+    role = said.get("role")
+    if role is None or role == own:
+        return
+    message = (
+        f"a message with the role {role!r} is no reply in the format {format!r}, whose replies "
+        f"have the role {own!r}: append it with {_CALLS.get(str(role), _OTHER_CALL)}"
+    )
+    raise FormatError(message, format=format, role=role)
 
 
 def issuer_of(format: str, issuer: Issuer | str | None, model: Any) -> Issuer:
