@@ -140,7 +140,10 @@ EDITS: dict[str, Edit] = {
 }
 
 
-@pytest.fixture(params=["file", "sqlite"])
+SERVERS = [pytest.param(name, marks=pytest.mark.deep) for name in ("postgres", "redis", "s3")]
+
+
+@pytest.fixture(params=["file", "sqlite", *SERVERS])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
