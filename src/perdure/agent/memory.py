@@ -335,7 +335,8 @@ class MemoryManager:
     async def leave_out_turn(self, turn_id: str) -> None:
         """Take back what was said in the running turn; the log has it.
 
-        What the context was compacted to meanwhile stays. A turn that was resumed is left as it is:
+        What the context was compacted to meanwhile stays. A turn that was resumed is left as it
+        is, and so is one in which tools have answered, since what they did must not be forgotten:
         the next compaction sums it up.
         """
         said_in, seq, opening = self._opened
@@ -343,6 +344,9 @@ class MemoryManager:
             return
         context = self.get_working_context_messages()
         begins = [at for at, message in enumerate(context) if _is_same(message, opening)]
+        said = context[begins[-1] :] if begins else context
+        if any(message.tool_result is not None for message in said):
+            return
         await self.session.retract(after=seq - 1)
         if begins:
             before = context[: begins[-1]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure import ContextOverflowError, Message, ModelError
+from perdure import ContextOverflowError, Message, ModelError, ToolCall
 from perdure.agent import Agent, CompactionPolicy
 from perdure.agent.llm import AnthropicModel, OpenAIModel, ToolSpec
 from perdure.agent.llm.model import Chunk
@@ -143,6 +143,38 @@ async def test_a_model_of_ones_own_is_understood_too(policy: CompactionPolicy) -
     async with await Agent.create("ada", model=Own(), compaction=policy) as agent:
         for number in range(ASKS):
             assert await agent.ask(f"{number} {WORDS}") == "ok"
+
+
+class Calling:
+    """A model that calls a tool, and then finds its window too small for the answer."""
+
+    async def stream(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> AsyncIterator[Chunk]:
+        if messages[-1].text == "Send it":
+            yield Chunk(tool_calls=(ToolCall("c1", "send_mail"),))
+        elif messages[-1].tool_result is not None:
+            raise ModelError(
+                "The input token count (950) exceeds the maximum number of tokens allowed (900)."
+            )
+        else:
+            yield Chunk(text="ok")
+
+
+async def test_what_a_tool_has_done_is_not_taken_back() -> None:
+    sent = []
+
+    async def send_mail() -> str:
+        """Send it."""
+        sent.append("mail")
+        return "sent"
+
+    async with await Agent.create("ada", model=Calling(), tools=[send_mail]) as agent:
+        with pytest.raises(ContextOverflowError):
+            await agent.ask("Send it")
+        assert sent == ["mail"]
+        assert "tool" in [message.role for message in agent.session.context()]
+        assert await agent.ask("Did you send it?") == "ok"
 
 
 @pytest.mark.parametrize(
