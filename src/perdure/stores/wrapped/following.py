@@ -157,6 +157,8 @@ class Following:
         facts = await self._facts()
         if self._edge is not None and self._edge.seq >= facts.as_of_seq:
             return
+        if await self._store.head(self._key) >= facts.as_of_seq:
+            return
         facts = await self._facts(fresh=True)  # before the head, which only grows
         head = await self._store.head(self._key)
         if not facts.is_lost and head < facts.as_of_seq:
