@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
 from pathlib import Path
@@ -178,6 +179,42 @@ async def test_a_newest_row_that_was_exchanged_does_not_fit(tmp_path: Path) -> N
         with pytest.raises(CorruptRecordError):
             await read(store, key, reverse=True)
     await store.aclose()
+
+
+async def test_a_seal_that_was_changed_behind_the_holder_is_not_written_over(
+    tmp_path: Path,
+) -> None:
+    """The head and the epoch are the holder's; what they stand for is not."""
+    path = tmp_path / "kept" / "x.db"
+    store = SqliteStore(path)
+    await store.open()
+    grant = await take(store, KEYS[0])
+    head = await append_ok(store, grant, grant.head + 1, *group("one"))
+    change(path, "UPDATE session SET sum = sum + 1")
+    outcome = await append(store, grant, head + 1, *group("two"))
+    assert outcome.status is Status.PERMANENT
+    assert isinstance(outcome.error, CorruptRecordError)
+    await store.aclose()
+
+
+async def test_a_letter_that_was_told_goes(tmp_path: Path) -> None:
+    """With the heartbeat after the one that told it."""
+    path = tmp_path / "kept" / "x.db"
+    store, other = SqliteStore(path, owner="one"), SqliteStore(path, owner="two")
+    for one in (store, other):
+        await one.open()
+    await take(store, KEYS[0])
+    holder = await other.holder(KEYS[0])
+    assert holder is not None
+    await other.request_handover(KEYS[0], holder)
+    left = []
+    for _ in range(3):
+        await store.heartbeat()
+        with contextlib.closing(sqlite3.connect(path)) as con:
+            left += con.execute("SELECT count(*) FROM letter").fetchone()
+    assert left[1:] == [0, 0]
+    for one in (store, other):
+        await one.aclose()
 
 
 async def test_a_row_of_another_session_does_not_fit(tmp_path: Path) -> None:
