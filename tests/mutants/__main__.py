@@ -34,7 +34,7 @@ from queue import Queue
 
 from tests.mutants.catalog import GROUPS, KNOWN, Mutant
 from tests.mutants.operators import MutantError, Package
-from tests.mutants.recording import NOT, ONLY, RECORD, SEEN, SELECT, collected, instrument
+from tests.mutants.recording import NOT, RECORD, SEEN, SELECT, collected, instrument
 from tests.source_tree import ROOT
 
 AT_ONCE = 2
@@ -209,34 +209,35 @@ def judge(tree: Tree, package: Package, mutant: Mutant, known: Recording, *, fas
                     return result("broken", said[-500:])
                 if status in {0, 5}:
                     break
-                failed = re.search(
-                    r"^(?:FAILED|ERROR) (\S+::[^\]\n]+?\]?)(?: - .*)?$", said, re.MULTILINE
-                )
-                if failed is None or is_sound(tree, failed[1]):
-                    return result("killed", failed[1] if failed else said[-200:])
-                UNSOUND.add(failed[1])
+                failed = failed_test(said)
+                if failed is None or is_sound(tree, failed, chosen, more):
+                    return result("killed", failed or said[-200:])
+                UNSOUND.add(failed)
     except (MutantError, KeyError, SyntaxError) as error:
         return result("broken", str(error))
     return result("survived", f"{len(tests)} tests")
 
 
 UNSOUND: set[str] = set()
-"""Tests that fail without a mutant, too: they tell nothing."""
+SOUND: set[str] = set()
+"""Tests that fail without a mutant, too, and so tell nothing, and those that do not."""
 
 
-def is_sound(tree: Tree, test: str) -> bool:
-    """Say whether a test that has failed passes without the mutant, by itself and twice."""
-    if test in UNSOUND:
-        return False
-    ids = tree.root / "sound.txt"
-    ids.write_text(test, encoding="utf-8")
-    told = {SELECT: str(ids), SEEN: str(ids), ONLY: "1"}
-    for _ in range(2):
-        status, said = tree.run([test.partition("::")[0]], seconds=LONGEST, **told)
-        if status != 0:
+def is_sound(tree: Tree, test: str, chosen: list[str], more: set[str]) -> bool:
+    """Say whether a test that has failed passes without the mutant, among the same tests."""
+    if test not in SOUND | UNSOUND:
+        status, said = attempt(tree, chosen, more)
+        if status in {0, 5} or failed_test(said) != test:
+            SOUND.add(test)
+        else:
             print(f"no judge: {test}\n{said[-1500:]}", flush=True)
-            return False
-    return True
+    return test in SOUND
+
+
+def failed_test(said: str) -> str | None:
+    """Return the id of the first test that has failed."""
+    found = re.search(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", said, re.MULTILINE)
+    return None if found is None else found[1]
 
 
 def runs(tests: list[str], mutant: Mutant, *, fast: bool) -> Iterable[list[str]]:

@@ -9,7 +9,6 @@ file named by ``MUTANTS_KNOWN`` does not have are newer than the recording, and 
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import os
 import sys
@@ -26,7 +25,6 @@ RECORD = "MUTANTS_RECORD"
 SELECT = "MUTANTS_SELECT"
 SEEN = "MUTANTS_KNOWN"
 NOT = "MUTANTS_UNSOUND"
-ONLY = "MUTANTS_ONLY"
 
 _SEEN = f'''
 """Notes which functions ran; a process that a test started appends them to a file."""
@@ -117,19 +115,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests that were chosen, in the order in which they were, and those that are new."""
+    """Keep the tests that were chosen, file by file in that order, and those that are new."""
     chosen = os.environ.get(SELECT)
     if not chosen:
         return
     ids = Path(chosen).read_text(encoding="utf-8").splitlines()
     known = set(Path(os.environ[SEEN]).read_text(encoding="utf-8").splitlines())
-    if os.environ.get(ONLY):
-        known.update(one.nodeid for one in items)
     if unsound := os.environ.get(NOT):
         known.update(Path(unsound).read_text(encoding="utf-8").splitlines())
-    order = dict(zip(ids, itertools.count(), strict=False))
-    kept = [one for one in items if one.nodeid in order or one.nodeid not in known]
-    kept = [one for one in kept if one.nodeid in order or "trio" not in one.nodeid]
-    kept.sort(key=lambda one: order.get(one.nodeid, len(order)))
+    files = {test.partition("::")[0]: place for place, test in reversed(list(enumerate(ids)))}
+    chosen_ids = set(ids)
+    kept = [
+        one
+        for one in items
+        if one.nodeid in chosen_ids or (one.nodeid not in known and "trio" not in one.nodeid)
+    ]
+    # Within a file they stay in their order: what they share is made for that.
+    kept.sort(key=lambda one: files.get(one.nodeid.partition("::")[0], len(ids)))
     config.hook.pytest_deselected(items=[one for one in items if one not in kept])
     items[:] = kept
