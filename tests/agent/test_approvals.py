@@ -172,6 +172,23 @@ async def test_after_a_restart_it_is_still_asked_for(
     assert doors.opened == (["north"] if yes else [])
 
 
+async def test_who_was_asked_decides_though_nobody_is_asked_any_more(
+    world: World, configured: Configure
+) -> None:
+    """It comes back configured to ask nobody, and the call still waits for its answer."""
+    left = await waiting(world, configured)
+    doors = Doors()
+    async with left.connect() as sessions:
+        config = doors.config(configured, approve=None)
+        async with await AgentFactory(sessions).restore_agent("ada", config) as agent:
+            async with agent.events() as events, anyio.create_task_group() as group:
+                group.start_soon(agent.resume)
+                call_id = await until_asked(events)
+                assert doors.opened == []
+                await agent.deny(call_id)
+    assert doors.opened == []
+
+
 @pytest.mark.parametrize("approve", [ask, None])
 async def test_an_answer_survives_another_kill(
     world: World, configured: Configure, approve: Any

@@ -50,6 +50,7 @@ def test_a_block_counts_before_everything_else() -> None:
     permissions.approve("x", by="ada")
     permissions.block("x")
     assert permissions.verdict("x") == "blocked"
+    assert (permissions.allowlist, permissions.approvals) == ((), {})
     permissions.revoke("x")
     assert permissions.verdict("x") == "open"
     permissions.approve("x")
@@ -81,6 +82,15 @@ async def test_whoever_approves_is_asked_until_it_says_always(
         got = await results(memory_world, configured, approve=approve)
         assert got == ["HI", "the tool 'whisper' was not approved"]
     assert sorted(asked) == ["shout", "whisper", "whisper"]
+
+
+@pytest.mark.parametrize("answer", ["no", "yes", 2, None])
+async def test_only_a_plain_yes_approves(
+    memory_world: World, configured: Configure, answer: Any
+) -> None:
+    """Not whatever is true by chance, as the word no is."""
+    got = await results(memory_world, configured, approve=lambda one, context: answer)
+    assert all("was not approved" in one for one in got)
 
 
 async def test_an_approval_that_fails_approves_nothing(

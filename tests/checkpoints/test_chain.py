@@ -70,6 +70,16 @@ def test_its_document_is_a_fold_of_its_records(steps: list[Any], data: st.DataOb
     assert Chain.of(fold_chain(None, records[:at]), records[at:]).links == chain.links
 
 
+def test_an_id_that_comes_twice_is_found_though_the_chain_is_sound() -> None:
+    """S3-2."""
+    chain, _ = made(["one", "two"])
+    first, second = chain.links
+    assert isinstance(second, Checkpoint)
+    again = sealed(msgspec.structs.replace(second, previous=second.hash))
+    (problem,) = problems_of([first, second, again])
+    assert (problem.id, problem.what) == (2, "its id comes after 2")
+
+
 CHANGES: dict[str, Any] = {
     "id": 9,
     "label": "another",

@@ -57,7 +57,7 @@ GROUPS = {
     ),
     "sqlite": Group(("stores/sqlite", "conformance/test_sqlite.py"), ("stores.sqlite",)),
     "lease": Group(("lease", "session", "conformance/test_file.py"), ("lease",)),
-    "restore": Group(("restore", "session"), ("restore",)),
+    "restore": Group(("restore", "session", "stores/wrapped"), ("restore",)),
     "checkpoints": Group(("checkpoints", "session"), ("checkpoints",)),
     "agent": Group(("agent",), ("agent",)),
     "wrapped": Group(("stores/wrapped", "conformance/test_wrapped.py"), ("stores.wrapped",)),

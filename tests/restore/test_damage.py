@@ -316,6 +316,25 @@ def test_a_fold_that_was_killed_half_way_doubles_and_loses_nothing(
     assert left == []
 
 
+async def test_a_message_that_is_the_last_one_of_a_killed_fold_comes_once(tmp_path: Path) -> None:
+    """The snapshot has it already, and all that is read for the other documents has it again."""
+    root = tmp_path / "store"
+    folder = root / "agents" / "ada"
+    async with manager(root) as sessions, sessions.open("ada") as ada:
+        ada.append(Message.user("one"))
+    earlier = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    async with manager(root) as sessions, sessions.open("ada") as ada:
+        ada.append(Message.user("two"))
+    (new,) = folder.glob("manifest-*.json")
+    new.rename(new.with_suffix(".next"))
+    for name, data in earlier.items():
+        if name != SNAPSHOT and not name.startswith("lease"):
+            (folder / name).write_bytes(data)
+    async with manager(root) as sessions, sessions.open("ada") as ada:
+        assert [one.text for one in ada.context()] == ["one", "two"]
+        assert ada.info.messages == 2
+
+
 # right checksums
 
 

@@ -57,6 +57,19 @@ async def test_an_encrypted_store_is_refused_without_its_key(inner: Callable[[],
             assert [one.text for one in ada.context()] == ["sealed"]
 
 
+async def test_a_sealed_session_that_was_copied_into_a_plain_store_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Nothing marks the store; the session's own manifest says that it has a key."""
+    await say(EncryptedStore(FileStore(tmp_path / "sealed"), KEY), "sealed")
+    async with connect(FileStore(tmp_path / "plain"), shutdown=NO_SIGNALS) as sessions:
+        shutil.copytree(tmp_path / "sealed" / "agents" / "ada", tmp_path / "plain/agents/ada")
+        with pytest.raises(ConfigError, match="session ada is encrypted"):
+            await sessions.load("ada")
+        with pytest.raises(ConfigError, match="session ada is encrypted"):
+            await sessions.open("ada")
+
+
 @pytest.mark.parametrize("how", ["session of a tenant", "post", "blob"])
 async def test_whatever_comes_first_marks_the_store(how: str) -> None:
     backing = MemoryBacking()
