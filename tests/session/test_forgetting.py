@@ -313,3 +313,13 @@ async def test_posts_to_a_session_that_nobody_has_opened_are_forgotten(again: Co
         async with sessions.open("ada") as ada, sessions.open("bob") as bob:
             assert ada.context() == []
             assert [message.text for message in bob.context()] == ["stays"]
+
+
+async def test_a_session_is_forgotten_by_its_id_alone(again: Connect) -> None:
+    async with again() as sessions:
+        async with sessions.open("ada") as session:
+            session.append(Message.user("forget me"))
+            await session.save()
+        report = await sessions.forget("ada")
+        assert list(map(str, report.sessions)) == ["ada"]
+        assert not await sessions.exists("ada")

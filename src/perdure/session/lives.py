@@ -159,8 +159,8 @@ class Lives(ABC):
 
     async def forget(
         self,
-        *,
         id: str | None = None,
+        *,
         session: str | None = None,
         tenant: str = "",
         owner: str | None = None,

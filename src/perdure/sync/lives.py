@@ -116,8 +116,8 @@ class Lives:
 
     def forget(
         self: _Blocking,
-        *,
         id: str | None = None,
+        *,
         session: str | None = None,
         tenant: str = "",
         owner: str | None = None,
