@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError, LeaseLostError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.records import Entry
@@ -422,6 +423,48 @@ async def test_what_was_written_behind_the_seal_is_not_in_the_log(store, open_st
     assert isinstance(outcome.error, LeaseLostError)
     assert outcome.error.facts["sealed_seq"] == 2
     assert tuple(entries(await read(other))) == group("a")
+
+
+async def test_a_disk_that_fails_a_holder_who_was_overtaken_gets_no_new_segment(
+    store, open_store, disk, root: Path
+) -> None:
+    """Nobody reads it, and nobody of a later life knows whose it is."""
+    other = await open_store("other")
+    grant = await take(store)
+    folder = store._root.enter("agents", "agent")
+
+    def overtaken() -> None:
+        assert leases.publish(folder, KEY, 2, other._owners.me, since=1) is not None
+        disk.bad_syncs = 1
+
+    disk.before_sync = overtaken
+    outcome = await append(store, grant, 2, *group("a"))
+    assert outcome.status is Status.IN_DOUBT
+    assert segments(root) == ["1-0.jsonl"]
+    folder.close()
+
+
+async def test_leases_go_the_lowest_first(
+    store, open_store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever holds one of them relies on it: the next one is absent only if all are below it."""
+    agent = root / "agents/agent"
+    await take(store)
+    first = (agent / "lease-1.json").read_bytes()
+    other = await open_store("other")
+    await other.acquire(KEY, after=1)
+    (agent / "lease-1.json").write_bytes(first)  # as a kill in between leaves it
+    removed: list[str] = []
+    remove = Folder.remove
+
+    def noted(self: Folder, name: str) -> bool:
+        removed.append(name)
+        return remove(self, name)
+
+    monkeypatch.setattr(Folder, "remove", noted)
+    await store.acquire(KEY, after=2)
+    gone = [name for name in removed if name in {"lease-1.json", "lease-2.json"}]
+    assert gone == ["lease-1.json", "lease-2.json"]
 
 
 async def test_a_batch_is_in_doubt_until_a_seal_decides(store, open_store, disk) -> None:
