@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -64,8 +65,9 @@ class Edited:
             log = self._store.read_log(
                 key, after=after, before=before, limit=limit, reverse=reverse
             )
-            async for chunk in log:
-                yield chunk
+            async with aclosing(log):
+                async for chunk in log:
+                    yield chunk
             return
         end = before or 2**60
         records = [one for one in self.log[key] if after < one.seq < end]
