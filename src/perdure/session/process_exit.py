@@ -16,7 +16,6 @@ after all threads, and spills what is still left. What became of it is told on s
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import logging
 import sys
@@ -26,6 +25,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
 if TYPE_CHECKING:
+    import asyncio
+
     from perdure.session.closing import Closing
 
 __all__ = ["THREAD", "ExitHandler", "tell"]
@@ -84,27 +85,32 @@ class ExitHandler:
     @property
     def is_running(self) -> bool:
         """Whether the event loop runs, in whichever thread."""
-        if isinstance(self._loop, asyncio.AbstractEventLoop):
-            return self._loop.is_running()
+        loop = _asyncio_loop(self._loop)
+        if loop is not None:
+            return loop.is_running()
         # Trio's, which says nothing; a guest of the main thread's stands still by now.
         is_alive = self._thread.is_alive() and self._thread is not threading.main_thread()
         return is_alive and self.closing.runtime.host.running
 
     def begin(self) -> Callable[[], object] | None:
         """Begin to close in another thread; return what a thread of ours has to do, if anything."""
-        loop = self._loop
-        if not isinstance(loop, asyncio.AbstractEventLoop):
+        loop = _asyncio_loop(self._loop)
+        if loop is None:
             return self._on_trio if self.is_running else None
         if loop.is_closed():
             return None
         if loop.is_running():
-            return lambda: asyncio.run_coroutine_threadsafe(self._closed(), loop).result()
+            from asyncio import run_coroutine_threadsafe
+
+            return lambda: run_coroutine_threadsafe(self._closed(), loop).result()
         return lambda: loop.run_until_complete(self._closed())
 
     async def _closed(self) -> None:
         await self._close()
-        if isinstance(self._loop, asyncio.AbstractEventLoop):
-            await asyncio.sleep(0)  # what waits for the end of our tasks hears of it
+        if _asyncio_loop(self._loop) is not None:
+            from asyncio import sleep
+
+            await sleep(0)  # what waits for the end of our tasks hears of it
 
     def _on_trio(self) -> None:
         import trio
@@ -268,3 +274,10 @@ def _say(line: str) -> None:
     except (OSError, ValueError):  # it was closed: a log may still take the line
         pass
     log.warning("%s", line)
+
+
+def _asyncio_loop(loop: object) -> asyncio.AbstractEventLoop | None:
+    """Return the loop if it is asyncio's; None for trio's token."""
+    import asyncio
+
+    return loop if isinstance(loop, asyncio.AbstractEventLoop) else None

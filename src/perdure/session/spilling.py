@@ -82,7 +82,12 @@ def folder_for(store: Store, wanted: str | Literal[False] | None) -> str | None:
 
 def is_there(folder: str) -> bool:
     """Say whether anything was ever spilled there, at the cost of one look."""
-    return Path(folder).expanduser().is_dir()
+    try:
+        return Path(folder).expanduser().is_dir()
+    except PermissionError as error:
+        # Another user's: nothing of this process's can be there.
+        log.warning("spill files in %s cannot be looked for: %s", folder, error.strerror)
+        return False
 
 
 def write(folder: str, key: SessionKey, *, epoch: int, base: int, entries: Sequence[Entry]) -> str:

@@ -71,11 +71,11 @@ class Chain:
     """
 
     def __init__(self, seal: Seal, secret: bytes, begins: int) -> None:
-        self.seal = seal
-        self.secret = secret
-        self.begins = begins
+        self.seal: Seal = seal
+        self.secret: bytes = secret
+        self.begins: int = begins
         self._hash = hashlib.blake2b(key=secret, digest_size=16)
-        self.start = Link(begins - 1, self._hash.digest())
+        self.start: Link = Link(begins - 1, self._hash.digest())
         """The link before the first one."""
 
     def follow(self, link: Link, record: Record) -> Link:
@@ -136,7 +136,7 @@ class Writer:
     def __init__(self, chain: Chain, epoch: int, sealed_to: int, folded: int) -> None:
         self.chain = chain
         self.epoch = epoch
-        self.coming = 0
+        self.coming: int = 0
         """The end of a batch that is about to be sealed."""
         self._sealed_to = sealed_to
         self._links: OrderedDict[int, Link] = OrderedDict()
