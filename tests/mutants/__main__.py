@@ -39,7 +39,7 @@ from tests.source_tree import ROOT
 
 AT_ONCE = 2
 """How many mutants run beside each other."""
-LONGEST = 300.0
+LONGEST = 900.0
 """Seconds until a run counts as one that hangs."""
 BUDGET = {False: 60.0, True: 15.0}
 """Seconds of recorded time that the tests of one mutant may take; the quickest come first."""

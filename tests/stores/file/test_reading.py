@@ -439,6 +439,19 @@ async def test_what_somebody_planted_raises_nothing_but_our_errors(
     assert len(await read(reader)) == 3
 
 
+async def test_reading_leaves_no_file_open(store, open_store) -> None:
+    grant = await take(store)
+    await write(store, grant, "a")
+    reader = await open_store("reader")
+    await read(reader)
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(30):
+        await read(reader)
+        await read(reader, reverse=True)
+        await reader.head(KEY)
+    assert len(os.listdir("/dev/fd")) < before + 10
+
+
 # a holder who trims beside readers
 
 
