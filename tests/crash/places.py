@@ -7,6 +7,7 @@ line in `KINDS`; what its stores of one root keep must be theirs alone.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,6 +69,8 @@ def _s3(root: Path, owner: str | None) -> Store:
 def _s3_server() -> S3Server:
     """Return this process's server. The driver has threads: no parent of forks may use it."""
     from tests.servers.s3 import S3Server
+
+    assert "obstore" not in sys.modules, "a forked child would wait for the driver's threads"
 
     class Server(S3Server):
         def _until_writable(self) -> None:

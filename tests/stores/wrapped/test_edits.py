@@ -26,9 +26,15 @@ from perdure.model.records import EPOCH, Entry, Record
 from perdure.session.lineage import Lineage
 from perdure.store import Document, Documents, LogChunk, Store
 from perdure.stores.wrapped import EncryptedStore
-from tests.crash.places import KINDS
+from tests.crash import places
 from tests.golden.reader import HERE
+from tests.servers.s3 import shared, store_on
 
+# A bucket is used from this process: the one of `places` is for children that are forked.
+KINDS: dict[str, places.Make] = {
+    **places.KINDS,
+    "s3": lambda root, owner: store_on(shared(), root, owner=owner),
+}
 KEY = "5a" * 32
 ADA, BOB = SessionKey("ada"), SessionKey("bob")
 NO_SIGNALS = Shutdown(signals=False)
