@@ -32,6 +32,10 @@ hypothesis.settings.register_profile(
     database=None,
     print_blob=True,
 )
+# What mutants of autosave's core meet: the same examples, and eight times as many.
+hypothesis.settings.register_profile(
+    "many", hypothesis.settings.get_profile("same"), max_examples=400
+)
 hypothesis.settings.load_profile("same")
 
 

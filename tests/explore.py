@@ -24,7 +24,7 @@ from tests.source_tree import ROOT, files
 
 ELSEWHERE = re.compile(
     r"tests/(servers|integration|crash|examples|platforms|sigterm|benchmarks|typing|golden)/"
-    r"|postgres|redis|s3|test_(imports|shape|docs|api|requirements|mutants)\.py"
+    r"|postgres|redis|s3|test_(imports|shape|docs|api|requirements|mutants|explore)\.py"
 )
 """What starts servers or many processes, or has no order and no examples."""
 DRAWS = re.compile(r"^(from|import) hypothesis\b", re.MULTILINE)

@@ -196,13 +196,13 @@ def judge(tree: Tree, package: Package, mutant: Mutant, known: Recording, *, fas
     def result(how: str, by: str) -> Result:
         return Result(mutant, how, by, round(time.monotonic() - began, 1))
 
-    more = newer(mutant, known)
+    more, options = newer(mutant, known), GROUPS[mutant.group].options
     try:
         tests = tests_of(mutant, package, known, BUDGET[fast])
         for chosen in runs(tests, mutant, fast=fast):
             while True:
                 with tree.changed(package, mutant):
-                    status, said = attempt(tree, chosen, more)
+                    status, said = attempt(tree, chosen, more, options)
                 if status is None:
                     return result("killed", "it hangs")
                 if status in {3, 4}:
@@ -210,7 +210,7 @@ def judge(tree: Tree, package: Package, mutant: Mutant, known: Recording, *, fas
                 if status in {0, 5}:
                     break
                 failed = failed_test(said)
-                if failed is None or is_sound(tree, failed, chosen, more):
+                if failed is None or is_sound(tree, failed, chosen, more, options):
                     return result("killed", failed or said[-200:])
                 UNSOUND.add(failed)
     except (MutantError, KeyError, SyntaxError) as error:
@@ -223,10 +223,12 @@ SOUND: set[str] = set()
 """Tests that fail without a mutant, too, and so tell nothing, and those that do not."""
 
 
-def is_sound(tree: Tree, test: str, chosen: list[str], more: set[str]) -> bool:
+def is_sound(
+    tree: Tree, test: str, chosen: list[str], more: set[str], options: tuple[str, ...]
+) -> bool:
     """Say whether a test that has failed passes without the mutant, among the same tests."""
     if test not in SOUND | UNSOUND:
-        status, said = attempt(tree, chosen, more)
+        status, said = attempt(tree, chosen, more, options)
         if status in {0, 5} or failed_test(said) != test:
             SOUND.add(test)
         else:
@@ -272,11 +274,13 @@ def newer(mutant: Mutant, known: Recording) -> set[str]:
     return found
 
 
-def attempt(tree: Tree, chosen: list[str], more: set[str]) -> tuple[int | None, str]:
+def attempt(
+    tree: Tree, chosen: list[str], more: set[str], options: tuple[str, ...]
+) -> tuple[int | None, str]:
     """Run chosen tests, up to the first failure, and new ones of more files."""
     if not chosen:
         return 0, ""
-    stop = ["-x", "--timeout", "60"]
+    stop = ["-x", "--timeout", "60", *options]
     if chosen[0] == "-k":
         return tree.run([*stop, *chosen], seconds=LONGEST)
     if all(one.startswith("tests/crash/") for one in chosen):

@@ -28,12 +28,15 @@ class Group:
     """Below perdure: where a seed draws from. A part of a name is no part of a package."""
     last: tuple[str, ...] = ()
     """Tests that take long and start processes: for what has survived all others."""
+    options: tuple[str, ...] = ()
+    """For pytest."""
 
 
 GROUPS = {
     "properties": Group(
         ("properties/test_autosave.py", "properties/test_autosave_core.py"),
         (),
+        options=("--hypothesis-profile=many",),
     ),
     "autosave": Group(("autosave", "session", "properties"), ("autosave",)),
     "files": Group(
