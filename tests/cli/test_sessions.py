@@ -212,6 +212,27 @@ def test_what_somebody_stored_cannot_steer_the_terminal(command: Command, store:
     assert r"a\x1b[2Jb [bold]c[/bold]" in command("show", "mallory", "--store", str(store)).out
 
 
+def test_json_escapes_what_would_steer_a_terminal(command: Command, store: Path) -> None:
+    hostile = "a\x9b2J \u202egnp.exe \u2066 \u200f \u061c \x85 \x7f é"
+
+    async def write() -> None:
+        async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+            async with sessions.open("mallory \u202e") as session:
+                session.append(Message.user(hostile))
+                session.describe(title=hostile)
+
+    anyio.run(write)
+    at = ("--store", str(store), "--json")
+    for tokens in (["ls"], ["show", "mallory \u202e"], ["show", "mallory \u202e", "--log"]):
+        out = command(*tokens, *at).out
+        assert not [one for one in out if ord(one) > 0x7E and one != "é"]
+        assert r"\u202e" in out
+    assert command("show", "mallory \u202e", *at).json["title"] == hostile
+    exported = command("export", "mallory \u202e", *at).out
+    assert "\u202e" not in exported
+    assert "\x9b" not in exported
+
+
 def test_show_tells_how_a_session_would_come_back(command: Command, store: Path) -> None:
     """S0-Q3, C8."""
     (store / "agents" / "ada" / "memory.json").write_text("damaged")

@@ -12,6 +12,7 @@ from perdure import (
     ConfigError,
     LeaseHeldError,
     Message,
+    SessionError,
     SessionNotFoundError,
     Shutdown,
     connect,
@@ -248,6 +249,44 @@ async def test_owner_and_tag_are_as_of_now(again: Connect) -> None:
         assert [str(k) for k in (await sessions.forget(tag="x")).sessions] == ["folded"]
         assert [str(k) for k in (await sessions.forget(owner="ada")).sessions] == ["lagging"]
         assert await ids(sessions) == ["other", "was hers"]
+
+
+async def test_opening_does_not_take_a_session_from_its_owner(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "hers", "one", owner="ada")
+        await converse(sessions, "nobody's", "two")
+    async with again() as sessions:
+        refused = "hers belongs to 'ada', and was to be opened for 'mallory'"
+        with pytest.raises(SessionError, match=refused):
+            await sessions.open("hers", owner="mallory")
+        assert sessions.health().sessions == 0
+        async with sessions.open("hers") as opened:  # nothing is held; the label stays
+            with pytest.raises(SessionError, match=refused):
+                await sessions.open("hers", owner="mallory", autosave=None, tags=["taken"])
+            assert (opened.info.metadata.owner, opened.info.metadata.tags) == ("ada", [])
+            assert opened.tracked.options is not None
+            opened.append(Message.user("more"))
+        async with sessions.open("hers", owner="ada"):
+            pass
+        async with sessions.open("nobody's", owner="ada"):
+            pass
+        with pytest.raises(SessionError) as caught:
+            await sessions.open("hers", owner="m" * 10_000)
+        assert len(str(caught.value)) < 500
+    async with again() as sessions:
+        found = await sessions.forget(owner="ada")
+        assert [str(key) for key in found.sessions] == ["hers", "nobody's"]
+        assert (await sessions.forget(owner="mallory")).sessions == ()
+
+
+async def test_a_session_is_given_to_another_owner_by_describe(again: Connect) -> None:
+    async with again() as sessions:
+        async with sessions.open("a", owner="ada") as session:
+            session.describe(owner="bob")
+        async with sessions.open("a", owner="bob"):
+            pass
+        found = await sessions.forget(owner="bob", dry_run=True)
+        assert [str(key) for key in found.sessions] == ["a"]
 
 
 async def test_conversations_and_tenants_are_apart(again: Connect) -> None:

@@ -10,12 +10,13 @@ import html
 import re
 from collections.abc import Mapping
 
-__all__ = ["card", "visible"]
+__all__ = ["card", "visible", "visible_json"]
 
 LONGEST = 200
-_HIDDEN = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+_TURNING = r"\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+"""C1 controls, which some terminals obey, and marks that change the direction of text."""
+_HIDDEN = re.compile(rf"[\x00-\x08\x0b-\x1f{_TURNING}\ud800-\udfff]")
+_HIDDEN_IN_JSON = re.compile(rf"[{_TURNING}]")
 
 
 def visible(text: str) -> str:
@@ -25,6 +26,16 @@ def visible(text: str) -> str:
     ('a\\x1b[2Jb', '\\udcff')
     """
     return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def visible_json(data: bytes) -> bytes:
+    r"""Return JSON with the same characters escaped; encoders leave those beyond ASCII as they are.
+
+    >>> visible_json('["\x9b2J \u202e"]'.encode())
+    b'["\\u009b2J \\u202e"]'
+    """
+    text = data.decode()
+    return _HIDDEN_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
 def card(title: str, facts: Mapping[str, object]) -> str:

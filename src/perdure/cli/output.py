@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from perdure._lib.display import visible
+from perdure._lib.display import visible, visible_json
 
 __all__ = [
     "ago",
@@ -59,9 +59,12 @@ def write(text: str) -> None:
 
 
 def write_json(data: bytes) -> None:
-    """Print JSON at once, as UTF-8 whatever the terminal's encoding is."""
+    """Print JSON at once, as UTF-8 whatever the terminal's encoding is.
+
+    What would steer a terminal is escaped, as JSON allows: a program reads the same text.
+    """
     sys.stdout.flush()
-    sys.stdout.buffer.write(data + b"\n")
+    sys.stdout.buffer.write(visible_json(data) + b"\n")
     sys.stdout.buffer.flush()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,6 +15,9 @@ from perdure.model.keys import SessionKey
 from perdure.model.records import META
 from perdure.session.lineage import Lineage
 from perdure.store import SessionInfo
+
+if TYPE_CHECKING:
+    from perdure.session.session import Session
 
 __all__ = ["Chosen", "chosen", "only_posted_to"]
 
@@ -33,10 +38,13 @@ class Chosen(msgspec.Struct, frozen=True):
         return self.owner in (None, owner) and (self.tag is None or self.tag in tags)
 
 
-async def chosen(store: Lineage, wanted: Chosen) -> list[SessionKey]:
+async def chosen(
+    store: Lineage, wanted: Chosen, here: Mapping[SessionKey, Session]
+) -> list[SessionKey]:
     """Return the sessions that are meant.
 
-    A listing tells of the last fold; where the log has gone on since, it is asked.
+    A listing tells of the last fold; where the log has gone on since, it is asked, and a session
+    that is open *here* knows what is not durable yet.
     """
     found: list[SessionKey] = []
     after: SessionKey | None = None
@@ -49,7 +57,7 @@ async def chosen(store: Lineage, wanted: Chosen) -> list[SessionKey]:
             key = info.key
             if wanted.id not in (None, key.agent) or wanted.session not in (None, key.session):
                 continue
-            if await _fits(store, info, wanted):
+            if await _fits(store, info, wanted, here):
                 found.append(key)
     return found
 
@@ -67,9 +75,15 @@ async def only_posted_to(store: Lineage, wanted: Chosen) -> list[SessionKey]:
     ]
 
 
-async def _fits(store: Lineage, info: SessionInfo, wanted: Chosen) -> bool:
+async def _fits(
+    store: Lineage, info: SessionInfo, wanted: Chosen, here: Mapping[SessionKey, Session]
+) -> bool:
     if wanted.owner is None and wanted.tag is None:
         return True
+    session = here.get(info.key)
+    if session is not None:
+        metadata = session.info.metadata
+        return wanted.fits(metadata.owner, tuple(metadata.tags))
     try:
         owner, tags = await _described(store, info.key)
     except FormatError:  # damaged: what its last fold says is all that there is

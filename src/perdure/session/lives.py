@@ -237,7 +237,7 @@ class Lives(ABC):
 
 
 async def _forget(acts: Acts, wanted: Chosen, terms: Terms, *, dry_run: bool) -> ForgetReport:
-    keys = await chosen(acts.tending.store, wanted)
+    keys = await chosen(acts.tending.store, wanted, acts.tending.runtime.sessions)
     keys += await only_posted_to(acts.tending.store, wanted)
     return await acts.forgetter.forget(keys, wanted.tenant, terms, dry_run=dry_run)
 
@@ -245,5 +245,9 @@ async def _forget(acts: Acts, wanted: Chosen, terms: Terms, *, dry_run: bool) ->
 async def _prune(
     acts: Acts, retention: Retention, wanted: Chosen, terms: Terms, *, dry_run: bool
 ) -> PruneReport:
-    keys = None if wanted.id is None else await chosen(acts.tending.store, wanted)
+    keys = (
+        None
+        if wanted.id is None
+        else await chosen(acts.tending.store, wanted, acts.tending.runtime.sessions)
+    )
     return await acts.pruner.prune(retention, keys, wanted.tenant, terms, dry_run=dry_run)

@@ -44,6 +44,8 @@ __all__ = ["Opener", "Opening", "Wanted"]
 
 log: logging.Logger = logging.getLogger("perdure")
 
+_LONGEST_OWNER = 64
+
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody asked to open."""
@@ -146,6 +148,7 @@ class Opener:
     def _pinned(self, session: Session, wanted: Wanted) -> Session:
         if wanted.new:
             raise _exists(wanted.key)
+        _require_owner(session, wanted)
         self._keeper.pin(session, force=wanted.force)
         try:
             self._told(session, wanted)
@@ -192,6 +195,7 @@ class Opener:
         session: Session | None = None
         try:
             session = await self._restore(grant, wanted)
+            _require_owner(session, wanted)
             await session.memory.load()
             await self._replay(session)
         except BaseException:
@@ -297,13 +301,35 @@ def _groups(records: Sequence[Record]) -> Iterator[tuple[Entry, ...]]:
             group = []
 
 
+def _require_owner(session: Session, wanted: Wanted) -> None:
+    """Refuse to label somebody else's session by opening it: `forget(owner=…)` would miss it.
+
+    Raises:
+        SessionError: It has another owner than the one that was named.
+
+    """
+    owner = session.info.metadata.owner
+    if wanted.owner is None or owner in (None, wanted.owner):
+        return
+    message = (
+        f"session {wanted.key} belongs to {_clipped(owner)}, and was to be opened for "
+        f"{_clipped(wanted.owner)}: choose another id or tenant; leave out owner= to open it as it "
+        "is; or hand it on with session.describe(owner=…)"
+    )
+    raise SessionError(message, key=str(wanted.key), owner=owner, wanted=wanted.owner)
+
+
+def _clipped(owner: str) -> str:
+    return repr(owner if len(owner) <= _LONGEST_OWNER else f"{owner[: _LONGEST_OWNER - 1]}…")
+
+
 def _changes(session: Session, wanted: Wanted) -> dict[str, Any]:
     """Return what the opener says about the session and it does not know yet."""
     if wanted.owner is None and not wanted.tags:
         return {}
     metadata = session.info.metadata
     changes: dict[str, Any] = {}
-    if wanted.owner is not None and wanted.owner != metadata.owner:
+    if wanted.owner is not None and metadata.owner is None:
         changes["owner"] = wanted.owner
     if wanted.tags and list(wanted.tags) != metadata.tags:
         changes["tags"] = list(wanted.tags)

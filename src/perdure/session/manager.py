@@ -179,14 +179,15 @@ class SessionManager(Restoring):
         """Open a session to write: await it, or ``async with`` it.
 
         Everybody in this process who opens the same id shares one object, and what the last of
-        them says of it counts: owner, tags, autosave. Leaving ``async with`` lets go of it;
+        them says of it counts: tags, autosave. Leaving ``async with`` lets go of it;
         autosave owns it from then on.
 
         Args:
             id: The agent's id.
             session: Which of its conversations.
             tenant: Whose it is, where customers share a store.
-            owner: Who it belongs to, kept as metadata.
+            owner: Who it belongs to, kept as metadata: a label, which opening gives to a session
+                that has none, and never changes.
             tags: Kept as metadata.
             create: Whether to make a session that does not exist.
             new: Whether it has to be a new one: never go on with what is stored.
@@ -201,7 +202,7 @@ class SessionManager(Restoring):
             ConfigError: An argument does not fit, or ``new`` is True and ``create`` is False.
             LeaseHeldError: Another process goes on holding it.
             SessionNotFoundError: It does not exist, and ``create`` is False.
-            SessionError: It exists, and ``new`` is True.
+            SessionError: It exists, and ``new`` is True; or it has another owner.
             SessionQuarantinedError: The store refuses one of its records for good.
             CorruptRecordError: Its log is damaged before the tail; if strict, or a document is.
             UnsupportedVersionError: A newer release wrote it.

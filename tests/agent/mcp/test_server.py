@@ -91,6 +91,27 @@ async def test_what_a_dying_server_did_is_unknown_and_not_done_again(tmp_path: P
     assert (tmp_path / "done").read_text().splitlines() == ["pay"]
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+async def test_a_servers_word_counts_only_where_it_is_trusted(
+    tmp_path: Path, trusted: bool
+) -> None:
+    """`look` says of itself that it just reads, and takes its server down the first time."""
+    model = ScriptedModel(call("look"), lambda messages: str(messages[-1].tool_result))
+    tools = server(tmp_path, only=["look"], trusted=trusted)
+    async with Agent.create("ada", model=model, mcp=[tools]) as agent:
+        answer = await agent.ask("Look.")
+        unknown = [effect.tool for effect in agent.unknown_effects]
+    looks = (tmp_path / "done").read_text().splitlines()
+    if trusted:
+        assert looks == ["look", "look"]
+        assert "seen" in answer
+        assert unknown == []
+    else:
+        assert looks == ["look"]
+        assert "whether that has taken effect is unknown" in answer
+        assert unknown == ["look"]
+
+
 async def test_two_agents_share_a_server(tmp_path: Path) -> None:
     shared = server(tmp_path)
     async with connect("memory:") as sessions:
@@ -208,8 +229,10 @@ def test_names_and_effects_fit() -> None:
     assert tool_name("files.read") == "files_read"
     assert tool_name("1st") == "_1st"
     assert len(tool_name("x" * 100)) == 64
-    assert effect_of(None) == effect_of(hints()) == "ask"
-    assert effect_of(hints(reads=True)) == effect_of(hints(idempotent=True)) == "replay"
+    told = [hints(reads=True), hints(idempotent=True)]
+    assert {effect_of(one, trusted=True) for one in told} == {"replay"}
+    assert {effect_of(one, trusted=False) for one in told} == {"ask"}
+    assert {effect_of(one, trusted=True) for one in (None, hints())} == {"ask"}
 
 
 def hints(*, reads: bool | None = None, idempotent: bool | None = None) -> SimpleNamespace:

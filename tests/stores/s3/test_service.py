@@ -103,6 +103,35 @@ def test_a_password_in_the_url_is_refused_and_not_repeated() -> None:
         assert SECRET not in whole(caught.value)
 
 
+@pytest.mark.parametrize("host", ["minio:9000", "10.0.0.7", "[2001:db8::1]:9000", "localhost.evil"])
+def test_an_endpoint_without_encryption_is_refused(host: str) -> None:
+    at = f"s3://bucket/prefix?endpoint=http://{host}"
+    with pytest.raises(ConfigError, match="allow_http=true"):
+        store_for(at)
+    with pytest.raises(ConfigError, match="https://"):
+        S3Store("bucket", endpoint=f"HTTP://{host}")
+    assert store_for(f"{at}&allow_http=true").location.endswith(f"http://{host}")
+    S3Store("bucket", endpoint=f"http://{host}", allow_http=True)
+    S3Store("bucket", endpoint=f"https://{host}")
+    with pytest.raises(ConfigError, match="allow_http"):
+        store_for(f"{at}&allow_http={SECRET}")
+
+
+def test_an_endpoint_on_this_machine_needs_no_encryption() -> None:
+    for host in ("127.0.0.1:9000", "127.1.2.3", "[::1]:9000", "localhost:9000", "s3.localhost"):
+        store_for(f"s3://bucket/prefix?endpoint=http://{host}")
+
+
+@pytest.mark.anyio
+async def test_the_variable_of_an_endpoint_is_held_to_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://key:{SECRET}@minio:9000")
+    with pytest.raises(ConfigError, match="http://minio is reached without encryption") as caught:
+        await S3Store("bucket").open()
+    assert SECRET not in whole(caught.value)
+
+
 def test_credentials_are_never_shown() -> None:
     credentials = {"access_key_id": "AKIA-visible", "secret_access_key": SECRET}
     store = store_at("http://127.0.0.1:1", credentials=credentials)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import logging
 import random
+import re
+import shlex
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -562,6 +565,7 @@ def test_keys_come_from_the_environment(tmp_path: Path) -> None:
     assert keys.current == MasterKeys(new).current
     file = tmp_path / "key"
     file.write_text(f"{text}\n{new.hex()}\n")
+    file.chmod(0o600)
     keys = MasterKeys.from_environment({"PERDURE_KEY_FILE": str(file)})
     assert keys.current == MasterKeys(old).current
     for said in (repr(keys), str(keys)):
@@ -577,6 +581,20 @@ def test_keys_come_from_the_environment(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             MasterKeys.from_environment(wrong)
         assert wrong.get("PERDURE_KEY", "no such key") not in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="rights are not in the file's mode")
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o610, 0o604, 0o602, 0o601, 0o644, 0o777])
+def test_a_key_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "the key"
+    file.write_text(MasterKeys.new())
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match=f"mode {mode:04o}") as caught:
+        MasterKeys.from_environment({"PERDURE_KEY_FILE": str(file)})
+    cure = re.search(r"chmod 600 \S.*(?=,)", str(caught.value))
+    assert cure is not None
+    subprocess.run(shlex.split(cure[0]), check=True)  # what the message says works
+    MasterKeys.from_environment({"PERDURE_KEY_FILE": str(file)})
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

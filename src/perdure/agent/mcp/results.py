@@ -24,13 +24,15 @@ def tool_name(name: str, prefix: str = "") -> str:
     return (fit if fit[:1].isalpha() or fit[:1] == "_" else f"_{fit}")[:_LONGEST]
 
 
-def effect_of(annotations: Any) -> Literal["replay", "ask"]:
+def effect_of(annotations: Any, *, trusted: bool) -> Literal["replay", "ask"]:
     """Return what to do about a call of which nobody knows how it ended.
 
-    A tool that just reads, or of which a second call does nothing more, may be called again: the
-    server says so. Where it does not, somebody has to decide.
+    A tool that just reads, or of which a second call does nothing more, may be called again, if
+    its server says so and is trusted. Otherwise somebody has to decide.
     """
-    hints = () if annotations is None else (annotations.read_only_hint, annotations.idempotent_hint)
+    if annotations is None or not trusted:
+        return "ask"
+    hints = (annotations.read_only_hint, annotations.idempotent_hint)
     return "replay" if any(hints) else "ask"
 
 

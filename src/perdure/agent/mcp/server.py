@@ -2,7 +2,8 @@
 
 A server is a command that is run, spoken to by its standard input and output, or a URL
 (streamable HTTP). A call that finds it dead starts it once more. A call during which it dies
-may have taken effect, so it is not made again unless the server says that this does no harm.
+may have taken effect, so it is not made again unless a trusted server says that this does no
+harm.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ class McpServer:
         env: Environment variables for the command; beside these it gets PATH, HOME and the like.
         cwd: Where the command runs.
         headers: HTTP headers for the URL; they are never shown.
+        trusted: Whether to believe what it says of its tools: that one just reads, or does nothing
+            more the second time (``readOnlyHint``, ``idempotentHint``), and so may be called again
+            when nobody knows how a call has ended.
         start_timeout: Seconds that it may take to start.
         call_timeout: Seconds that a call may take; None for as long as the agent's
             ``tool_timeout`` lets it.
@@ -80,6 +84,7 @@ class McpServer:
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         headers: Mapping[str, str] | None = None,
+        trusted: bool = False,
         start_timeout: float = START_TIMEOUT,
         call_timeout: float | None = CALL_TIMEOUT,
     ) -> None:
@@ -93,7 +98,7 @@ class McpServer:
             Address(url, headers=headers) if url else Command(words, env=env, cwd=cwd)
         )
         self.name: str = name or self._place.name
-        self._prefix, self._only = prefix, only
+        self._prefix, self._only, self._trusted = prefix, only, trusted
         self._start_timeout, self._call_timeout = start_timeout, call_timeout
         self._users = 0
         self._lock = anyio.Lock()
@@ -175,16 +180,17 @@ class McpServer:
                 f"{', '.join(known) or 'none'}"
             )
             raise ConfigError(message, server=self.name, tool=missing[0])
+        offered = [one for one in self._offered if self._only is None or one.name in self._only]
+        effects = [effect_of(one.annotations, trusted=self._trusted) for one in offered]
         return [
             Tool(
-                _Call(self, one.name, repeatable=effect_of(one.annotations) != "ask"),
+                _Call(self, one.name, repeatable=effect != "ask"),
                 name=tool_name(one.name, self._prefix),
                 description=one.description or one.title or "",
                 parameters=one.input_schema,
-                effect=effect_of(one.annotations),
+                effect=effect,
             )
-            for one in self._offered
-            if self._only is None or one.name in self._only
+            for one, effect in zip(offered, effects, strict=True)
         ]
 
     async def call(self, tool: str, arguments: dict[str, Any], *, repeatable: bool = False) -> Any:

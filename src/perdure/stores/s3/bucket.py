@@ -10,7 +10,7 @@ from typing import Any, TypeVar, final
 
 from perdure.errors import MissingExtraError
 from perdure.stores.objects.bucket import Bucket, Found, Listed
-from perdure.stores.s3.options import Place
+from perdure.stores.s3.options import Place, require_encrypted
 from perdure.stores.s3.trouble import missing_bucket, trouble
 
 __all__ = ["S3Bucket"]
@@ -187,6 +187,7 @@ def _client(place: Place, credentials: dict[str, str], *, retries: int) -> Any:
         options["endpoint"] = endpoint.rstrip("/")
     else:
         endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
+        require_encrypted(endpoint, allow_http=place.allow_http)
     if place.region is not None:
         options["region"] = place.region
     deadline = datetime.timedelta(seconds=place.timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -10,13 +11,13 @@ import msgspec
 
 from perdure.errors import ConfigError
 
-__all__ = ["Place", "place_of"]
+__all__ = ["Place", "place_of", "require_encrypted"]
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{2,254}\Z")
 _STEP = re.compile(r"[A-Za-z0-9._\-=+@]+\Z")
 _MAX_PREFIX = 200
 _TIMEOUT = 30.0
-_KNOWN = ("endpoint", "region", "timeout")
+_KNOWN = ("allow_http", "endpoint", "region", "timeout")
 
 _SHAPE = "use s3://BUCKET/PREFIX, with ?endpoint=https://HOST:PORT&region=NAME behind it if need be"
 
@@ -28,6 +29,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = ""
     """Empty, or ending in a slash."""
     endpoint: str | None = None
+    allow_http: bool = False
+    """Whether the endpoint may be reached without encryption, over a network."""
     region: str | None = None
     timeout: float = _TIMEOUT
     """Seconds that one request may take."""
@@ -51,6 +54,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(message, option="timeout")
         if self.endpoint is not None:
             _check_endpoint(self.endpoint)
+            require_encrypted(self.endpoint, allow_http=self.allow_http)
 
     def __str__(self) -> str:
         at = f" at {self.endpoint}" if self.endpoint else ""
@@ -79,6 +83,7 @@ def place_of(rest: str) -> Place:
         bucket=url.netloc,
         prefix=f"{prefix}/" if prefix else "",
         endpoint=options.get("endpoint"),
+        allow_http=_yes(options.get("allow_http")),
         region=options.get("region"),
         timeout=_seconds(options.get("timeout")),
     )
@@ -94,6 +99,51 @@ def _options(given: Mapping[str, str]) -> Mapping[str, str]:
             )
             raise ConfigError(message, option=name)
     return given
+
+
+def require_encrypted(endpoint: str, *, allow_http: bool) -> None:
+    """Refuse http:// to another machine, unless it was asked for.
+
+    Raises:
+        ConfigError: What is stored, and who asks for it, would cross a network in plain text.
+
+    """
+    scheme, _, rest = endpoint.partition("://")
+    if scheme.lower() != "http" or allow_http:
+        return
+    host = _host_of(rest)
+    if _is_loopback(host):
+        return
+    message = (
+        f"the endpoint http://{host} is reached without encryption, so all that is stored "
+        "could be read and changed on the way: use https://, or say allow_http=true if that "
+        "network is trusted (s3://BUCKET/PREFIX?endpoint=…&allow_http=true, or "
+        "S3Store(…, allow_http=True))"
+    )
+    raise ConfigError(message, option="endpoint")
+
+
+def _host_of(rest: str) -> str:
+    try:
+        return urlsplit(f"//{rest}").hostname or ""
+    except ValueError:  # the driver will refuse it as well
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _yes(given: str | None) -> bool:
+    if given in (None, "false"):
+        return False
+    if given == "true":
+        return True
+    message = "allow_http is neither true nor false: say allow_http=true, or leave it out"
+    raise ConfigError(message, option="allow_http")
 
 
 def _seconds(given: str | None) -> float:

@@ -27,6 +27,7 @@ class S3Store(ObjectStore):
         bucket: Its name; it must be there.
         prefix: What the names of all objects begin with; a store has it for itself.
         endpoint: The service's address; by default ``AWS_ENDPOINT_URL``, else Amazon's.
+        allow_http: Whether an endpoint on another machine may be ``http://``.
         region: By default ``AWS_REGION``.
         timeout: Seconds that one request may take.
         credentials: ``access_key_id``, ``secret_access_key`` and perhaps ``session_token``; by
@@ -44,6 +45,7 @@ class S3Store(ObjectStore):
         prefix: str = "",
         *,
         endpoint: str | None = None,
+        allow_http: bool = False,
         region: str | None = None,
         timeout: float = 30.0,
         credentials: Mapping[str, str] | None = None,
@@ -54,6 +56,7 @@ class S3Store(ObjectStore):
             bucket=bucket,
             prefix=f"{prefix}/" if prefix else "",
             endpoint=endpoint,
+            allow_http=allow_http,
             region=region,
             timeout=timeout,
         )
@@ -80,6 +83,7 @@ class S3Store(ObjectStore):
             place.bucket,
             place.prefix,
             endpoint=place.endpoint,
+            allow_http=place.allow_http,
             region=place.region,
             timeout=place.timeout,
         )

@@ -12,6 +12,9 @@ import binascii
 import hashlib
 import os
 import secrets
+import shlex
+import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, final
@@ -34,6 +37,7 @@ KEY_FILE_VARIABLE = "PERDURE_KEY_FILE"
 KEY_BYTES = 32
 FORMAT = 2
 _NONCE = 12
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _STANDARD = str.maketrans("-_", "+/")
 
 
@@ -114,20 +118,14 @@ class MasterKeys:
         Several keys stand apart by commas or white space, the current one first.
 
         Raises:
-            ConfigError: Neither is set, or what they hold is no key.
+            ConfigError: Neither is set, what they hold is no key, or others than its owner
+                have rights to the file.
 
         """
         values = os.environ if environment is None else environment
         text = values.get(KEY_VARIABLE, "")
         if not text and (path := values.get(KEY_FILE_VARIABLE)):
-            try:
-                text = Path(path).expanduser().read_text("ascii")
-            except (OSError, ValueError) as error:
-                message = (
-                    f"the key file {path} cannot be read: set {KEY_FILE_VARIABLE} to a file with "
-                    "the key in base64"
-                )
-                raise ConfigError(message, option=KEY_FILE_VARIABLE) from error
+            text = _text_of(path)
         keys = text.replace(",", " ").split()
         if not keys:
             message = (
@@ -183,6 +181,27 @@ class MasterKeys:
         except (InvalidTag, ValueError) as error:
             raise _damaged(what) from error
         return Unwrapped(key, wrapped.master == self.current, wrapped.chained, wrapped.below)
+
+
+def _text_of(path: str) -> str:
+    """Return what a key file holds, if it is its owner's alone, as ssh wants its keys."""
+    try:
+        with Path(path).expanduser().open(encoding="ascii") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            text = file.read()
+    except (OSError, ValueError) as error:
+        message = (
+            f"the key file {path} cannot be read: set {KEY_FILE_VARIABLE} to a file with "
+            "the key in base64"
+        )
+        raise ConfigError(message, option=KEY_FILE_VARIABLE) from error
+    if sys.platform != "win32" and mode & _OTHERS:
+        message = (
+            f"the key file {path} is open to others than its owner (mode {mode:04o}), so the key "
+            f"may be known to them: chmod 600 {shlex.quote(path)}, and take a new key if in doubt"
+        )
+        raise ConfigError(message, option=KEY_FILE_VARIABLE, mode=mode)
+    return text
 
 
 def _bound(place: bytes, chained: int, below: int) -> bytes:
