@@ -11,6 +11,8 @@ from typing import Any
 
 import anyio
 import pytest
+import trio
+import trio.testing
 
 from perdure import (
     Message,
@@ -21,6 +23,7 @@ from perdure import (
     Shutdown,
     connect,
 )
+from perdure.session import turn
 
 GUARD = 30.0
 """Seconds after which something hangs."""
@@ -181,7 +184,30 @@ async def group_that_is_left_late(call: Callable[[], Awaitable[object]]) -> None
     raise errors[0]
 
 
-STARTS = [wait_for_it, gather, await_a_task_of_a_task, group_of_asyncio, in_a_child]
+async def gather_in_gather(call: Callable[[], Awaitable[object]]) -> None:
+    await asyncio.gather(asyncio.gather(call(), asyncio.sleep(0)), asyncio.sleep(0))
+
+
+async def gather_of_two(call: Callable[[], Awaitable[object]]) -> None:
+    for one in await asyncio.gather(call(), call(), return_exceptions=True):
+        if isinstance(one, SessionError):
+            raise one
+
+
+async def gather_in_a_task(call: Callable[[], Awaitable[object]]) -> None:
+    await asyncio.create_task(gather(call))
+
+
+STARTS = [
+    wait_for_it,
+    gather,
+    gather_in_gather,
+    gather_of_two,
+    gather_in_a_task,
+    await_a_task_of_a_task,
+    group_of_asyncio,
+    in_a_child,
+]
 
 
 @pytest.mark.parametrize("start", [*STARTS, group_that_is_left_late])
@@ -214,6 +240,155 @@ async def test_a_nursery_s_child_does_not_wait_for_the_turn_around_it(what: str)
                 await in_a_child(lambda: CALLS[what](sessions, session))
             session.append(Message.user("the turn goes on"))
         assert len(session.context()) == 1
+
+
+async def first_completed(task: asyncio.Task[None]) -> None:
+    await asyncio.wait(
+        {task, asyncio.create_task(asyncio.sleep(MOMENT))}, return_when=asyncio.FIRST_COMPLETED
+    )
+
+
+async def wait_a_moment(task: asyncio.Task[None]) -> None:
+    await asyncio.wait({task}, timeout=MOMENT)
+
+
+async def wait_for_its_shield(task: asyncio.Task[None]) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(task), MOMENT)
+
+
+async def shield_with_a_timeout(task: asyncio.Task[None]) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(MOMENT):
+            await asyncio.shield(task)
+
+
+async def sibling_that_fails(task: asyncio.Task[None]) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(MOMENT)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await asyncio.gather(task, fail())
+
+
+async def callback_that_holds_it(task: asyncio.Task[None]) -> None:
+    other = asyncio.get_running_loop().create_future()
+    task.add_done_callback(lambda _: other.done())
+    asyncio.get_running_loop().call_later(MOMENT, other.set_result, None)
+    await other
+
+
+MOMENT = 0.05
+"""Seconds after which the other task waits already, and is left to itself."""
+MAY_END = [
+    first_completed,
+    wait_a_moment,
+    wait_for_its_shield,
+    shield_with_a_timeout,
+    sibling_that_fails,
+    callback_that_holds_it,
+]
+
+
+@pytest.mark.parametrize("wait", MAY_END)
+def test_a_turn_whose_wait_may_end_is_not_refused(wait: Any) -> None:
+    async def main() -> list[str]:
+        async with memory() as sessions, sessions.open("a") as session:
+
+            async def second() -> None:
+                async with session.turn():
+                    session.append(Message.user("second"))
+
+            async with asyncio.timeout(GUARD):
+                async with session.turn():
+                    task = asyncio.create_task(second())
+                    await wait(task)
+                    session.append(Message.user("first"))
+                await task
+            return [message.text for message in session.context()]
+
+    assert asyncio.run(main()) == ["first", "second"]
+
+
+def test_a_wait_that_may_never_end_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(turn, "LOOK", 0.001)
+
+    async def main() -> None:
+        async with memory() as sessions, sessions.open("a") as session:
+
+            async def second() -> None:
+                async with session.turn():
+                    pass
+
+            task = asyncio.create_task(asyncio.sleep(0))
+            with pytest.raises(asyncio.CancelledError):
+                async with session.turn():
+                    task = asyncio.create_task(second())
+                    leave_when_told(asyncio.current_task())
+                    await asyncio.shield(task)
+            await task
+
+    def leave_when_told(task: Any) -> None:
+        if "which seems to wait for it" in caplog.text:
+            task.cancel()
+        else:
+            asyncio.get_running_loop().call_later(0.001, leave_when_told, task)
+
+    asyncio.run(main())
+    assert len(caplog.records) == 1
+
+
+def test_a_turn_that_is_about_to_begin_may_wait_for_a_task_all_the_same() -> None:
+    """Between the end of a turn and the begin of the next, nobody has the session's turn."""
+
+    async def main() -> None:
+        async with memory() as sessions, sessions.open("a") as session:
+
+            async def wait_in_a_turn(task: asyncio.Task[None]) -> None:
+                async with session.turn():
+                    await task
+
+            async def twice() -> None:
+                async with session.turn():
+                    me = asyncio.current_task()
+                    assert me is not None
+                    others.append(asyncio.create_task(wait_in_a_turn(me)))
+                    await asyncio.sleep(MOMENT)
+                async with session.turn():
+                    raise AssertionError("two turns at once")
+
+            others: list[asyncio.Task[None]] = []
+            async with asyncio.timeout(GUARD):
+                with pytest.raises(SessionError, match="running turn waits for this task"):
+                    await asyncio.create_task(twice())
+                with pytest.raises(SessionError):
+                    await others[0]
+
+    asyncio.run(main())
+
+
+def test_a_turn_that_is_left_within_a_nursery_lets_its_child_in() -> None:
+    async def main() -> list[str]:
+        async with memory() as sessions, sessions.open("a") as session:
+
+            async def second() -> None:
+                async with session.turn():
+                    session.append(Message.user("second"))
+
+            turn = session.turn()
+            with trio.fail_after(GUARD):
+                await turn.__aenter__()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(second)
+                    await trio.testing.wait_all_tasks_blocked()
+                    session.append(Message.user("first"))
+                    await turn.__aexit__(None, None, None)
+            return [message.text for message in session.context()]
+
+    assert trio.run(main) == ["first", "second"]
 
 
 @pytest.mark.anyio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import time
 import warnings
 from collections.abc import Awaitable, Callable
@@ -27,8 +28,12 @@ T = TypeVar("T")
 
 __all__ = ["Turn"]
 
+log: logging.Logger = logging.getLogger("perdure")
+
 LOOK: Final = 0.5
 """Seconds after which a turn that waits looks again whether it waits for itself."""
+DOUBTED: Final = 10
+"""Looks after which it is told that it seems so, though it may end."""
 
 
 @final
@@ -171,12 +176,23 @@ class Turn:
 class TurnQueue:
     """First come, first served; refuses a turn inside a turn instead of waiting for ever."""
 
-    __slots__ = ("_free", "_holder", "_later", "_since", "_task", "_used", "idle", "number")
+    __slots__ = (
+        "_free",
+        "_holder",
+        "_later",
+        "_since",
+        "_task",
+        "_used",
+        "_waiting",
+        "idle",
+        "number",
+    )
 
     def __init__(self) -> None:
         self._free = anyio.Semaphore(1)
         self._task = 0
         self._holder: ThisTask | None = None
+        self._waiting: set[ThisTask] = set()
         self._later = loop_timer()
         self._used: bool | anyio.Event = False
         self._since = anyio.current_time()
@@ -220,35 +236,46 @@ class TurnQueue:
             )
             raise SessionError(message, key=session)
         me = ThisTask()
-        if self.busy:
-            await self._wait(session, me)
-        else:
+        if self._free.value:
             await self._free.acquire()
+        else:
+            await self._wait(session, me)
         self._task, self._holder = task, me
 
     async def _wait(self, session: str, me: ThisTask) -> None:
         """Wait behind the turns that were first, unless the running one waits for this task."""
         disarm: Callable[[], None] | None = None
+        looks = 0
 
         def look() -> None:
-            nonlocal disarm
+            nonlocal disarm, looks
             if self._waits_for(me):
                 scope.cancel()
-            else:
-                disarm = self._later(LOOK, look)
+                return
+            looks += 1
+            if looks == DOUBTED and self._holder and self._holder.seems_to_wait_for(me):
+                log.warning(
+                    "session %s: a turn has been waiting for the running one, which seems to wait "
+                    "for it: begin it when that one has ended, or append without it",
+                    session,
+                    extra={"session": session},
+                )
+            disarm = self._later(LOOK, look)
 
-        with anyio.CancelScope() as scope:
-            look()
-            try:
+        self._waiting.add(me)
+        try:
+            with anyio.CancelScope() as scope:
+                look()
                 await self._free.acquire()
                 return
-            finally:
-                if disarm is not None:
-                    disarm()
+        finally:
+            self._waiting.discard(me)
+            if disarm is not None:
+                disarm()
         self.require_no_wait(session, me)
 
     def _waits_for(self, task: ThisTask) -> bool:
-        return self._holder is not None and self._holder.waits_for(task)
+        return self._holder is not None and self._holder.waits_for(task, self._waiting)
 
     def require_no_wait(self, session: str, task: ThisTask) -> None:
         """Refuse to wait for a turn that waits for this very task.
