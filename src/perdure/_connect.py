@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["connect", "store_for"]
 
 URL_VARIABLE = "PERDURE_URL"
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*")
+_LOGIN = re.compile(r"(?![A-Za-z]:[/\\])[^/\\]*:.*@", re.DOTALL)
+"""A user and a password before a host; a drive letter is none."""
+_OPTIONS = re.compile(r"\?[A-Za-z_]+=")
 
 
 class _Default:
@@ -151,16 +157,40 @@ def _store_at(url: str) -> Store:
         )
         raise ConfigError(message, option="url")
     if not colon or len(scheme) == 1:  # a path, or one with a drive letter
-        return _file(url)
+        return _file(_plain_path(url, "file:./"))
     make = _SCHEMES.get(scheme.lower())
     if make is None:
+        shown = repr(scheme) if _SCHEME.fullmatch(scheme) else "what stands before its colon"
         message = (
-            f"no store is known by {scheme!r}: use a path, or one of "
+            f"no store is known by {shown}: use a path, or one of "
             f"{', '.join(f'{name}:' for name in _SCHEMES)} "
             "(for a path with a colon in it, file:PATH)"
         )
-        raise ConfigError(message, scheme=scheme)
+        raise ConfigError(message, option="url")
     return make(rest)
+
+
+def _plain_path(path: str, plain: str) -> str:
+    """Return a path as it is; refuse what looks like an address, and tell nobody what it holds.
+
+    Raises:
+        ConfigError: It holds a login, or options.
+
+    """
+    if _LOGIN.match(path.lstrip("/")):
+        message = (
+            "this looks like the address of a server, with a password, and not like a path: begin "
+            f"it with one of {', '.join(f'{name}:' for name in _SCHEMES)}, or write {plain}PATH "
+            "where a file or folder has this name"
+        )
+        raise ConfigError(message, option="url")
+    if _OPTIONS.search(path):
+        message = (
+            "a path has no options: leave out what stands behind the ?, or give a pathlib.Path "
+            "where a file or folder has this name"
+        )
+        raise ConfigError(message, option="url")
+    return path
 
 
 def _object(place: Any) -> Store:
@@ -189,9 +219,9 @@ def _file(path: str | None) -> Store:
 def _file_url(rest: str) -> Store:
     path = rest.removeprefix("//") if rest.startswith("///") else rest
     if path.startswith("//"):
-        message = f"file:{rest} names a host: a file store is local, use file:/PATH or file:PATH"
-        raise ConfigError(message)
-    return _file(path)
+        message = "this file: URL names a host: a file store is local, use file:/PATH or file:PATH"
+        raise ConfigError(message, option="url")
+    return _file(_plain_path(path, "file:/./" if path.startswith("/") else "file:./"))
 
 
 def _memory(rest: str) -> Store:
@@ -205,17 +235,18 @@ def _memory(rest: str) -> Store:
 def _sqlite(rest: str) -> Store:
     from perdure.stores.sqlite import SqliteStore
 
-    path, mark, query = rest.partition("?")
+    path, mark, _ = rest.partition("?")
     if not path.startswith("///"):
         message = (
-            f"sqlite:{path} names no file: three slashes and a path, such as sqlite:///agents.db, "
-            "four for an absolute one"
+            "this sqlite: URL names no file: write three slashes and a path, such as "
+            "sqlite:///agents.db, four for an absolute one"
         )
         raise ConfigError(message, option="url")
     if mark:
-        message = f"sqlite takes no option {query!r} in a URL: make a SqliteStore with it"
+        message = "a sqlite: URL takes no options: make a SqliteStore with them"
         raise ConfigError(message, option="url")
-    return SqliteStore(path[3:])
+    place = path[3:]
+    return SqliteStore(_plain_path(place, f"sqlite:///{'/' if place.startswith('/') else ''}./"))
 
 
 def _redis(scheme: str) -> Callable[[str], Store]:

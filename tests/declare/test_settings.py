@@ -114,6 +114,7 @@ async def test_what_the_file_wants_encrypted_is(
     assert stored
     assert not any(b"Hello" in path.read_bytes() for path in stored)
     (folder.path / "key").write_text(key)
+    (folder.path / "key").chmod(0o600)
     by_file = text.replace("key_env: AGENTS_KEY", "key_file: key")
     assert len(await said_in(connected(folder, by_file))) == 2
     monkeypatch.setenv("PERDURE_KEY", MasterKeys.new())

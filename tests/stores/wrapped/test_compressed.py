@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from perdure import store_for
-from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError
+from perdure import Message, Shutdown, connect, store_for
+from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError, TooLargeError
 from perdure.model.records import MESSAGE, Entry
+from perdure.store import Posted
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryStore
 from perdure.stores.sqlite import SqliteStore
@@ -154,3 +157,61 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'perdure\[compression\]'"):
         CompressedStore(MemoryStore())
+
+
+def planted(root: Path, size: int) -> None:
+    """Put a small record in place of the second message that unpacks to a large one."""
+    folder = root / "agents" / "victim"
+    (log,) = (folder / "log").iterdir()
+    large = b'{"role":"user","content":"%b"}' % (b"x" * size)
+    packed = zstandard.ZstdCompressor(level=3).compress(large)
+    crc, lines, messages = 0, [], 0
+    for line in log.read_bytes().splitlines():
+        body = line[:-16]
+        if b'"k":"message"' in body[:60]:
+            messages += 1
+            if messages == 2:
+                start = body.index(b'"r":') + 4
+                body = body[:start] + b'"~zstd~%b"' % base64.b64encode(b"\x01" + packed)
+                assert len(body) < 20_000
+        crc = zlib.crc32(body, crc)
+        lines.append(b'%b,"c":"%08x"}\n' % (body, crc))
+    log.write_bytes(b"".join(lines))
+    for name in folder.glob("*.json"):
+        if not name.name.startswith("lease"):
+            name.unlink()
+
+
+async def test_a_small_record_does_not_become_a_large_message(tmp_path: Path) -> None:
+    quiet = Shutdown(signals=False)
+    url = f"file:{tmp_path}/store?compression=zstd"
+    async with connect(url, shutdown=quiet) as sessions, sessions.open("victim") as session:
+        for text in ("a", "b", "c"):
+            session.append(Message.user(text * 5000))
+    planted(tmp_path / "store", 250 * 2**20)
+    tracemalloc.start()
+    try:
+        async with connect(url, shutdown=quiet) as sessions:
+            with pytest.raises(CorruptRecordError, match=r"session victim record 3 .* limit of 16"):
+                await sessions.load("victim")
+            with pytest.raises(CorruptRecordError, match="restore the session from a copy"):
+                await sessions.open("victim")
+        assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+async def test_the_largest_record_and_post_come_back() -> None:
+    """Packed they are small; the limit is that of what is packed, and the same both ways."""
+    store = CompressedStore(MemoryStore())
+    await store.open()
+    most = store.capabilities.max_record_bytes
+    grant = await take(store)
+    largest = b'"%b"' % (b"x" * (most - 2))
+    await append_ok(store, grant, 2, Entry(MESSAGE, largest))
+    assert entries(await read(store))[-1].payload == largest
+    assert await store.post(KEY, [Posted("op", MESSAGE, largest, 1.0)]) == 1
+    (item,) = await store.take(KEY, grant.epoch)
+    assert (item.payload, item.damage) == (largest, "")
+    with pytest.raises(TooLargeError, match=f"the limit is {most}"):
+        await store.post(KEY, [Posted("op2", MESSAGE, largest + b" ", 1.0)])

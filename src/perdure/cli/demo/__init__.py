@@ -83,7 +83,7 @@ def _shown(url: str) -> str:
             "the demo kills its server, and what is in memory goes with it: name another store"
         )
         raise ConfigError(message, option="store")
-    return store.location if "@" in url else url
+    return store.location if "@" in url or "?" in url else url
 
 
 def _fresh(wanted: Path) -> Path:

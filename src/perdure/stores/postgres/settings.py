@@ -7,6 +7,7 @@ instead of by masking: user, hosts, database and schema, and nothing else.
 
 from __future__ import annotations
 
+import re
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -23,6 +24,8 @@ _LEAST_TIMEOUT = 0.1
 _MOST_TIMEOUT = 600.0
 _OWN = frozenset({"schema", "connections", "timeout"})
 _SECRET = frozenset({"password", "sslpassword", "oauth_client_secret", "sslkey"})
+_PORT = re.compile(r"\A(?:\[[^\]]*\]|[^:\[\]]*):")
+"""What stands before a port: a name, or an address in brackets."""
 _NAME_BYTES = 63
 """PostgreSQL cuts longer names without a word."""
 
@@ -65,6 +68,7 @@ def settings_of(url: str, *, schema: str | None = None, connections: int | None 
     place, _, query = rest[2:].partition("?")
     authority, slash, database = place.partition("/")
     login, at, hosts = authority.rpartition("@")
+    _require_whole(hosts, database, query)
     given: dict[str, str] = {}
     """By name, as they are written; libpq knows no ``+`` for a space."""
     others = []
@@ -86,6 +90,18 @@ def settings_of(url: str, *, schema: str | None = None, connections: int | None 
         location=f"postgresql://{user}{at}{hosts}{slash}{database}{shown}",
         secrets=tuple({form for text in hidden for form in (text, unquote(text)) if form}),
     )
+
+
+def _require_whole(hosts: str, database: str, query: str) -> None:
+    """Refuse a password that ends the place early: the rest of it would be shown as a host."""
+    ports = [host.rpartition(":")[2] for host in hosts.split(",") if _PORT.search(host)]
+    others = [part for part in query.split("&") if part and "=" not in part]
+    if "@" in database or others or not all(port.isdecimal() for port in ports if port):
+        message = (
+            "this PostgreSQL URL cannot be read: a character in its user, password or host cuts "
+            "it in two; write @ # / ? : there as %40 %23 %2F %3F %3A"
+        )
+        raise ConfigError(message, option="url")
 
 
 def quoted(name: str) -> str:

@@ -166,5 +166,7 @@ def _check_endpoint(endpoint: str) -> None:
         message = "the endpoint holds credentials: leave them out, and set the AWS_… variables"
         raise ConfigError(message, option="endpoint")
     if not fits:
-        message = f"the endpoint {endpoint!r} does not fit: use http://HOST:PORT or https://HOST"
+        message = (
+            "the endpoint does not fit: use http://HOST:PORT or https://HOST, and nothing behind"
+        )
         raise ConfigError(message, option="endpoint")

@@ -18,7 +18,7 @@ from perdure.store import Batch, Documents, Grant, Store
 from perdure.stores.wrapped.batches import sealed_batch
 from perdure.stores.wrapped.chain import Link
 from perdure.stores.wrapped.following import Asked, Following
-from perdure.stores.wrapped.layer import Layer
+from perdure.stores.wrapped.layer import Layer, largest_record
 from perdure.stores.wrapped.manifests import Hidden, Proof
 from perdure.stores.wrapped.packing import Packing
 from perdure.stores.wrapped.sealing import Place, Seal, from_text, said, to_text
@@ -44,24 +44,32 @@ class CompressedStore(Layer):
     """
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store, _Packed())
+        packing = Packing(record_limit=largest_record(store))
+        super().__init__(store, _Packed(packing))
 
 
 class _Packed:
-    """Both ports: nothing has to be fetched, and all sessions are packed alike."""
+    """Both ports: nothing has to be fetched, and all sessions are packed alike.
+
+    Args:
+        packing: What packs.
+        whose: What is packed, so that errors name it.
+
+    """
 
     kind = "compressed"
     hidden: str | None = None
     takes_plain = True
 
-    def __init__(self) -> None:
-        self._packing = Packing()
+    def __init__(self, packing: Packing, whose: Place = ()) -> None:
+        self._packing = packing
+        self._whose = whose
 
     def seal(self, place: Place, data: bytes) -> bytes:
         return self._packing.pack(data)
 
     def open(self, place: Place, data: bytes) -> bytes:
-        return self._packing.unpack(data, said(place))
+        return self._packing.unpack(data, self._said(place), place[0])
 
     def seal_payload(self, place: Place, payload: bytes) -> bytes:
         if len(payload) < 256 and not payload.startswith(_MARK):
@@ -74,8 +82,11 @@ class _Packed:
     def open_payload(self, place: Place, payload: bytes) -> bytes:
         if not payload.startswith(_MARK):
             return payload
-        what = said(place)
-        return self._packing.unpack(from_text(payload, what, len(_MARK)), what)
+        what = self._said(place)
+        return self._packing.unpack(from_text(payload, what, len(_MARK)), what, place[0])
+
+    def _said(self, place: Place) -> str:
+        return said((*self._whose, *place))
 
     def token(self, text: str) -> str:
         return text
@@ -102,10 +113,10 @@ class _Packed:
         pass
 
     async def of_session(self, store: Store, key: SessionKey, data: bytes = b"") -> Seal | None:
-        return self
+        return self._of(key)
 
     async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> Seal | None:
-        return self
+        return _Packed(self._packing, ("tenant", tenant))
 
     async def following(
         self, store: Store, key: SessionKey, asked: Asked, records: Sequence[Record]
@@ -134,7 +145,10 @@ class _Packed:
         pass
 
     def at_hand(self, key: SessionKey) -> Seal | None:
-        return self
+        return self._of(key)
+
+    def _of(self, key: SessionKey) -> Seal:
+        return _Packed(self._packing, ("session", str(key)))
 
     def is_own(self, name: str) -> bool:
         return False

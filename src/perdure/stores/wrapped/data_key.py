@@ -81,7 +81,7 @@ class DataKey:
         if opened[:1] == b"\x00":
             return opened[1:]
         self._packing = self._packing or Packing()  # somebody else packs
-        return self._packing.unpack(opened, what)
+        return self._packing.unpack(opened, what, place[0])
 
     def opens(self, data: bytes) -> bool:
         """Say whether this key sealed the bytes, as far as they say."""

@@ -27,7 +27,7 @@ from perdure.stores.wrapped.chain import HEADER, Chain, Facts, Link, Writer, bro
 from perdure.stores.wrapped.data_key import GROWTH, DataKey, derived
 from perdure.stores.wrapped.following import Asked, Following
 from perdure.stores.wrapped.keys import KEY_BYTES, MasterKeys, ciphers
-from perdure.stores.wrapped.layer import Layer
+from perdure.stores.wrapped.layer import Layer, largest_record
 from perdure.stores.wrapped.manifests import (
     Hidden,
     Proof,
@@ -78,7 +78,9 @@ class EncryptedStore(Layer):
         self, store: Store, keys: MasterKeys | bytes | str, *, compression: str | None = None
     ) -> None:
         masters = keys if isinstance(keys, MasterKeys) else MasterKeys(keys)
-        self._encryption = _Encryption(masters, packing_of(compression))
+        self._encryption = _Encryption(
+            masters, packing_of(compression, record_limit=largest_record(store))
+        )
         super().__init__(store, self._encryption)
         self._masters = masters
 

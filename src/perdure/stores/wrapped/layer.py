@@ -17,6 +17,7 @@ import anyio
 import msgspec
 
 from perdure.codec.blob_names import verified
+from perdure.codec.limits import MAX_RECORD_BYTES
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -76,7 +77,7 @@ from perdure.stores.wrapped.manifests import (
 from perdure.stores.wrapped.passing import Passing
 from perdure.stores.wrapped.sealing import Seal
 
-__all__ = ["Layer", "Seals"]
+__all__ = ["Layer", "Seals", "largest_record"]
 
 
 class Seals(Protocol):
@@ -166,6 +167,11 @@ class Seals(Protocol):
     def forget(self, key: SessionKey) -> None:
         """Drop what is remembered of a session."""
         ...
+
+
+def largest_record(store: Store) -> int:
+    """Return the most bytes that a record or a post may have once it is opened."""
+    return max(store.capabilities.max_record_bytes, MAX_RECORD_BYTES)
 
 
 class _ToSeal(NamedTuple):
@@ -265,17 +271,21 @@ class Layer(Passing):
 
     def _require_fit(self, batch: Batch) -> int:
         sizes = [len(entry.payload) for entry in batch.records]
-        most = self._most
-        if max(sizes, default=0) > most:
-            message = (
-                f"a record of {batch.key} has {max(sizes)} bytes, the limit is {most}: keep large "
-                "values as blobs"
-            )
-            raise TooLargeError(message, key=str(batch.key), size=max(sizes))
+        self._require_size(batch.key, "a record of", sizes)
         if EPOCH in [entry.kind for entry in batch.records]:
             message = f"records of the kind {EPOCH!r} are the store's own: choose another"
             raise NotStorableError(message, key=str(batch.key))
         return sum(sizes)
+
+    def _require_size(self, key: SessionKey, what: str, sizes: Sequence[int]) -> None:
+        """Refuse what would not be opened again, however small it is once it is packed."""
+        largest = max(sizes, default=0)
+        if largest > self._most:
+            message = (
+                f"{what} {key} has {largest} bytes, the limit is {self._most}: keep large values "
+                "as blobs"
+            )
+            raise TooLargeError(message, key=str(key), size=largest)
 
     async def read_log(  # noqa: C901  # both wrappers' reading, chunk by chunk
         self,
@@ -518,6 +528,7 @@ class Layer(Passing):
         """Seal items, and leave them for a session; see the port."""
         if not items:
             return await self._store.post(key, ())
+        self._require_size(key, "a post to", [len(item.payload) for item in items])
         seal = await self._tenant(key.tenant)
         sealed = [
             msgspec.structs.replace(

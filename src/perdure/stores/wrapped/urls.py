@@ -36,7 +36,7 @@ def peeled(url: str, keys: MasterKeys | None = None) -> tuple[str, Callable[[Sto
     packing_of(compression)  # a name that nobody knows is refused before any key is read
     if is_encrypted or keys is not None:
         if is_encrypted and ":" not in inner:
-            message = f"{ENCRYPTED}{inner} names no store: use encrypted+file:PATH, for example"
+            message = f"{ENCRYPTED} stands before no store: use encrypted+file:PATH, for example"
             raise ConfigError(message, option="url")
         master = keys or MasterKeys.from_environment()
         return inner, lambda store: EncryptedStore(store, master, compression=compression)
