@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from perdure.memory.storage import MemoryItem as MemoryItem
     from perdure.memory.storage import MemoryStorage as MemoryStorage
     from perdure.restore import CompactionSnapshotBuilder as CompactionSnapshotBuilder
+    from perdure.restore import WorkingContextSnapshot as WorkingContextSnapshot
     from perdure.restore import (
         WorkingContextSnapshotBootstrapOptions as WorkingContextSnapshotBootstrapOptions,
     )
@@ -204,6 +205,7 @@ _HOMES = {
     "perdure.memory.storage": ("MemoryInfo", "MemoryItem", "MemoryStorage"),
     "perdure.restore": (
         "CompactionSnapshotBuilder",
+        "WorkingContextSnapshot",
         "WorkingContextSnapshotBootstrapOptions",
         "WorkingContextSnapshotBootstrapper",
         "WorkingContextSnapshotSerializer",

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Final, final
 
 import msgspec
@@ -27,23 +28,36 @@ from perdure.codec.redaction import redact
 from perdure.errors import NotStorableError
 from perdure.memory.budget import tokens_of
 from perdure.memory.compaction import Compaction, CompactionPolicy, Compactor
+from perdure.memory.context import WorkingContextSnapshot
+from perdure.memory.documents import Turned
 from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
-from perdure.memory.raw_trace import RawTrace
+from perdure.memory.raw_trace import SOURCE, RawTrace
 from perdure.memory.retrieval import Retriever
 from perdure.model.messages import Message, ToolCall
-from perdure.model.records import Entry
+from perdure.model.records import TURN, Entry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.rebuild import (
     CompactionSnapshotBuilder,
     context_entry,
     prompt_sha256,
     raw_part,
+    system_prompt_of,
 )
 from perdure.restore.repair import interrupted_result, repair
 from perdure.restore.report import Source
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
 from perdure.session.entries import entry_of
-from perdure.session.inside import lines_of, overhear, registry_of, store_of, working_context
+from perdure.session.inside import (
+    exclusively,
+    fold_soon,
+    has_worker,
+    lines_of,
+    overhear,
+    registry_of,
+    store_of,
+    was_folded,
+    working_context,
+)
 from perdure.session.session import Session
 
 __all__ = ["MemoryManager"]
@@ -62,7 +76,23 @@ HALF: Final = 0.5
 class MemoryManager:
     """Keep an agent's messages and memories in its session.
 
-    Everything but the session may be left out, or replaced.
+    An agent's worker drives its own. Without an agent, drive one by hand: a turn begins with the
+    first message that names it, unless ``session.turn()`` has begun one.
+
+    Args:
+        session: Where they are kept.
+        turn_tracker: Which turn is running.
+        compaction_policy: When to compact, and how much stays.
+        compactor: Makes memories of turns.
+        retriever: Finds memories.
+        working_context_snapshot: The working context to begin with, in place of the session's.
+        working_context_snapshot_store: Where the snapshot is.
+        builder: Puts a working context together.
+        options: How many memories it has.
+        history: Whether what is said leaves records.
+        redact_arguments: Keys of tool arguments whose values are not kept.
+        clock: Seconds since 1970.
+
     """
 
     def __init__(
@@ -73,6 +103,7 @@ class MemoryManager:
         compaction_policy: CompactionPolicy | None = None,
         compactor: Compactor | None = None,
         retriever: Retriever | None = None,
+        working_context_snapshot: WorkingContextSnapshot | None = None,
         working_context_snapshot_store: WorkingContextSnapshotStore | None = None,
         builder: CompactionSnapshotBuilder | None = None,
         options: WorkingContextSnapshotBootstrapOptions | None = None,
@@ -96,7 +127,12 @@ class MemoryManager:
         )
         self.working_context_snapshot_store: WorkingContextSnapshotStore = (
             working_context_snapshot_store
-            or WorkingContextSnapshotStore(store_of(session), session.key, epoch=session.epoch)
+            or WorkingContextSnapshotStore(
+                store_of(session),
+                session.key,
+                epoch=session.epoch,
+                exclusively=partial(exclusively, session),
+            )
         )
         self.compaction_required: bool = False
         """Whether the next request compacts first."""
@@ -107,6 +143,9 @@ class MemoryManager:
         self._clock = clock
         self._beside = 0  # tokens of a request that are not counted here
         self._asked_before = False
+        self._by_hand = ""  # the turn that began with a message that named it
+        if working_context_snapshot is not None:
+            self._begin_with(working_context_snapshot)
 
     # what it is
 
@@ -121,6 +160,21 @@ class MemoryManager:
         return self.session.restore_report.source
 
     @property
+    def snapshot_was_written(self) -> bool:
+        """Whether a fold has written the snapshot, whatever became of it."""
+        return was_folded(self.session)
+
+    @property
+    def working_context_snapshot(self) -> WorkingContextSnapshot:
+        """The working context as a value, for a serializer."""
+        context = working_context(self.session)
+        return WorkingContextSnapshot(
+            messages=tuple(self.get_working_context_messages()),
+            epoch_id=context.epoch_id,
+            last_compaction_ts=context.last_compaction_ts,
+        )
+
+    @property
     def system_prompt_sha256(self) -> str | None:
         """The hash of the prompt that the context was made with."""
         return working_context(self.session).system_prompt_sha256
@@ -132,23 +186,45 @@ class MemoryManager:
 
     # keeping
 
-    def ingest_user_message(self, message: Message, turn_id: str) -> int:
-        """Keep what the user said; return the session's version."""
+    def ingest_user_message(
+        self, message: Message, turn_id: str, source_event: str | None = None
+    ) -> int:
+        """Keep what the user said; return the session's version.
+
+        Args:
+            message: What was said.
+            turn_id: The turn.
+            source_event: What brought it: its raw traces say so, None for the usual event.
+
+        Raises:
+            SessionError: Another turn is running.
+
+        """
+        self._enter(turn_id)
         self.turn_tracker.check(turn_id)
+        message = with_source(message, source_event)
         seq = self._append(message)
         self._opened = (turn_id, seq, message)
         return seq
 
-    def ingest_tool_intent(self, message: Message, turn_id: str) -> int:
+    def ingest_tool_intent(
+        self, message: Message, turn_id: str, source_event: str | None = None
+    ) -> int:
         """Keep the model's wish to call tools, before anybody calls them."""
+        self._enter(turn_id)
         self.turn_tracker.asked(turn_id, message.tool_calls)
-        return self._append(without_credentials(message, self._redact))
+        kept = without_credentials(message, self._redact)
+        return self._append(with_source(kept, source_event))
 
-    def ingest_tool_result(self, message: Message, turn_id: str) -> bool:
+    def ingest_tool_result(
+        self, message: Message, turn_id: str, source_event: str | None = None
+    ) -> bool:
         """Keep what came of a tool call; False if that call has its result already.
 
         What cannot be stored is kept as an error that says so.
         """
+        self._enter(turn_id)
+        message = with_source(message, source_event)
         result = message.tool_result
         if result is None or not self.turn_tracker.answered(turn_id, result.call_id):
             return False
@@ -159,10 +235,40 @@ class MemoryManager:
             self._append(Message.tool(result.call_id, name=result.name, error=why))
         return True
 
-    def ingest_assistant_response(self, message: Message, turn_id: str) -> int:
+    def ingest_assistant_response(
+        self, message: Message, turn_id: str, source_event: str | None = None
+    ) -> int:
         """Keep the model's answer."""
+        self._enter(turn_id)
         self.turn_tracker.check(turn_id)
-        return self._append(message)
+        return self._append(with_source(message, source_event))
+
+    def _enter(self, turn_id: str) -> None:
+        """Begin a turn that no worker runs: its first message names it."""
+        tracker = self.turn_tracker
+        if tracker.turn_id == turn_id or has_worker(self.session):
+            return
+        if tracker.turn_id != self._by_hand:  # somebody else has begun it, and will end it
+            return
+        session, number = self.session, self.session.running_turn
+        if not number:
+            number = session.next_turn()
+            turned = Turned(turn=turn_id, number=number, phase="begin", at=self._clock())
+            self._accept(Entry(TURN, encode(turned)))
+        tracker.begin(turn_id, number)
+        self._by_hand = turn_id
+
+    def _begin_with(self, snapshot: WorkingContextSnapshot) -> None:
+        prompt = system_prompt_of(snapshot.messages)
+        entry = context_entry(
+            snapshot.messages,
+            epoch_id=snapshot.epoch_id,
+            last_compaction_ts=snapshot.last_compaction_ts,
+            system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
+            reason="given",
+            types=registry_of(self.session),
+        )
+        self._accept(entry)
 
     def _append(self, message: Message) -> int:
         if self._history:
@@ -224,9 +330,22 @@ class MemoryManager:
         return self._raw.traces(after)
 
     async def reset_working_context_snapshot(
-        self, messages: Sequence[Message], *, system_prompt: str | None, reason: str
+        self,
+        messages: Sequence[Message],
+        *,
+        system_prompt: str | None = None,
+        reason: str = "reset",
     ) -> None:
-        """Replace the working context, durably; history stays. No counter moves."""
+        """Replace the working context, durably; history stays. No counter moves.
+
+        Args:
+            messages: All that the model sees next, its system prompt included.
+            system_prompt: What a later restore compares its own with; None for the message that
+                they begin with, if that is a system prompt.
+            reason: Is noted.
+
+        """
+        system_prompt = system_prompt_of(messages) if system_prompt is None else system_prompt
         self.replace_context(messages, system_prompt=system_prompt, reason=reason)
         await self.persist_working_context_snapshot()
 
@@ -380,6 +499,7 @@ class MemoryManager:
         self._write(found, late, system_prompt)
         await self.persist_working_context_snapshot()
         self.compaction_required = False
+        fold_soon(self.session)
         return found.done
 
     async def _compacted(
@@ -451,6 +571,14 @@ def _is_same(message: Message, other: Message | None) -> bool:
 
 def _head(*texts: str) -> list[Message]:
     return [Message.system(text) for text in texts if text]
+
+
+def with_source(message: Message, event: str | None) -> Message:
+    """Return a message that says which event brought it; None for the usual one."""
+    if event is None:
+        return message
+    extra = {**message.extra, SOURCE: msgspec.Raw(encode(event))}
+    return msgspec.structs.replace(message, extra=extra)
 
 
 def without_credentials(message: Message, keys: Sequence[str]) -> Message:

@@ -74,5 +74,6 @@ class TurnTracker:
 
         """
         if turn_id != self.turn_id:
-            message = f"this belongs to turn {turn_id!r}, but {self.turn_id!r} is the running one"
+            running = repr(self.turn_id) if self.turn_id else "no turn"
+            message = f"this belongs to turn {turn_id!r}, but {running} is running"
             raise SessionError(message, turn=turn_id, running=self.turn_id)

@@ -77,8 +77,10 @@ def _line(trace: RawTrace) -> bytes:
     for name in ("tool_args", "tool_result"):
         if name in fields:
             fields[name] = lower(fields[name])[0]
-    source = _SOURCES.get(trace.trace_type)
-    return encode(fields if source is None else {**fields, "source_event": source}) + b"\n"
+    usual = _SOURCES.get(trace.trace_type)
+    if usual is not None:
+        fields.setdefault("source_event", usual)
+    return encode(fields) + b"\n"
 
 
 class Spoken(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ import msgspec
 from perdure.codec.decoders import decoder_of
 from perdure.codec.json import decode
 from perdure.errors import CorruptRecordError
+from perdure.model.messages import Message
 from perdure.model.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Retraction",
     "Snapshot",
     "WorkingContext",
+    "WorkingContextSnapshot",
 ]
 
 CONTEXT_KINDS = MESSAGE_KINDS | {CONTEXT, RETRACT}
@@ -47,9 +49,9 @@ class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
     schema_version: int
     agent_id: str
     session_id: str = "default"
-    epoch_id: int = 0
+    epoch_id: int = msgspec.field(default_factory=int)  # by a factory: written even if it is 0
     """How often the context was rebuilt (compaction, reset)."""
-    last_compaction_ts: float | None = None
+    last_compaction_ts: float | None = msgspec.field(default_factory=lambda: None)
     seq: int = 0
     """The watermark: the last record that is folded in."""
     system_prompt_sha256: str | None = None
@@ -64,6 +66,15 @@ class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Whether older messages were left out."""
     rebuilt_at: int = 0
     """The last record that replaced or took back messages."""
+
+
+class WorkingContextSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A working context at a moment."""
+
+    messages: tuple[Message, ...] = ()
+    epoch_id: int = 0
+    """How often it was rebuilt by a compaction."""
+    last_compaction_ts: float | None = None
 
 
 class _Role(msgspec.Struct):

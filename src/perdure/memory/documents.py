@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -45,6 +46,7 @@ __all__ = [
     "MEMORY",
     "SEMANTIC",
     "SESSION",
+    "AgentParts",
     "Dropped",
     "ItemsBack",
     "MemoryDocument",
@@ -53,6 +55,7 @@ __all__ = [
     "SessionDocument",
     "Taken",
     "Turned",
+    "WholeSessionDocument",
     "fold_items",
     "fold_ledger",
     "fold_memory",
@@ -63,6 +66,8 @@ __all__ = [
     "note_turn",
     "typed",
 ]
+
+T = TypeVar("T")
 
 SESSION = "session.json"
 EPISODIC = "episodic.jsonl"
@@ -208,6 +213,48 @@ class SessionDocument(msgspec.Struct, rename="camel", kw_only=True):
         )
 
 
+class _WholeCore(Core, rename="camel", kw_only=True):
+    system_prompt: str | msgspec.UnsetType = msgspec.UNSET
+    instructions: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class _WholeContext(ContextState, kw_only=True):
+    core: _WholeCore
+    tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    permissions: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    plugins: dict[str, msgspec.Raw] | msgspec.UnsetType = msgspec.UNSET
+    """Always empty: each lies in a document of its own."""
+    config: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class WholeSessionDocument(SessionDocument, rename="camel", kw_only=True):
+    """session.json with all that it says of an agent, which no open session has to hold.
+
+    What an older release has written says nothing of the agent: those fields are unset then.
+    """
+
+    context: _WholeContext
+
+    @property
+    def tells_of_agent(self) -> bool:
+        """Whether it says what an agent was."""
+        return self.context.tools is not msgspec.UNSET
+
+
+class AgentParts(msgspec.Struct, frozen=True):
+    """What session.json says of an agent; None for what has not changed."""
+
+    system_prompt: str
+    instructions: str | None = None
+    tools: bytes | None = None
+    permissions: bytes | None = None
+    config: bytes | None = None
+
+
+_NO_TOOLS = b'{"enabled":{},"namespaces":{},"priorities":{}}'
+_NO_PERMISSIONS = b'{"version":1,"approvals":{},"blocklist":[],"allowlist":[]}'
+
+
 class _At(msgspec.Struct):
     at: float | None = None
     created_at: float | None = None
@@ -229,22 +276,54 @@ def names_of(record: Record) -> tuple[str, ...]:
     return (LEDGER,) if kind in LEDGER_KINDS else ()
 
 
-def fold_session(old: bytes | None, key: SessionKey, records: Sequence[Record]) -> bytes:
-    """Return session.json after ``records``."""
+def fold_session(
+    old: bytes | None,
+    key: SessionKey,
+    records: Sequence[Record],
+    parts: AgentParts | None = None,
+) -> bytes:
+    """Return session.json after ``records``; without ``parts`` it says nothing of an agent."""
     document = (
-        SessionDocument(
+        WholeSessionDocument(
             agent_id=key.agent,
             session_id=key.session,
             tenant=key.tenant,
-            context=ContextState(core=Core(history_source=HistorySource(as_of_seq=0))),
+            context=_WholeContext(core=_WholeCore(history_source=HistorySource(as_of_seq=0))),
         )
         if old is None
-        else decode(old, SessionDocument)
+        else decode(old, WholeSessionDocument)
     )
     _note_times(document, records)
     for record in records:
         _count(document, record)
+    if parts is not None:
+        _tell_of_agent(document.context, parts)
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def _tell_of_agent(context: _WholeContext, parts: AgentParts) -> None:
+    core = context.core
+    core.system_prompt = parts.system_prompt
+    core.instructions = _newest(parts.instructions, core.instructions, "")
+    context.tools = _part(parts.tools, context.tools, _NO_TOOLS)
+    context.permissions = _part(parts.permissions, context.permissions, _NO_PERMISSIONS)
+    context.plugins = {}
+    context.config = _part(parts.config, context.config, b"{}")
+
+
+def _newest(new: T | None, old: T | msgspec.UnsetType, usual: T) -> T:
+    if new is not None:
+        return new
+    return usual if isinstance(old, msgspec.UnsetType) else old
+
+
+def _part(new: bytes | None, old: msgspec.Raw | msgspec.UnsetType, usual: bytes) -> msgspec.Raw:
+    """Return a part with all the fields that it has to have, if it is an object at all."""
+    found = _newest(None if new is None else msgspec.Raw(new), old, msgspec.Raw(usual))
+    if bytes(found)[:1] != b"{":
+        found = msgspec.Raw(usual)
+    fields = decode(usual, dict[str, msgspec.Raw]) | decode(bytes(found), dict[str, msgspec.Raw])
+    return msgspec.Raw(msgspec.json.encode(fields))
 
 
 def _note_times(document: SessionDocument, records: Sequence[Record]) -> None:

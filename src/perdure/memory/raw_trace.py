@@ -9,13 +9,16 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from perdure.model.messages import Message
 
-__all__ = ["RawTrace", "TraceType", "traces_of"]
+__all__ = ["SOURCE", "RawTrace", "TraceType", "traces_of"]
+
+SOURCE: Final = "perdure_source_event"
+"""The field of a message that says which event brought it, where that is not the usual one."""
 
 TraceType = Literal[
     "system", "user", "assistant", "reasoning", "tool_call", "tool_result", "tool_continuation"
@@ -39,6 +42,8 @@ class RawTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_args: Any = None
     tool_result: Any = None
     tool_error: str | None = None
+    source_event: str | None = None
+    """What brought it; None for the usual event of its type."""
 
 
 def traces_of(turn_id: str, messages: Iterable[tuple[int, Message]]) -> Iterator[RawTrace]:
@@ -55,6 +60,7 @@ def traces_of(turn_id: str, messages: Iterable[tuple[int, Message]]) -> Iterator
         if after_tools and message.role == "assistant":
             parts.insert(0, ("tool_continuation", {}))
         after_tools = message.tool_result is not None
+        source = _source_of(message)
         for at, (trace_type, fields) in enumerate(parts):
             yield RawTrace(
                 id=f"rt_{seq}" if at == 0 else f"rt_{seq}_{at}",
@@ -62,8 +68,14 @@ def traces_of(turn_id: str, messages: Iterable[tuple[int, Message]]) -> Iterator
                 turn_id=turn_id,
                 seq=seq,
                 trace_type=trace_type,
+                source_event=None if trace_type == "tool_continuation" else source,
                 **fields,
             )
+
+
+def _source_of(message: Message) -> str | None:
+    raw = message.extra.get(SOURCE)
+    return None if raw is None else msgspec.json.decode(raw, type=str)
 
 
 def _parts(message: Message) -> Iterator[tuple[TraceType, dict[str, Any]]]:

@@ -134,6 +134,11 @@ class RestorableMemory(Protocol):
         ...
 
     @property
+    def snapshot_was_written(self) -> bool:
+        """Whether the cache was ever written."""
+        ...
+
+    @property
     def working_context_snapshot_store(self) -> SnapshotStore:
         """Where the cache is."""
         ...
@@ -222,7 +227,11 @@ class WorkingContextSnapshotBootstrapper:
     async def _is_valid(self, memory: RestorableMemory, steps: list[RestoreStep]) -> bool:
         store, agent_id = memory.working_context_snapshot_store, memory.agent_id
         if not await store.exists(agent_id):
-            steps.append(RestoreStep("missing", "the snapshot"))
+            steps.append(
+                RestoreStep("missing", "the snapshot")
+                if memory.snapshot_was_written
+                else RestoreStep("not written yet", "the snapshot: it comes with the first fold")
+            )
             return False
         payload = await store.read(agent_id)
         if not self._serializer.validate(payload, agent_id):

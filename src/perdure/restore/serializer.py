@@ -9,27 +9,15 @@ from __future__ import annotations
 
 from typing import Any, final
 
-import msgspec
-
 from perdure.codec.json import decode, encode
 from perdure.codec.messages import decode_message, encode_message
 from perdure.codec.values import NO_TYPES, Types
 from perdure.errors import PerdureError, UnsupportedVersionError
-from perdure.memory.context import SCHEMA_VERSION, Snapshot
-from perdure.model.messages import Message
+from perdure.memory.context import SCHEMA_VERSION, Snapshot, WorkingContextSnapshot
 
 __all__ = ["WorkingContextSnapshot", "WorkingContextSnapshotSerializer"]
 
 JSON = dict[str, Any]
-
-
-class WorkingContextSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A working context at a moment."""
-
-    messages: tuple[Message, ...] = ()
-    epoch_id: int = 0
-    """How often it was rebuilt by a compaction."""
-    last_compaction_ts: float | None = None
 
 
 @final

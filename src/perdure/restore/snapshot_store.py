@@ -7,20 +7,33 @@ is a cache: whatever happens to it, the log is the truth.
 
 from __future__ import annotations
 
-from typing import Any, final
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, Protocol, final
 
 import msgspec
 
 from perdure.codec.json import decode, encode
-from perdure.errors import ConfigError, CorruptRecordError, StoreError
-from perdure.memory.context import SNAPSHOT
+from perdure.errors import ConfigError, CorruptRecordError, FormatError, StoreError
+from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FoldedDocument
+from perdure.restore.validity import snapshot_of
 from perdure.store import Store
 
 __all__ = ["WorkingContextSnapshotStore"]
 
 JSON = dict[str, Any]
+
+_ALL: Final = 2**62
+
+
+class Exclusively(Protocol):
+    """Runs a job while nothing else writes a session's documents."""
+
+    async def __call__(self, job: Callable[[], Awaitable[None]], *, fold: bool = False) -> None:
+        """Run it, after a fold if it is asked for."""
+        ...
 
 
 @final
@@ -31,13 +44,23 @@ class WorkingContextSnapshotStore:
         store: Where the session is.
         key: Which session.
         epoch: The holder's number, which ``write`` needs.
+        exclusively: Runs a job while nothing else writes the session's documents, ``fold`` telling
+            whether to fold it first.
 
     """
 
-    def __init__(self, store: Store, key: SessionKey, *, epoch: int | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        key: SessionKey,
+        *,
+        epoch: int | None = None,
+        exclusively: Exclusively | None = None,
+    ) -> None:
         self._store = store
         self._key = key
         self._epoch = epoch
+        self._exclusively = exclusively
 
     async def exists(self, agent_id: str) -> bool:
         """Say whether there is a snapshot whose bytes are those that were folded."""
@@ -59,29 +82,66 @@ class WorkingContextSnapshotStore:
     async def write(self, agent_id: str, payload: JSON) -> None:
         """Replace the snapshot, at the record that the last fold was as of.
 
+        It is a cache, read by the next restore: what the running session shows is changed by
+        ``reset_working_context_snapshot``. A payload that does not say as of which record it is
+        (``seq``) is as of the newest, which is folded first.
+
         Raises:
-            StoreError: Nothing is folded yet, or the payload is as of another record.
+            StoreError: The session is not held here, or the payload is as of another record.
+            CorruptRecordError: The payload is no snapshot of this agent.
             LeaseLostError: Another process holds the session.
 
         """
         self._check(agent_id)
+        write = partial(self._write, payload)
+        if self._exclusively is None:
+            await write()
+        else:
+            await self._exclusively(write, fold="seq" not in payload)
+
+    async def _write(self, payload: JSON) -> None:
         manifest = (await self._store.read_documents(self._key, ())).manifest
         folded = 0 if manifest is None else manifest.as_of_seq
-        if manifest is None or self._epoch is None or payload.get("seq") != folded:
+        seq = payload.get("seq", folded)
+        if manifest is None or self._epoch is None or seq != folded:
+            raise self._not_now(seq, folded)
+        data = _shaped(encode({**payload, "session_id": self._key.session, "seq": folded}))
+        problem = snapshot_of(data, self._key, folded)
+        if isinstance(problem, str):
             message = (
-                f"session {self._key}: a snapshot as of record {payload.get('seq')} cannot be "
-                f"written, the last fold is as of {folded}: hold the session, and fold it first"
+                f"session {self._key}: this is no snapshot of {self._key.agent!r}, {problem}: make "
+                "one with WorkingContextSnapshotSerializer"
             )
-            raise StoreError(message, key=str(self._key), folded=folded)
-        data = encode(payload)
+            raise CorruptRecordError(message, key=str(self._key))
         documents = {**manifest.documents, SNAPSHOT: _folded(folded, data)}
         changed = msgspec.structs.replace(manifest, epoch=self._epoch, documents=documents)
         await self._store.write_documents(self._key, {SNAPSHOT: data}, changed)
+
+    def _not_now(self, seq: object, folded: int) -> StoreError:
+        message = (
+            f"session {self._key}: a snapshot as of record {seq} cannot be written, the last fold "
+            f"is as of {folded}: write it by MemoryManager(session).working_context_snapshot_store,"
+            " and leave seq out"
+        )
+        return StoreError(message, key=str(self._key), folded=folded)
 
     def _check(self, agent_id: str) -> None:
         if agent_id != self._key.agent:
             message = f"this is the snapshot of {self._key.agent!r}, not of {agent_id!r}"
             raise ConfigError(message, key=str(self._key))
+
+
+def _shaped(data: bytes) -> bytes:
+    """Return a snapshot that says which messages belong together; what is none as it is."""
+    try:
+        snapshot = decode(data, Snapshot)
+    except FormatError:
+        return data
+    if snapshot.message_seqs or not snapshot.messages:
+        return data
+    context = WorkingContext.of_snapshot(snapshot, _ALL)
+    shaped = decode(context.snapshot(snapshot.agent_id, snapshot.session_id))
+    return encode({**decode(data), **{name: shaped[name] for name in ("message_seqs", "atoms")}})
 
 
 def _folded(as_of_seq: int, data: bytes) -> FoldedDocument:

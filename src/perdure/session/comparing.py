@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from perdure.memory.context import SNAPSHOT
+from perdure.codec.json import decode, encode
+from perdure.errors import FormatError
+from perdure.memory.context import SNAPSHOT, Snapshot
+from perdure.memory.documents import SESSION, SessionDocument, WholeSessionDocument
 from perdure.model.keys import SessionKey
 from perdure.model.records import Record
 from perdure.session.options import Limits
@@ -61,9 +64,9 @@ def differences(log: WholeLog, documents: Documents) -> Iterator[Difference]:
         upto = document.as_of_seq
         if upto not in folds:
             folds[upto] = log.fold(upto, Limits())
-        if name in documents.damaged or folds[upto].get(name) == document.data:
+        if name in documents.damaged or _is_same(name, folds[upto].get(name), document.data):
             continue
-        if name == SNAPSHOT and _is_cut_elsewhere(log, document):
+        if name in {SNAPSHOT, SESSION} and _is_cut_elsewhere(log, name, documents):
             continue
         yield Difference(name, f"{name} differs from a fresh fold of the log up to record {upto}")
     upto = manifest.as_of_seq
@@ -72,8 +75,28 @@ def differences(log: WholeLog, documents: Documents) -> Iterator[Difference]:
         yield Difference(name, f"{name} is missing from the manifest")
 
 
-def _is_cut_elsewhere(log: WholeLog, snapshot: Document) -> bool:
-    """Whether a snapshot is sound, and was only made under another limit than the default."""
+def _is_cut_elsewhere(log: WholeLog, name: str, documents: Documents) -> bool:
+    """Whether a document is sound, and was only made under another limit than the default."""
+    snapshot, document = documents.found.get(SNAPSHOT), documents.found[name]
+    if snapshot is None:
+        return False
     limits = Limits(context_bytes=max(context_bytes_of(snapshot.data), 1))
-    fresh = log.fold(snapshot.as_of_seq, limits)
-    return fresh[SNAPSHOT] == snapshot.data
+    fresh = log.fold(document.as_of_seq, limits)
+    return _is_same(name, fresh[name], document.data)
+
+
+def _is_same(name: str, fresh: bytes | None, stored: bytes) -> bool:
+    """Whether a document is what a fresh fold of the log gives.
+
+    One of an older release may lack fields that are written now.
+    """
+    if fresh is None or fresh == stored:
+        return fresh == stored
+    try:
+        if name == SNAPSHOT:
+            return encode(decode(fresh, Snapshot)) == encode(decode(stored, Snapshot))
+        if name == SESSION and not decode(stored, WholeSessionDocument).tells_of_agent:
+            return decode(fresh, SessionDocument) == decode(stored, SessionDocument)
+    except FormatError:
+        return False
+    return False

@@ -190,6 +190,16 @@ class Contents:
         self.memory: WorkingMemory = WorkingMemory(self._read, accept, registry, values, room)
         self.state: States = States(self._read, self._state_names, accept, registry)
 
+    @property
+    def as_of_seq(self) -> int:
+        """The record that the newest fold was as of; 0 before the first."""
+        return self._folded
+
+    @property
+    def was_folded(self) -> bool:
+        """Whether there was a fold."""
+        return self._folded > 0
+
     def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
         """Take in entries that were accepted, ``first`` being the seq of the first."""
         context, digest = self.context, self.digest

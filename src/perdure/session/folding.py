@@ -18,6 +18,9 @@ import msgspec
 
 from perdure.checkpoints.chain import fold_chain
 from perdure.codec.json import decode
+from perdure.codec.messages import decode_message
+from perdure.interchange.carried import CARRIED, Carried
+from perdure.interchange.folding import CONFIG, PERMISSIONS, TOOLS
 from perdure.memory.context import SNAPSHOT, WorkingContext
 from perdure.memory.documents import (
     EPISODIC,
@@ -25,12 +28,16 @@ from perdure.memory.documents import (
     MEMORY,
     SEMANTIC,
     SESSION,
+    AgentParts,
     SessionDocument,
+    StateSet,
+    WholeSessionDocument,
     fold_items,
     fold_ledger,
     fold_session,
     fold_state,
     names_of,
+    typed,
 )
 from perdure.memory.index import split_memory
 from perdure.model.checkpoints import CHECKPOINTS
@@ -64,6 +71,11 @@ MUCH_TAIL = 1024 * KIB
 OFFLOAD = 128 * KIB
 """A larger fold is computed in a thread."""
 SPREAD = 0.2
+_TOOLS, _PERMISSIONS, _CONFIG = (f"plugins/{name}.json" for name in (TOOLS, PERMISSIONS, CONFIG))
+_OF_AGENT = {
+    one for name in (_TOOLS, _PERMISSIONS, _CONFIG, CARRIED) for one in (name, typed(name))
+}
+"""The documents that session.json repeats."""
 AT_A_TIME = 4 * 1024 * KIB
 """Bytes of blobs in one call of the store."""
 
@@ -132,6 +144,8 @@ async def fold(
     await keep_evidence(store, key, have)
     old = dict(have.found)
     wanted = touched - {SESSION, SNAPSHOT}
+    if before is not None and not _tells_of_agent(old.get(SESSION)):
+        wanted |= _OF_AGENT & before.documents.keys()
     if wanted:
         more = judged(await store.read_documents(key, wanted), key)
         await keep_evidence(store, key, more)
@@ -193,13 +207,36 @@ class Work(msgspec.Struct):
 
     def documents(self, touched: set[str]) -> dict[str, bytes | None]:
         """Return the documents that changed; None for one that is dropped."""
-        changed: dict[str, bytes | None] = {
-            SESSION: fold_session(self._data(SESSION), self.key, self._after(SESSION)),
-            SNAPSHOT: self._snapshot(),
+        changed = {name: self._fold(name) for name in touched - {SESSION, SNAPSHOT}}
+        context = self._context()
+        parts = self._parts(context, changed)
+        return {
+            SESSION: fold_session(self._data(SESSION), self.key, self._after(SESSION), parts),
+            SNAPSHOT: context.snapshot(self.key.agent, self.key.session),
+            **changed,
         }
-        for name in touched - {SESSION, SNAPSHOT}:
-            changed[name] = self._fold(name)
-        return changed
+
+    def _parts(self, context: WorkingContext, changed: Mapping[str, bytes | None]) -> AgentParts:
+        """Return what session.json says of an agent, as of now."""
+
+        def state(name: str) -> bytes | None:
+            """Return a state as JSON, empty where there is none; None if it was not looked at."""
+            names = [one for one in (name, typed(name)) if one in changed or one in self.old]
+            for one in names:
+                data = changed[one] if one in changed else self._data(one)
+                if data is not None:
+                    return data if one == name else bytes(decode(data, StateSet).value)
+            return b"" if names else None
+
+        carried = state(CARRIED)
+        said = None if carried is None else decode(carried or b"{}", Carried).instructions
+        return AgentParts(
+            system_prompt=_system_prompt(context),
+            instructions=said,
+            tools=state(_TOOLS),
+            permissions=state(_PERMISSIONS),
+            config=state(_CONFIG),
+        )
 
     def _fold(self, name: str) -> bytes | None:
         data, after = self._data(name), self._after(name)
@@ -215,7 +252,7 @@ class Work(msgspec.Struct):
             return fold_chain(data, mine)
         return fold_state(name, data, mine)
 
-    def _snapshot(self) -> bytes:
+    def _context(self) -> WorkingContext:
         found = self.old.get(SNAPSHOT)
         context = WorkingContext(self.limits.context_bytes)
         since = 0
@@ -228,7 +265,7 @@ class Work(msgspec.Struct):
             if record.seq > since:
                 context.feed(record.seq, record.kind, record.payload)
         context.seq = self.upto
-        return context.snapshot(self.key.agent, self.key.session)
+        return context
 
     def _data(self, name: str) -> bytes | None:
         found = self.old.get(name)
@@ -238,6 +275,18 @@ class Work(msgspec.Struct):
         found = self.old.get(name)
         since = 0 if found is None else found.as_of_seq
         return [record for record in self.records if record.seq > since]
+
+
+def _tells_of_agent(session: Document | None) -> bool:
+    return session is None or decode(session.data, WholeSessionDocument).tells_of_agent
+
+
+def _system_prompt(context: WorkingContext) -> str:
+    """Return the system prompt that a context begins with, empty for none."""
+    first = next(context.messages(), b"{}")
+    said = decode(first)
+    is_prompt = isinstance(said, dict) and said.get("role") == "system"
+    return decode_message(first).text if is_prompt else ""
 
 
 def manifest_of(

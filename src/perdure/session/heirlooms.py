@@ -12,7 +12,7 @@ import msgspec
 from perdure.codec.json import decode, encode
 from perdure.errors import FormatError
 from perdure.memory.context import SNAPSHOT, Snapshot
-from perdure.memory.documents import SESSION, SessionDocument
+from perdure.memory.documents import SESSION, WholeSessionDocument
 from perdure.model.base import Base
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import FoldedDocument, Manifest
@@ -86,7 +86,7 @@ def _renamed(name: str, document: Document, key: SessionKey) -> Document:
             snapshot.agent_id, snapshot.session_id = key.agent, key.session
             return Document(encode(snapshot), document.as_of_seq)
         if name == SESSION:
-            described = decode(document.data, SessionDocument)
+            described = decode(document.data, WholeSessionDocument)
             if (described.agent_id, described.session_id) == (key.agent, key.session):
                 return document
             described.agent_id, described.session_id = key.agent, key.session

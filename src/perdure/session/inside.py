@@ -7,10 +7,10 @@ store behind it, long-term memory, and the claim that makes a worker the only on
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
-from perdure.errors import SessionAlreadyActiveError
+from perdure.errors import SessionAlreadyActiveError, StoreUnavailableError
 from perdure.memory.documents import fold_items, fold_state
 from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
 from perdure.session.contributors import Attachment, Contributor, Contributors
@@ -32,9 +32,12 @@ __all__ = [
     "disclaim",
     "document_of",
     "end_with",
+    "exclusively",
+    "fold_soon",
     "folder_of",
     "grouped",
     "has_content",
+    "has_worker",
     "home_of",
     "is_branch",
     "ledger_of",
@@ -43,6 +46,7 @@ __all__ = [
     "overhear",
     "registry_of",
     "store_of",
+    "was_folded",
     "working_context",
 ]
 
@@ -67,6 +71,11 @@ def disclaim(session: Session, worker: object) -> None:
     """Let another worker have the session."""
     if session._worker is worker:
         session._worker = None
+
+
+def has_worker(session: Session) -> bool:
+    """Say whether an agent's worker has the session in this process."""
+    return session._worker is not None
 
 
 def has_content(session: Session) -> bool:
@@ -105,6 +114,47 @@ async def is_branch(session: Session) -> bool:
 def working_context(session: Session) -> WorkingContext:
     """Return the working context, to look at."""
     return session._contents.context
+
+
+def was_folded(session: Session | SessionView) -> bool:
+    """Say whether a fold has written the session's documents."""
+    return session._contents.was_folded
+
+
+def fold_soon(session: Session) -> None:
+    """Have the documents written in the background, as soon as the lane of folds has room."""
+    session._keeper.fold_soon(session)
+
+
+async def exclusively(
+    session: Session, job: Callable[[], Awaitable[None]], *, fold: bool = False
+) -> None:
+    """Run a job while nothing else writes the session's documents.
+
+    Args:
+        session: Whose.
+        job: What to run.
+        fold: Whether everything that was appended is saved and folded first.
+
+    Raises:
+        StoreUnavailableError: The store is not well, or the session is not held any more.
+
+    """
+    done = False
+
+    async def run() -> None:
+        nonlocal done
+        if fold:
+            await session._keeper.fold(session)
+        if not fold or session._contents.as_of_seq >= upto:
+            await job()
+            done = True
+
+    upto = (await session.save()).version if fold else 0
+    await session._runtime.saver.exclusive(session.tracked, run, urgent=True)
+    if not done:
+        message = f"session {session.key} could not be folded, the store is not well: try again"
+        raise StoreUnavailableError(message, key=str(session.key))
 
 
 async def lines_of(session: Session, name: str) -> list[bytes]:

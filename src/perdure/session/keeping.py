@@ -119,12 +119,18 @@ class Keeper:
             phase=phase_of(session.key),
         )
         if due and not self._runtime.saver.crowded:
-            session.folding = True
-            try:
-                self._runtime.host.spawn(self._fold_in_lane, session)
-            except BaseException:
-                session.folding = False
-                raise
+            self.fold_soon(session)
+
+    def fold_soon(self, session: Session) -> None:
+        """Fold in the background, unless that is under way already."""
+        if session.folding or self._runtime.draining or session.closed_by is not None:
+            return
+        session.folding = True
+        try:
+            self._runtime.host.spawn(self._fold_in_lane, session)
+        except BaseException:
+            session.folding = False
+            raise
 
     async def _fold_in_lane(self, session: Session) -> None:
         try:

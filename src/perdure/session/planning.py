@@ -182,6 +182,10 @@ class _Noting:
         return self._view.restore_report.source
 
     @property
+    def snapshot_was_written(self) -> bool:
+        return self._view._contents.was_folded
+
+    @property
     def system_prompt_sha256(self) -> str | None:
         return self._view._contents.context.system_prompt_sha256
 
