@@ -53,6 +53,7 @@ from perdure.agent import (
     Usage,
     UserInputMessageEventHandler,
     WorkerEventDispatcher,
+    WorkingContextSnapshot,
     WorkingContextSnapshotBootstrapOptions,
     WorkingContextSnapshotBootstrapper,
     WorkingContextSnapshotRestoreStep,
@@ -69,7 +70,6 @@ from perdure.agent.events import (
     ToolResultEvent,
     UserMessageReceivedEvent,
 )
-from perdure.restore import WorkingContextSnapshot
 
 
 class MyModel:
