@@ -408,7 +408,14 @@ class OneFileStore:
         return await self._change(step)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[store.Posted]:
-        return await self._look(lambda kept: [*kept.held(key, epoch).inbox.values()][:limit])
+        def step(kept: Kept) -> list[store.Posted]:
+            session = kept.find(key) or Session(key)
+            if session.epoch != epoch:
+                message = f"epoch {epoch} of {key} is over: ask again who holds the session"
+                raise errors.LeaseLostError(message, key=str(key), epoch=epoch)
+            return [*session.inbox.values()][:limit]
+
+        return await self._look(step)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         def step(kept: Kept) -> None:

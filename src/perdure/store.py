@@ -232,7 +232,8 @@ class Store(Protocol):
         """Return what waits for a session, oldest first, and leave it there until it is settled.
 
         An item that cannot be read is among them, in its place, with its ``damage``: it hides
-        none of those behind it.
+        none of those behind it. ``epoch`` is ``holder(key).epoch``, or 0 where that is None: who
+        only reads knows it, too.
         Raises LeaseLostError when the epoch is not the newest.
         """
         ...

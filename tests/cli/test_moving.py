@@ -111,3 +111,32 @@ def test_a_session_that_cannot_be_read_keeps_every_blob(command: Command, full: 
     assert ran.status == 1
     assert ran.json["blobs"][0]["swept"] is None
     assert "agent-0 cannot be read" in ran.json["blobs"][0]["unknown"]
+
+
+def test_check_knows_what_migrations_leave_for_the_next_run(
+    command: Command, full: Path, tmp_path: Path
+) -> None:
+    target = str(tmp_path / "target")
+    assert command("migrate", str(full), target).status == 0
+    seen = command("check", "--store", target)
+    assert (seen.status, "would set them aside" in seen.out) == (0, False)
+    assert "are receipts of `perdure migrate`" in seen.out
+    for _ in range(2):
+        command("check", "--gc", "--grace", "0", "--store", target)
+    again = command("migrate", str(full), target, "--json").json
+    assert (again["copied"], again["there"]) == (0, 13)
+
+    async def open_all() -> None:
+        async with perdure.connect(target) as sessions:
+            for tenant in ("", "acme"):
+                for info in await sessions.list(tenant=tenant):
+                    session = await sessions.open(info.key.agent, tenant=tenant)
+                    session.append(perdure.Message.user("here"))
+
+    anyio.run(open_all)  # the program runs here now: they are of no use any more
+    found = command("check", "--store", target, "--json").json["blobs"]
+    assert [(one["receipts"], one["unreachable"] > 0) for one in found] == [(0, True)] * 2
+    for _ in range(2):
+        command("check", "--gc", "--grace", "0", "--store", target)
+    found = command("check", "--store", target, "--json").json["blobs"]
+    assert all(one["unreachable"] == 0 for one in found)

@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import traceback
@@ -151,7 +152,7 @@ async def refused(act: Any) -> tuple[str, str]:
     return "nothing", ""
 
 
-def look(folder: Path) -> dict[str, Any]:
+def look(folder: Path, kind: str) -> dict[str, Any]:
     """Read each store in every way."""
     seen: dict[str, Any] = {}
     for name, template in STORES.items():
@@ -163,6 +164,12 @@ def look(folder: Path) -> dict[str, Any]:
             "export", "ada", "--layout", "bundle", "--out", str(here), "--store", url
         )
         here.unlink(missing_ok=True)
+        # A disk that is only full can still be opened to write, and migrate does so.
+        for what in ("backup",) if kind == "full" else ("backup", "migrate"):
+            there = Path(folder.parent, f"{name}.{what}")
+            encrypted = "encrypted+" if url.startswith("encrypted+") else ""
+            ran[what] = run(what, url, f"{encrypted}{there.as_uri()}", "--json")
+            shutil.rmtree(there, ignore_errors=True)
         used = anyio.run(use, url)
         changed = sorted(set(before.items()) ^ set(files_of(folder / name).items()))
         seen[name] = {"ran": ran, "used": used, "changed": changed}
@@ -173,7 +180,7 @@ def look(folder: Path) -> dict[str, Any]:
 def act(folder: Path, kind: str) -> None:
     logging.disable()
     if kind == "modes-shut":
-        print(json.dumps(look(folder)))
+        print(json.dumps(look(folder, kind)))
         return
     os.environ["PERDURE_KEY"] = KEY
     if kind != "modes":
@@ -185,7 +192,7 @@ def act(folder: Path, kind: str) -> None:
         command = [sys.executable, "-m", "tests.integration.read_only", str(folder), "modes-shut"]
         subprocess.run(command, check=True, preexec_fn=without_override)
     else:
-        print(json.dumps(look(folder)))
+        print(json.dumps(look(folder, kind)))
 
 
 if __name__ == "__main__":

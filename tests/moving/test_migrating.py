@@ -158,7 +158,7 @@ async def test_a_damaged_bundle_lands_nothing(damage: str, tmp_path: Path) -> No
         case "more":
             lines.append(lines[4])
         case "newer":
-            lines[0] = lines[0].replace(b'"perdure_bundle":1', b'"perdure_bundle":2')
+            lines[0] = lines[0].replace(b'"perdure_bundle":1', b'"perdure_bundle":3')
         case "empty":
             lines = []
     path.write_bytes(b"".join(lines))

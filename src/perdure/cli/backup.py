@@ -160,3 +160,5 @@ def _print_restored(done: Restored, target: str) -> None:
     )
     if done.posted:
         say(f"{done.posted} posts wait for their sessions again")
+    if done.dead_letters:
+        say(f"{done.dead_letters} dead letters came back")

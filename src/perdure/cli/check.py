@@ -111,6 +111,11 @@ async def _blobs(store: Store, tenant: str, keys: list[SessionKey], grace: float
 
 def _print_blobs(found: Garbage) -> None:
     whose = f" of tenant {found.tenant}" if found.tenant else ""
+    if found.receipts:
+        say(
+            f"blobs{whose}: {found.receipts} are receipts of `perdure migrate` or `restore-backup`,"
+            " for when it runs again"
+        )
     if found.unknown is not None:
         say(f"blobs{whose}: none was looked at: {found.unknown}")
     elif found.swept is not None:

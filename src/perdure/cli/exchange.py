@@ -30,6 +30,7 @@ from perdure.moving.salvaging import Salvage
 from perdure.moving.salvaging import salvage as salvage_session
 from perdure.session.exchange import Imported, import_with, state_from
 from perdure.session.pairs import export_pair, import_pair
+from perdure.session.places import require_no_backup
 from perdure.session.traced import export_memories, memories_in
 from perdure.store import Store, open_read_only
 
@@ -80,6 +81,7 @@ async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where
     store, key = existing(where.store), where.key(id)
     await open_read_only(store)
     try:
+        await require_no_backup(store)
         if layout == "bundle":
             return await _export_bundle(store, key, out or Path(), where)
         await require_key(store)
@@ -134,6 +136,7 @@ async def _salvage(id: str, *, out: Path | None, where: Named) -> int:
     await open_read_only(store)
     try:
         await require_key(store)
+        await require_no_backup(store)
         try:
             found = await salvage_session(store, key, out)
         except SessionNotFoundError:
@@ -157,6 +160,8 @@ def _print_salvage(found: Salvage, out: Path) -> None:
         say(f"{found.key}: MISSING: document {name}: made anew from what is left of the log")
     for name in found.lost_blobs:
         say(f"{found.key}: MISSING: blob {name}")
+    if found.lost_dead_letters:
+        say(f"{found.key}: MISSING: {found.lost_dead_letters} dead letters, which are damaged")
     say(
         f"{found.key}: {found.records} records, {len(found.documents)} documents and {found.blobs} "
         f"blobs written to {out} ({size(found.bytes)}): `perdure import {out} --store NEW` takes "

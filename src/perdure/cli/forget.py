@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,11 +14,14 @@ from cyclopts import Parameter
 
 from perdure.cli.options import Stored
 from perdure.cli.output import print_json, say, size
-from perdure.cli.reach import existing, managed
+from perdure.cli.reach import existing, managed, opened, require_key
 from perdure.errors import ConfigError
+from perdure.model.keys import SessionKey
+from perdure.moving.backups import follow_deletions, require_backup
 from perdure.session.forgetting import ForgetReport
 from perdure.session.pruning import PruneReport
 from perdure.session.retention import Retention
+from perdure.store import Store
 
 __all__ = ["forget", "prune", "say_pruned"]
 
@@ -33,11 +38,13 @@ def forget(
     tag: str | None = None,
     tenant: str = "",
     dry_run: bool = False,
+    backup: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     where: Stored = Stored(),  # noqa: B008  # frozen
 ) -> int:
     """Forget sessions: logs, documents, quarantine, posts, and blobs that only they reach.
 
-    What forks of them still reach stays, and is said. This cannot be undone.
+    What forks of them still reach stays, and is said. This cannot be undone. A backup forgets
+    them with its next run; with --backup at once, so that no loss of the store brings them back.
 
     Args:
         id: Of this agent.
@@ -46,20 +53,45 @@ def forget(
         tag: With this tag.
         tenant: Whose they are, where customers share a store.
         dry_run: Only say what would go.
+        backup: A backup of the store, which is to forget at once what the store has forgotten,
+            also before; may be given more than once.
 
     """
     chosen = {"id": id, "session": session, "owner": owner, "tag": tag, "tenant": tenant}
-    return anyio.run(partial(_forget, chosen, where, dry_run=dry_run))
+    return anyio.run(partial(_forget, chosen, where, backup, dry_run=dry_run))
 
 
-async def _forget(chosen: dict[str, Any], where: Stored, *, dry_run: bool) -> int:
-    async with managed(existing(where.store), write=not dry_run) as sessions:
-        report = await sessions.forget(**chosen, dry_run=dry_run)
+async def _forget(
+    chosen: dict[str, Any], where: Stored, backups: Sequence[str], *, dry_run: bool
+) -> int:
+    async with AsyncExitStack() as stack:
+        kept = [await _backup(stack, url) for url in backups]  # a wrong one: before anything goes
+        async with managed(existing(where.store), write=not dry_run) as sessions:
+            report = await sessions.forget(**chosen, dry_run=dry_run)
+        gone: dict[str, list[SessionKey]] = {}
+        if not dry_run and kept:
+            async with opened(where.store) as store:
+                for target in kept:
+                    gone[target.location] = await follow_deletions(store, target)
     if where.json:
-        print_json(msgspec.to_builtins(report))
+        print_json({**msgspec.to_builtins(report), "backups": msgspec.to_builtins(gone)})
     else:
         _print_forgotten(report)
+        for place, keys in gone.items():
+            say(
+                f"{len(keys)} sessions removed from the backup in {place}, which will not bring "
+                "them back"
+            )
     return 0
+
+
+async def _backup(stack: AsyncExitStack, url: str) -> Store:
+    target = existing(url)
+    await target.open()
+    stack.push_async_callback(target.aclose)
+    await require_key(target)
+    await require_backup(target)
+    return target
 
 
 def _print_forgotten(report: ForgetReport) -> None:

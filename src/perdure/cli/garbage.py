@@ -10,6 +10,7 @@ import msgspec
 
 from perdure.errors import CorruptRecordError, PerdureError
 from perdure.model.keys import SessionKey
+from perdure.moving import receipts
 from perdure.moving.taking import names_of
 from perdure.session.lineage import followed
 from perdure.store import Store, Swept
@@ -23,6 +24,8 @@ class Garbage(msgspec.Struct, kw_only=True):
     tenant: str
     blobs: int = 0
     """All that can be read."""
+    receipts: int = 0
+    """Those by which a migration finds out what an earlier one did: they stay."""
     unreachable: int = 0
     unknown: str | None = None
     """Why it cannot be told: a session cannot be read, and may need any of them."""
@@ -48,6 +51,9 @@ async def garbage(store: Store, tenant: str, keys: list[SessionKey]) -> tuple[Ga
         except PerdureError as error:
             found.unknown = f"{key} cannot be read: {error}"
             return found, there
+    kept = await receipts.current(store, tenant, there - reached)
+    found.receipts = len(kept)
+    reached |= kept
     found.unreachable = len(there - reached)
     return found, reached
 

@@ -15,9 +15,10 @@ import perdure
 from perdure.cli.options import Answer
 from perdure.cli.output import print_json, say, size, stderr
 from perdure.cli.reach import existing, require_key
+from perdure.errors import StoreUnavailableError
 from perdure.moving.migrating import Migration, Progress
 from perdure.moving.migrating import migrate as move
-from perdure.store import Store
+from perdure.store import Store, open_read_only
 
 __all__ = ["migrate"]
 
@@ -51,7 +52,10 @@ async def _migrate(
     source: str, target: str, tenant: str | None, wait: float, answer: Answer
 ) -> int:
     here, there = existing(source), perdure.store_for(target)
-    await here.open()
+    try:
+        await here.open()
+    except StoreUnavailableError:  # it may lie on a disk that is mounted read-only
+        await open_read_only(here)
     try:
         await require_key(here)
         await there.open()
@@ -97,10 +101,7 @@ def _print(done: Migration, target: str) -> None:
     if done.posted:
         say(f"{done.posted} posts wait in {target}, too")
     if done.dead_letters:
-        say(
-            f"{done.dead_letters} dead letters stay in the source and were not copied: `perdure "
-            "inbox` there lists them; retry or drop them, then run this again"
-        )
+        say(f"{done.dead_letters} dead letters are in {target}, too")
     if done.open:
         say(
             f"{done.open} were not closed in the source: once the program that writes them has "

@@ -16,6 +16,7 @@ from perdure.errors import (
 from perdure.model.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.options import Shutdown
+from perdure.session.places import require_no_backup
 from perdure.session.through import Through
 from perdure.store import Holder, Store, open_read_only
 from perdure.stores.wrapped.encrypted import EncryptedStore
@@ -59,6 +60,7 @@ async def opened(url: str | None, *, write: bool = False) -> AsyncGenerator[Stor
     await (store.open() if write else open_read_only(store))
     try:
         await require_key(store)
+        await require_no_backup(store)
         yield store
     finally:
         await store.aclose()

@@ -95,6 +95,10 @@ def require_text(what: str, value: str) -> int:
         raise ConfigError(message, option=what) from None
 
 
+BACKUP_JOURNAL = SessionKey("perdure:backup", "journal")
+"""The session of a backup that says what it is; no other store has one."""
+
+
 def keyring_of(tenant: str) -> SessionKey:
     """Return the session that holds a tenant's key; the unnamed tenant's marks the store."""
     return SessionKey(KEYRING, "tenant", tenant)

@@ -14,6 +14,7 @@ from perdure._lib.lazy import lazy
 if TYPE_CHECKING:
     from perdure.moving.backups import Backup as Backup
     from perdure.moving.backups import backup as backup
+    from perdure.moving.backups import follow_deletions as follow_deletions
     from perdure.moving.files import read_bundle as read_bundle
     from perdure.moving.files import write_bundle as write_bundle
     from perdure.moving.landing import Landed as Landed
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from perdure.session.pairs import import_pair as import_pair
 
 _HOMES = {
-    "perdure.moving.backups": ("Backup", "backup"),
+    "perdure.moving.backups": ("Backup", "backup", "follow_deletions"),
     "perdure.moving.restoring": ("Restored", "Verified", "restore_backup", "verify_backup"),
     "perdure.moving.files": ("read_bundle", "write_bundle"),
     "perdure.moving.landing": ("Landed",),

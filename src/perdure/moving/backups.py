@@ -7,7 +7,8 @@ the backup has under the same key, the entries are
     kept    a record of the source's
     blobs   names of blobs that records named, each of which is in the backup
     anew    what comes before does not count: the source has pruned it, or began the session anew
-    point   the session up to here is whole, with its manifest and what waits for it
+    point   the session up to here is whole, with its manifest, what waits for it, and what was
+            set aside as a dead letter
 
 and its documents are the session's. Only what lies before the newest point counts. The source is
 only read, without a lease. `perdure.moving.restoring` reads a backup as a store.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final, final
 
 import anyio
@@ -35,14 +36,23 @@ from perdure.errors import (
 from perdure.lease.lease import obtain
 from perdure.lease.terms import Lease
 from perdure.lease.watch import OwnerWatch
-from perdure.model.keys import SessionKey
+from perdure.model.keys import BACKUP_JOURNAL, SessionKey
 from perdure.model.manifest import Manifest
 from perdure.model.records import EPOCH, Entry, Record
 from perdure.moving.beating import while_beating
 from perdure.moving.landing import ALL
-from perdure.moving.migrating import AT_ONCE, PAUSE, TRIES, Progress, keys_of
+from perdure.moving.migrating import (
+    AT_ONCE,
+    PAUSE,
+    TRIES,
+    Progress,
+    keys_of,
+    with_dead_letters,
+)
+from perdure.moving.taking import dead_letters_of
 from perdure.session.pieces import named_in
-from perdure.store import Batch, Documents, Grant, Posted, Status, Store
+from perdure.session.places import require_no_backup
+from perdure.store import Batch, DeadLetter, Documents, Grant, Posted, Status, Store
 
 __all__ = [
     "ANEW",
@@ -58,6 +68,7 @@ __all__ = [
     "Point",
     "backup",
     "end_of",
+    "follow_deletions",
     "hashed",
     "require_backup",
 ]
@@ -65,7 +76,7 @@ __all__ = [
 FORMAT: Final = 1
 KEPT, BLOBS, ANEW, POINT = "kept", "blobs", "anew", "point"
 MADE, FORGOTTEN = "made", "forgotten"
-JOURNAL: Final = SessionKey("perdure:backup", "journal")
+JOURNAL: Final = BACKUP_JOURNAL
 """What is said about the backup itself, and which sessions were forgotten."""
 PART: Final = 1024 * 1024
 """Bytes that go to the backup at a time."""
@@ -108,6 +119,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """Of all of its records."""
     manifest: Manifest | None = None
     posts: list[Posted] = []
+    letters: list[DeadLetter] = []
 
 
 class Backup(msgspec.Struct, kw_only=True):
@@ -150,13 +162,45 @@ async def backup(
 
     Raises:
         ConfigError: The target has sessions of its own, or would hold in plain text what the
-            source has encrypted.
+            source has encrypted; or the source is a backup itself.
 
     """
     _require_as_secret(source, target)
+    await require_no_backup(source)
     run = _Run(source, target, wait)
     await while_beating((target,), lambda: run.all(progress), watches=run.watches)
     return run.found
+
+
+async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) -> list[SessionKey]:
+    """Remove from a backup what its store has deleted, as the next run would, and nothing else.
+
+    Until it was called, or the next run came to its end, a store that is lost takes along the
+    knowledge of what was forgotten in it, and the backup would bring it back.
+
+    Args:
+        source: The store; only read, without a lease.
+        target: Its backup.
+        wait: Seconds to wait for a run that writes the backup.
+
+    Returns:
+        The sessions that were removed.
+
+    Raises:
+        ConfigError: The target is no backup, or the source is one.
+        StoreError: Something cannot be removed, and is still in the backup; all else is not.
+
+    """
+    _require_as_secret(source, target)
+    await require_no_backup(source)
+    await require_backup(target)
+    run = _Run(source, target, wait)
+    await while_beating((target,), run.follow_deletions, watches=run.watches)
+    if run.found.failed:
+        key, why = next(iter(run.found.failed.items()))
+        message = f"{key} is still in the backup in {target.location}: {why}"
+        raise StoreError(message, key=key, count=len(run.found.failed))
+    return run.gone
 
 
 def _require_as_secret(source: Store, target: Store) -> None:
@@ -248,7 +292,10 @@ class _Run:
         self._wait = wait
         self.found = Backup()
         self.watches = {target.owner: OwnerWatch(Lease(), anyio.current_time)}
+        self.gone: list[SessionKey] = []
+        """Sessions that were removed."""
         self._waiting: set[SessionKey] = set()
+        self._with_letters: set[SessionKey] = set()
         self._known: dict[str, set[str]] = {}
         """By tenant, the blobs that the backup has, with all that they name."""
         self._erased: set[str] = set()
@@ -263,7 +310,8 @@ class _Run:
         keys = [key for tenant in tenants for key in await keys_of(self._source, tenant)]
         self.found.sessions = len(keys)
         self._waiting = set(await self._source.waiting())
-        keys += sorted(self._waiting.difference(keys))
+        self._with_letters = set(await with_dead_letters(self._source))
+        keys += sorted((self._waiting | self._with_letters).difference(keys))
         limiter = anyio.CapacityLimiter(AT_ONCE)
         done = 0
 
@@ -278,9 +326,7 @@ class _Run:
         async with anyio.create_task_group() as group:
             for key in keys:
                 group.start_soon(bring, key)
-        await self._follow_deletions(set(keys))
-        for tenant in self._erased:
-            await self._collect(tenant)
+        await self.follow_deletions(keys)
 
     async def _bring(self, key: SessionKey) -> None:
         for left in reversed(range(TRIES)):
@@ -302,14 +348,16 @@ class _Run:
             return  # since it was listed
         end = await self._end(key)
         # In this order: what is taken from the inbox is in the log by then.
-        posts = await self._posts(key, 0 if holder is None else holder.epoch)
         epoch = 0 if holder is None else holder.epoch
+        posts, letters, damaged = await self._posted(key, epoch)
+        if damaged:
+            self.found.failed[str(key)] = damaged
         manifest = (await self._source.read_documents(key, ())).manifest
         head = await self._source.head(key)
         if end.is_clean and end.point is not None:
             was = end.point
-            now = (head, epoch, _plain(manifest), posts)
-            if (was.head, was.epoch, was.manifest, was.posts) == now:
+            now = (head, epoch, _plain(manifest), posts, letters)
+            if (was.head, was.epoch, was.manifest, was.posts, was.letters) == now:
                 self.found.there += 1
                 return
         documents = await self._source.read_documents(key)
@@ -320,7 +368,7 @@ class _Run:
         grant = await self._lease(key)
         try:
             writing = _Writing(self, grant, end if goes_on else None, anew=not goes_on)
-            await writing.bring(head, epoch, documents, posts)
+            await writing.bring(head, epoch, documents, posts, letters)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._target.release(key, grant.epoch)
@@ -338,15 +386,35 @@ class _Run:
             self._erased.add(key.tenant)
             return End()
 
-    async def _posts(self, key: SessionKey, epoch: int) -> list[Posted]:
-        if key not in self._waiting:
-            return []
-        try:
-            waiting = await self._source.take(key, epoch, limit=ALL)
-        except LeaseLostError as error:
-            message = f"{key} was opened while it was read: try again"
-            raise StoreUnavailableError(message, key=str(key)) from error
-        return [item for item in waiting if not item.damage]
+    async def _posted(
+        self, key: SessionKey, epoch: int
+    ) -> tuple[list[Posted], list[DeadLetter], str]:
+        """Return what waits for a session, its dead letters, and what is damaged of them."""
+        has_letters = key in self._with_letters
+        before = await dead_letters_of(self._source, key) if has_letters else []
+        waiting: list[Posted] = []
+        if key in self._waiting:
+            try:
+                waiting = await self._source.take(key, epoch, limit=ALL)
+            except LeaseLostError as error:
+                message = f"{key} was opened while it was read: try again"
+                raise StoreUnavailableError(message, key=str(key)) from error
+        # Again: what went from one to the other meanwhile is in one of the three.
+        after = await dead_letters_of(self._source, key) if has_letters or waiting else []
+        there = {one.item.op_id: one for one in [*before, *after]}
+        for item in waiting:
+            there.pop(item.op_id, None)
+        letters = sorted(there.values(), key=lambda one: (one.at, one.item.op_id))
+        lost = [one for one in waiting if one.damage]
+        lost += [one.item for one in letters if one.item.damage]
+        damaged = (
+            f"{len(lost)} of the posts and dead letters of {key} are damaged, and not in the "
+            f"backup; all else of it is: {lost[0].damage}"
+            if lost
+            else ""
+        )
+        whole = [item for item in waiting if not item.damage]
+        return whole, [one for one in letters if not one.item.damage], damaged
 
     async def _goes_on(self, key: SessionKey, end: End, manifest: Manifest | None) -> bool:
         """Say whether the source still has what the backup has of a session, unpruned."""
@@ -421,15 +489,19 @@ class _Run:
 
     # erasure
 
-    async def _follow_deletions(self, here: set[SessionKey]) -> None:
+    async def follow_deletions(self, here: Sequence[SessionKey] = ()) -> None:
+        """Remove what the source has deleted; what is *here* it has not."""
+        known = {JOURNAL, *here}
         for tenant in await self._target.tenants():
             for key in await keys_of(self._target, tenant):
-                if key in here or key == JOURNAL:
+                if key in known:
                     continue
                 try:
                     await self._follow_deletion(key)
                 except PerdureError as error:
                     self.found.failed[str(key)] = str(error)
+        for tenant in self._erased:
+            await self._collect(tenant)
 
     async def _follow_deletion(self, key: SessionKey) -> None:
         holder = await self._source.holder(key)
@@ -441,6 +513,7 @@ class _Run:
         await self._target.delete(key, grant.epoch)
         self._erased.add(key.tenant)
         self.found.forgotten += 1
+        self.gone.append(key)
 
     async def _lease(self, key: SessionKey) -> Grant:
         watch = self.watches[self._target.owner]
@@ -502,7 +575,14 @@ class _Writing:
         elif end is not None and end.point is not None and end.begin == end.point.begin:
             self._at, self._mark = end.point.head, end.point.mark
 
-    async def bring(self, head: int, epoch: int, documents: Documents, posts: list[Posted]) -> None:
+    async def bring(
+        self,
+        head: int,
+        epoch: int,
+        documents: Documents,
+        posts: list[Posted],
+        letters: list[DeadLetter],
+    ) -> None:
         """Add what has come up to a record, then say that the session is whole."""
         if self._anew:
             self._begin = self._next
@@ -520,6 +600,7 @@ class _Writing:
             sum=self._sum,
             manifest=_plain(documents.manifest),
             posts=posts,
+            letters=letters,
         )
         self._add(Entry(POINT, encode(point)))
         await self._flush()

@@ -1,6 +1,7 @@
 """The bundle's format: one session as lines of JSON, in the order in which it is put together.
 
-    {"perdure_bundle":1,"tenant","agent","session"}
+    {"perdure_bundle":1,"tenant","agent","session"}  of format 2 if there are dead letters
+    {"dead_letter":{…}}                             what was posted and could not be delivered
     {"blob":NAME,"data":BASE64}                     the blobs that the rest names, by name
     {"n":SEQ,"k":KIND,"end":true?,"r":PAYLOAD}      the log, without what stores write themselves
     {"document":NAME,"as_of":SEQ,"text":TEXT}       or "data":BASE64, what was folded, by name
@@ -24,6 +25,7 @@ from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.model.base import Base
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
+from perdure.model.posts import DeadLetter
 from perdure.model.records import BASE, EPOCH, Record
 from perdure.store import Document
 
@@ -42,7 +44,8 @@ __all__ = [
     "neutral_record",
 ]
 
-FORMAT = 1
+FORMAT = 2
+"""The newest; a bundle without dead letters has the one before, which every release reads."""
 GAP = "gap"
 """The kind of records that stand where a moved log has none."""
 MOST_MISSING = 10_000_000
@@ -53,6 +56,7 @@ class Head(msgspec.Struct, frozen=True):
     """Which session it is."""
 
     key: SessionKey
+    format: int = 1
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -73,7 +77,7 @@ class End(msgspec.Struct, frozen=True):
     """That nothing is missing."""
 
 
-Item: TypeAlias = Head | Blob | Record | Folded | Manifest | End
+Item: TypeAlias = Head | DeadLetter | Blob | Record | Folded | Manifest | End
 
 
 def neutral(manifest: Manifest) -> Manifest:
@@ -121,9 +125,11 @@ class Writer:
         match item:
             case End():
                 return {"end": self._lines, "sha256": self._hash.hexdigest()}
-            case Head(key):
+            case Head(key, format_):
                 names = {"tenant": key.tenant, "agent": key.agent, "session": key.session}
-                return {"perdure_bundle": FORMAT, **names}
+                return {"perdure_bundle": format_, **names}
+            case DeadLetter():
+                return {"dead_letter": item}
             case Blob(name, data):
                 return {"blob": name, "data": base64.b64encode(data).decode()}
             case Record():
@@ -148,6 +154,7 @@ class _Line(msgspec.Struct, kw_only=True):
     tenant: str = ""
     agent: str = ""
     session: str = ""
+    dead_letter: DeadLetter | None = None
     blob: str | None = None
     data: str | None = None
     n: int | None = None
@@ -204,6 +211,8 @@ class Reader:
             return self._head(line, line.perdure_bundle)
         if line.n is not None:
             return self._record(line, line.n)
+        if line.dead_letter is not None:
+            return line.dead_letter
         if line.blob is not None:
             return Blob(line.blob, self._blob(line))
         if line.document is not None:
@@ -229,7 +238,7 @@ class Reader:
                 f"{FORMAT}: use a newer release"
             )
             raise UnsupportedVersionError(message, path=self._where)
-        return Head(SessionKey(line.agent, line.session, line.tenant))
+        return Head(SessionKey(line.agent, line.session, line.tenant), version)
 
     def _end(self, line: _Line) -> End:
         if line.sha256 is None:

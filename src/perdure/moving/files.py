@@ -12,14 +12,15 @@ import anyio
 import anyio.to_thread
 
 from perdure._lib.new_file import NewFile
-from perdure.errors import CorruptRecordError, SessionNotFoundError
+from perdure.errors import CorruptRecordError, SessionNotFoundError, StoreError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.moving.beating import while_beating
 from perdure.moving.bundle import Folded, Head, Item, Reader, Writer
 from perdure.moving.landing import Landed, land
 from perdure.moving.taking import items
-from perdure.store import Store
+from perdure.session.places import require_no_backup
+from perdure.store import DeadLetter, Store
 
 __all__ = ["bundle_key", "is_bundle", "read_bundle", "write_bundle", "write_items"]
 
@@ -31,8 +32,8 @@ PART: Final = 1024 * 1024
 async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
     """Write a session as a bundle into a new file, and return the file's size in bytes.
 
-    Reads without a lease, and shows what is durable when it begins. What was posted and is not
-    taken yet belongs to nobody's log, and stays behind.
+    Reads without a lease, and shows what is durable when it begins, dead letters included. What
+    was posted and is not taken yet belongs to nobody's log, and stays behind.
 
     Args:
         store: An open store.
@@ -47,7 +48,7 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
     """
     if not await store.head(key):
         raise SessionNotFoundError(f"there is no session {key} in {store.location}", key=str(key))
-    return await write_items(path, items(store, key))
+    return await write_items(path, items(store, key, dead_letters=True))
 
 
 async def write_items(path: Path, items: AsyncGenerator[Item, None]) -> int:
@@ -74,12 +75,17 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
         key: The session's key here. Default: the one that it had.
 
     Raises:
-        ConfigError: The store has a session of this key.
+        ConfigError: The store has a session of this key, or is a backup.
         CorruptRecordError: The bundle is damaged; nothing was written.
+        StoreError: It has dead letters, and the store keeps none; nothing was written.
         UnsupportedVersionError: A newer release wrote it; nothing was written.
 
     """
-    was = await bundle_key(path)
+    was, has_letters = await _look(path)
+    await require_no_backup(store)
+    if has_letters and not store.capabilities.dead_letters:
+        message = f"{path} holds dead letters, and {store.location} keeps none: use another store"
+        raise StoreError(message, path=str(path))
     found = _items(path, renamed=key not in {None, was})
     return await while_beating((store,), lambda: land(store, key or was, found))
 
@@ -94,17 +100,24 @@ async def is_bundle(path: Path) -> bool:
 
 async def bundle_key(path: Path) -> SessionKey:
     """Read a bundle in whole, and return its session's key; errors as `read_bundle`."""
+    return (await _look(path))[0]
+
+
+async def _look(path: Path) -> tuple[SessionKey, bool]:
+    """Return a bundle's key, and whether it holds dead letters."""
     reader = Reader(str(path))
     key: SessionKey | None = None
+    has_letters = False
     async with await anyio.open_file(path, "rb") as file:
         while line := await file.readline():
             item = reader.item(line)
             if isinstance(item, Head):
                 key = item.key
+            has_letters = has_letters or isinstance(item, DeadLetter)
     if key is None or not reader.ended:
         message = f"{path} is not a whole bundle: its end is missing; export the session again"
         raise CorruptRecordError(message, path=str(path))
-    return key
+    return key, has_letters
 
 
 async def _items(path: Path, *, renamed: bool) -> AsyncGenerator[Item, None]:

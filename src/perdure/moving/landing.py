@@ -22,7 +22,7 @@ from perdure.model.manifest import Manifest
 from perdure.model.records import BASE, TAKEN, Entry, Record
 from perdure.moving.bundle import GAP, Blob, Folded, Item
 from perdure.session.lineage import followed
-from perdure.store import Batch, Grant, Status, Store
+from perdure.store import Batch, DeadLetter, Grant, Status, Store
 
 __all__ = ["ALL", "Landed", "OnEpoch", "go_on", "land"]
 
@@ -122,6 +122,7 @@ class _Landing:
         self._entries: list[Entry] = []
         self._size = 0
         self._blobs: dict[str, bytes] = {}
+        self._letters: list[DeadLetter] = []
         self._documents: dict[str, bytes] = {}
         self._records = self._count = self._bytes = 0
         self._base: Base | None = None
@@ -169,6 +170,8 @@ class _Landing:
                 self._blobs[name] = data
                 self._size += len(data)
                 self._count += 1
+            case DeadLetter():
+                self._letters.append(item)
             case Record():
                 await self._record(item)
             case Folded(name, document):
@@ -271,6 +274,8 @@ class _Landing:
             raise StoreError(f"the log of {self._key} ends within a group, at {self._next - 1}")
         await self._require_parent()
         await self._settle()
+        if self._letters:
+            await self._store.reject(self._key, self._epoch, self._letters)
         await self.release()
 
     async def _settle(self) -> None:

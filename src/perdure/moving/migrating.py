@@ -13,7 +13,6 @@ the while, a record has that number, so the target's copy is removed and written
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, final
@@ -21,7 +20,7 @@ from typing import Final, final
 import anyio
 import msgspec
 
-from perdure.codec.json import decode, encode
+from perdure.codec.json import decode
 from perdure.errors import (
     ConfigError,
     LeaseHeldError,
@@ -37,14 +36,16 @@ from perdure.lease.watch import OwnerWatch
 from perdure.memory.documents import Taken
 from perdure.model.base import Base
 from perdure.model.keys import SessionKey, require_filters
-from perdure.model.manifest import Manifest
 from perdure.model.records import FORK, TAKEN
+from perdure.moving import receipts
 from perdure.moving.beating import while_beating
-from perdure.moving.bundle import Blob, End, Item, Writer, neutral
+from perdure.moving.bundle import Blob, Item, neutral
 from perdure.moving.landing import ALL, Landed, go_on, land
-from perdure.moving.taking import content, items
+from perdure.moving.receipts import State, state_of
+from perdure.moving.taking import Digest, content, dead_letters_of, digest_of, items
 from perdure.session.lineage import followed
-from perdure.store import Document, Grant, Posted, Store
+from perdure.session.places import require_no_backup
+from perdure.store import DeadLetter, Document, Grant, Posted, Store
 
 __all__ = [
     "AT_ONCE",
@@ -98,7 +99,7 @@ class Migration(msgspec.Struct, kw_only=True):
     posted: int = 0
     """Items that wait in the source's inboxes, and since this run in the target's, too."""
     dead_letters: int = 0
-    """Items that the source has set aside as dead letters: they stay there, and are not copied."""
+    """Dead letters of the source that the target has since this run, too."""
     failed: dict[str, str] = {}
     """Why a session was not copied, by its key."""
 
@@ -117,22 +118,25 @@ async def migrate(
     May be repeated, also after it was killed, and beside a program that writes to the source:
     each run brings what has come since the last one. A session that the target has is
     never replaced unless it is the beginning of the source's. What waits for sessions, also for
-    those that nobody has opened yet, waits in the target, too. The source stays as it is.
+    those that nobody has opened yet, waits in the target, too, and dead letters come along. The
+    source stays as it is.
 
     Args:
-        source: Where from. It is only read, without a lease; only a session that nobody has opened,
-            and for which something waits, is leased for a moment.
+        source: Where from. It is only read, without a lease, so it may be opened just for that.
         target: Where to.
         tenants: Whose sessions; None for everybody's.
         on_held: What to do about a session that somebody holds in the target.
         wait: Seconds to wait for a holder.
         progress: Called after each session.
 
+    Raises:
+        ConfigError: One of them is a backup.
+
     """
     found = Migration()
     mover = _Mover(source, target, found, on_held=on_held, wait=wait)
     act = partial(_move_all, mover, source, tenants, progress)
-    await while_beating((source, target), act, watches=mover.watches)
+    await while_beating((target,), act, watches=mover.watches)
     return found
 
 
@@ -142,14 +146,20 @@ async def _move_all(
     tenants: Sequence[str] | None,
     progress: Callable[[Progress], None] | None,
 ) -> None:
+    for store in (source, mover.target):
+        await require_no_backup(store)
     names = await source.tenants() if tenants is None else tenants
     keys = [key for tenant in names for key in await keys_of(source, tenant)]
     found, done = mover.found, 0
     found.sessions = len(keys)
-    mover.waiting = {
-        key for key in await source.waiting() if tenants is None or key.tenant in tenants
-    }
-    keys += sorted(mover.waiting.difference(keys))
+
+    def wanted(found: Sequence[SessionKey]) -> set[SessionKey]:
+        return {key for key in found if tenants is None or key.tenant in tenants}
+
+    mover.waiting = wanted(await source.waiting())
+    mover.with_letters = wanted(await with_dead_letters(source))
+    mover.target_letters = wanted(await with_dead_letters(mover.target))
+    keys += sorted((mover.waiting | mover.with_letters).difference(keys))
 
     async def move(key: SessionKey, limiter: anyio.CapacityLimiter) -> None:
         nonlocal done
@@ -169,15 +179,12 @@ async def _move_all(
             for key in wave:
                 group.start_soon(move, key, limiter)
     await mover.follow_deletions(keys, tenants)
-    found.dead_letters = await _dead_letters(source, tenants)
+    await mover.tidy()
 
 
-async def _dead_letters(store: Store, tenants: Sequence[str] | None) -> int:
-    if not store.capabilities.dead_letters:
-        return 0
-    keys = await store.waiting(dead_letters=True)
-    wanted = [key for key in keys if tenants is None or key.tenant in tenants]
-    return sum([len(await store.dead_letters(key)) for key in wanted])
+async def with_dead_letters(store: Store) -> list[SessionKey]:
+    """List the sessions that have dead letters, none where the store keeps none."""
+    return await store.waiting(dead_letters=True) if store.capabilities.dead_letters else []
 
 
 async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
@@ -246,37 +253,46 @@ class _Mover:
         self, source: Store, target: Store, found: Migration, *, on_held: OnHeld, wait: float
     ) -> None:
         self._source = source
-        self._target = target
+        self.target: Store = target
         self.found = found
         self.waiting: set[SessionKey] = set()
         """Sessions for which something waits in the source."""
+        self.with_letters: set[SessionKey] = set()
+        """Sessions that have dead letters in the source, and those that have in the target."""
+        self.target_letters: set[SessionKey] = set()
         self.parents: dict[SessionKey, SessionKey | None] = {}
         self._on_held: OnHeld = on_held
         self._wait = wait
         self._blobs: dict[str, set[str]] = {}
         """By tenant, the names of blobs that the target has."""
         self._gone: set[SessionKey] = set()
-        self.watches: dict[str, OwnerWatch] = {
-            store.owner: OwnerWatch(Lease(), anyio.current_time) for store in (source, target)
-        }
+        self._left: dict[SessionKey, set[str]] = {}
+        """The receipts of a session, as far as this run knows."""
+        self._stale: dict[str, set[str]] = {}
+        """By tenant, receipts that others have replaced."""
+        self.watches = {target.owner: OwnerWatch(Lease(), anyio.current_time)}
 
     async def move(self, key: SessionKey) -> None:
-        """Bring what the target lacks of a session, and what waits for it."""
+        """Bring what the target lacks of a session, what waits for it, and its dead letters."""
         holder = await self._source.holder(key)
         if holder is not None and holder.deleted and key not in self.waiting:
             self._gone.add(key)  # since it was listed
             return
         if holder is not None and not holder.released and holder.alive is not False:
             self.found.open += 1
-        if await self._is_known(key):
+        if await self._known(key) is not None:
             self.found.there += 1
         elif await self._is_empty(key):
             self.found.empty += 1
             self._require_beginning(key, await self._compare(key))
         else:
             await self._bring(key)
-        if key in self.waiting:
-            await self._post(key)
+        try:
+            if key in self.waiting:
+                await self._post(key)
+        finally:
+            if key in self.with_letters | self.target_letters:
+                await self._bring_letters(key)
 
     async def _is_empty(self, key: SessionKey) -> bool:
         """Say whether nothing was ever said in a session, perhaps since nobody has opened it."""
@@ -299,12 +315,13 @@ class _Mover:
             await anyio.sleep(PAUSE)
 
     async def _catch_up(self, key: SessionKey) -> None:
-        before = await _state(self._source, key)
+        before = await state_of(self._source, key)
         lives = await self._lives(key)
         note = partial(self._note, key, lives)
         seen = await self._compare(key)
+        self._supersede(key, receipts.untouched(self._source, key, seen.epoch))
         if not seen.head:
-            landed = await self._written(key, partial(land, self._target, key, on_epoch=note))
+            landed = await self._written(key, partial(land, self.target, key, on_epoch=note))
             self.found.copied += 1
         elif (
             await self._is_another_life(key, seen, before)
@@ -312,18 +329,16 @@ class _Mover:
             or self._is_replaced(seen)
         ):
             await self._remove(key, seen)
-            landed = await self._written(key, partial(land, self._target, key, on_epoch=note))
+            landed = await self._written(key, partial(land, self.target, key, on_epoch=note))
             self.found.copied += 1
         elif not seen.next and await self._same_documents(key):
             self.found.there += 1
             await self._acknowledge(key, seen.epoch, before, lives)
             return
         else:
-            async with self._lease(self._target, key) as grant:
+            async with self._lease(key) as grant:
                 self._require_unchanged(seen, grant)
-                landed = await self._written(
-                    key, partial(go_on, self._target, grant, on_epoch=note)
-                )
+                landed = await self._written(key, partial(go_on, self.target, grant, on_epoch=note))
             self.found.continued += 1
         self.found.records += landed.records
         self.found.blobs += landed.blobs
@@ -331,7 +346,7 @@ class _Mover:
         await self._acknowledge(key, landed.epoch, before, lives)
 
     async def _is_another_life(
-        self, key: SessionKey, seen: _Compared, before: _State | None
+        self, key: SessionKey, seen: _Compared, before: State | None
     ) -> bool:
         """Say whether the source has deleted what the target has, and begun it anew.
 
@@ -341,18 +356,18 @@ class _Mover:
         """
         if not seen.differs and seen.proven:
             return False
-        untouched = await self._has(key, _untouched(self._source, key, seen.epoch))
+        untouched = await self._has(key, receipts.untouched(self._source, key, seen.epoch))
         if untouched and not seen.differs:
             return True  # of the records that it has, the source has pruned all
         lives = await self._lives(key)
         if untouched and lives and not any([await self._has(key, life) for life in lives]):
             return True
-        now = await _state(self._source, key)
+        now = await state_of(self._source, key)
         if before is None or now is None or now.epoch != before.epoch:
             raise _ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
         self._require_beginning(key, seen)
         message = (
-            f"{self._target.location} has a session {key} with other history than what was "
+            f"{self.target.location} has a session {key} with other history than what was "
             f"left of it in {self._source.location} after pruning: {_way_out(key)}"
         )
         raise StoreError(message, key=str(key), seq=seen.head)
@@ -367,14 +382,14 @@ class _Mover:
     ) -> Landed:
         """Write a session into the target, read it back and compare."""
         before = await self._base(key)
-        digest = _Digest()
+        digest = Digest()
         landed = await write(self._new(key, digest.through(items(self._source, key))))
         if before != await self._base(key):
             message = f"history of {key} was pruned or moved while it was read: try again"
             raise _ChangedError(message, key=str(key))
-        if await _digest(self._target, key) != digest.value:
+        if await digest_of(self.target, key) != digest.value:
             message = (
-                f"session {key} is not the same in {self._target.location} after it was "
+                f"session {key} is not the same in {self.target.location} after it was "
                 "written: somebody else writes there, or the store is not sound"
             )
             raise StoreError(message, key=str(key))
@@ -389,7 +404,7 @@ class _Mover:
     ) -> AsyncGenerator[Item, None]:
         """Leave out blobs that the target has."""
         if key.tenant not in self._blobs:
-            self._blobs[key.tenant] = set(await self._target.blob_names(key.tenant))
+            self._blobs[key.tenant] = set(await self.target.blob_names(key.tenant))
         known = self._blobs[key.tenant]
         async with contextlib.aclosing(found):
             async for item in found:
@@ -397,19 +412,19 @@ class _Mover:
                     yield item
 
     async def _same_documents(self, key: SessionKey) -> bool:
-        return await _documents(self._source, key) == await _documents(self._target, key)
+        return await _documents(self._source, key) == await _documents(self.target, key)
 
     # comparing
 
     async def _compare(self, key: SessionKey) -> _Compared:
         """Compare the target's records with the source's, one by one."""
-        holder = await self._target.holder(key)
-        head = 0 if holder is None or holder.deleted else await self._target.head(key)
+        holder = await self.target.holder(key)
+        head = 0 if holder is None or holder.deleted else await self.target.head(key)
         if holder is None or not head:
             return _Compared()
         taken: set[str] = set()
         shared, pruned, has_any = 0, False, False
-        theirs = content(self._target, key, head)
+        theirs = content(self.target, key, head)
         ours = content(self._source, key, await self._source.head(key))
         async with contextlib.aclosing(theirs), contextlib.aclosing(ours):
             our = await anext(ours, None)
@@ -439,19 +454,19 @@ class _Mover:
         if not seen.differs:
             return
         message = (
-            f"{self._target.location} has another session {key}: its record {seen.differs} is "
+            f"{self.target.location} has another session {key}: its record {seen.differs} is "
             f"not in {self._source.location}, or another one there; {_way_out(key)}"
         )
         raise StoreError(message, key=str(key), seq=seen.differs)
 
     def _require_unchanged(self, seen: _Compared, grant: Grant) -> None:
         if (grant.epoch, grant.head) != (seen.epoch + 1, seen.head + 1):
-            message = f"{grant.key} changed in {self._target.location} meanwhile: try again"
+            message = f"{grant.key} changed in {self.target.location} meanwhile: try again"
             raise _ChangedError(message, key=str(grant.key))
 
     async def _goes_on(self, key: SessionKey) -> bool:
         """Say whether the target has what a session goes on behind: a fork's parent, as it was."""
-        lineage = followed(self._target)
+        lineage = followed(self.target)
         base = await lineage.base_of(key)
         if base is None or base.parent is None:
             return True
@@ -463,7 +478,7 @@ class _Mover:
     # what an earlier run has left
 
     async def _acknowledge(
-        self, key: SessionKey, epoch: int, before: _State | None, lives: Sequence[bytes]
+        self, key: SessionKey, epoch: int, before: State | None, lives: Sequence[bytes]
     ) -> None:
         """Leave word, as blobs, of what the target has under an epoch of ours, and nobody else's.
 
@@ -474,85 +489,110 @@ class _Mover:
             lives: Which life of the session that was.
 
         """
-        there = await _state(self._target, key)
+        there = await state_of(self.target, key)
         if there is None or there.epoch != epoch:
             return  # somebody has opened it there
-        receipts = [_untouched(self._source, key, epoch), *lives]
-        if before is not None and before == await _state(self._source, key):
-            receipts.append(_equal(self._source, key, before, there))
-        await self._target.put_blobs(key.tenant, {_name(one): one for one in receipts})
+        left = [receipts.untouched(self._source, key, epoch)]
+        if before is not None and before == await state_of(self._source, key):
+            left.append(receipts.equal(self._source, key, before, there))
+        await self._leave(key, [*left, *lives])
+        valid = set(map(receipts.name, left))
+        self._stale.setdefault(key.tenant, set()).update(self._left.get(key, set()) - valid)
+        self._left[key] = valid
+
+    async def _leave(self, key: SessionKey, left: Sequence[bytes]) -> None:
+        await self.target.put_blobs(key.tenant, {receipts.name(one): one for one in left})
+
+    def _supersede(self, key: SessionKey, *left: bytes) -> None:
+        """Have receipts go, once a session is acknowledged again."""
+        self._left.setdefault(key, set()).update(map(receipts.name, left))
+
+    async def tidy(self) -> None:
+        """Remove the receipts that newer ones have replaced."""
+        for tenant, names in self._stale.items():
+            if names:
+                await self.target.remove_blobs(tenant, names)
 
     async def _note(self, key: SessionKey, lives: Sequence[bytes], epoch: int) -> None:
         """Leave word that an epoch in the target is a migration's, before it may be killed."""
-        receipts = [_untouched(self._source, key, epoch), *lives]
-        await self._target.put_blobs(key.tenant, {_name(one): one for one in receipts})
+        own = receipts.untouched(self._source, key, epoch)
+        self._supersede(key, own)
+        await self._leave(key, [own, *lives])
 
     async def _has(self, key: SessionKey, receipt: bytes) -> bool:
-        return await self._target.get_blob(key.tenant, _name(receipt)) is not None
+        return await self.target.get_blob(key.tenant, receipts.name(receipt)) is not None
 
-    async def _is_known(self, key: SessionKey) -> bool:
-        """Say whether an earlier run found both equal, and neither has changed since."""
-        there = await _state(self._target, key)
-        here = None if there is None else await _state(self._source, key)
+    async def _known(self, key: SessionKey) -> State | None:
+        """Return the source's state if both were found equal, and neither has changed since."""
+        there = await state_of(self.target, key)
+        here = None if there is None else await state_of(self._source, key)
         if here is None or there is None:
-            return False
-        return await self._has(key, _equal(self._source, key, here, there))
+            return None
+        receipt = receipts.equal(self._source, key, here, there)
+        if not await self._has(key, receipt):
+            return None
+        self._supersede(key, receipt)
+        return here
 
     async def _lives(self, key: SessionKey) -> list[bytes]:
         """Return by what a session differs from one of its name that was deleted before it."""
-        lives: list[object] = []
+        marks: list[object] = []
         async with contextlib.aclosing(self._source.read_log(key, limit=1)) as log:
             async for chunk in log:
-                lives += [record.epoch for record in chunk.records if record.seq == 1]
+                marks += [record.epoch for record in chunk.records if record.seq == 1]
         manifest = (await self._source.read_documents(key, ())).manifest
         if manifest is not None and manifest.about.created_at is not None:
-            lives.append(f"of {manifest.about.created_at}")
-        return [encode(["life", key, self._source.location, life]) for life in lives]
+            marks.append(f"of {manifest.about.created_at}")
+        return [receipts.life(self._source, key, mark) for mark in marks]
 
     async def _remove(self, key: SessionKey, seen: _Compared) -> None:
         """Remove the target's copy, for what is to come in its place."""
         await self._require_forks_follow(key)
-        async with self._lease(self._target, key) as grant:
+        async with self._lease(key) as grant:
             self._require_unchanged(seen, grant)
-            waiting = await self._target.take(key, grant.epoch, limit=ALL)
+            waiting = await self.target.take(key, grant.epoch, limit=ALL)
             known = {*seen.taken, *(item.op_id for item in await self._posted(key))}
             own = [item for item in waiting if item.op_id not in known]
             if any(item.kind == FORK for item in own):
-                message = f"{key} was forked in {self._target.location}: {_way_out(key)}"
+                message = f"{key} was forked in {self.target.location}: {_way_out(key)}"
                 raise StoreError(message, key=str(key))
             if own:  # left in the target itself: it comes again behind the session
                 await self._source.post(key, own)
                 self.waiting.add(key)
-            await self._require_no_dead_letters(key)
+            await self._require_no_own_letters(key)
             # First: who finds it deleted is to know that nobody has forgotten it.
-            note = _removed(self._source, key, grant.epoch)
-            await self._target.put_blobs(key.tenant, {_name(note): note})
-            await self._target.delete(key, grant.epoch)
+            note = receipts.removed(self._source, key, grant.epoch)
+            self._supersede(key, note)
+            await self._leave(key, [note])
+            await self.target.delete(key, grant.epoch)
 
-    async def _require_no_dead_letters(self, key: SessionKey) -> None:
-        """Raise if the target has set posts aside: none was copied, so nobody else has them."""
-        if not self._target.capabilities.dead_letters:
-            return
-        letters = await self._target.dead_letters(key)
-        if letters:
+    async def _require_no_own_letters(self, key: SessionKey) -> None:
+        """Raise if the target has set posts aside that the source knows nothing of."""
+        known = {one.item.op_id for one in await dead_letters_of(self._source, key)}
+        own = [
+            one
+            for one in await dead_letters_of(self.target, key)
+            if one.item.op_id not in known and not await self._is_copy(key, one)
+        ]
+        if own:
             where = f" --tenant {key.tenant}" if key.tenant else ""
             message = (
-                f"{self._target.location} has {len(letters)} dead letters of {key}, which would be "
+                f"{self.target.location} has {len(own)} dead letters of {key}, which would be "
                 f"lost if it were written anew there: `perdure inbox {key.agent} --session "
                 f"{key.session}{where} --store TARGET --retry --all` lets them wait again, or "
                 "--drop removes them; then migrate again"
             )
-            raise StoreError(message, key=str(key), count=len(letters))
+            raise StoreError(message, key=str(key), count=len(own))
 
     async def _require_forks_follow(self, key: SessionKey) -> None:
         """Raise if a fork in the target would lose its history, and nothing would replace it."""
         for fork in [fork for fork, parent in self.parents.items() if parent == key]:
             seen = await self._compare(fork)
             if seen.differs and not await self._has(
-                key, _untouched(self._source, fork, seen.epoch)
+                key, receipts.untouched(self._source, fork, seen.epoch)
             ):
                 message = (
-                    f"{fork}, which is a fork of {key}, was written in {self._target.location}, so "
+                    f"{fork}, which is a fork of {key}, was written in {self.target.location}, so "
                     f"{key} cannot be written anew there: {_way_out(fork)}"
                 )
                 raise StoreError(message, key=str(key), fork=str(fork))
@@ -562,10 +602,10 @@ class _Mover:
     ) -> None:
         """Delete what the source has deleted since it was copied."""
         here = set(keys).difference(self._gone)
-        for tenant in await self._target.tenants():
+        for tenant in await self.target.tenants():
             if tenants is not None and tenant not in tenants:
                 continue
-            for key in await keys_of(self._target, tenant):
+            for key in await keys_of(self.target, tenant):
                 if key in here:
                     continue
                 try:
@@ -577,24 +617,24 @@ class _Mover:
         was = await self._source.holder(key)
         if was is None or not was.deleted:
             return  # never one of the source's
-        there = await self._target.holder(key)
+        there = await self.target.holder(key)
         if there is None or there.deleted:
             return
-        if not await self._has(key, _untouched(self._source, key, there.epoch)):
+        if not await self._has(key, receipts.untouched(self._source, key, there.epoch)):
             message = (
-                f"{self._source.location} has deleted {key}, and {self._target.location} has it: "
+                f"{self._source.location} has deleted {key}, and {self.target.location} has it: "
                 f"it was opened there since, or never came from here; {_way_out(key)}"
             )
             raise StoreError(message, key=str(key))
-        lineage = followed(self._target)
-        for fork in await keys_of(self._target, key.tenant):
+        lineage = followed(self.target)
+        for fork in await keys_of(self.target, key.tenant):
             base = await lineage.base_of(fork)
             if base is not None and base.parent == key:
                 message = f"{key} was deleted, and {fork} still goes on behind it: migrate again"
                 raise StoreError(message, key=str(key), fork=str(fork))
-        async with self._lease(self._target, key) as grant:
+        async with self._lease(key) as grant:
             if grant.epoch == there.epoch + 1:
-                await self._target.delete(key, grant.epoch)
+                await self.target.delete(key, grant.epoch)
                 self.found.deleted += 1
 
     # what waits
@@ -605,11 +645,9 @@ class _Mover:
             return []
         for left in reversed(range(TRIES)):
             holder = await self._source.holder(key)
-            if holder is None or holder.deleted:
-                async with self._lease(self._source, key) as grant:
-                    return await self._source.take(key, grant.epoch, limit=ALL)
+            epoch = 0 if holder is None else holder.epoch
             try:
-                return await self._source.take(key, holder.epoch, limit=ALL)
+                return await self._source.take(key, epoch, limit=ALL)
             except LeaseLostError:  # somebody has just opened it
                 if not left:
                     raise
@@ -641,7 +679,7 @@ class _Mover:
     ) -> dict[str, NotStorableError]:
         """Post items to the target; return why those were refused that were."""
         try:
-            new = await self._target.post(key, waiting)
+            new = await self.target.post(key, waiting)
         except NotStorableError as error:
             if len(waiting) == 1:
                 return {waiting[0].op_id: error}
@@ -652,13 +690,64 @@ class _Mover:
         head = await self._passed_on(key, waiting[:middle])
         return head | await self._passed_on(key, waiting[middle:])
 
+    # dead letters
+
+    async def _is_copy(self, key: SessionKey, letter: DeadLetter) -> bool:
+        return await self._has(key, receipts.copied_letter(self._source, key, letter))
+
+    async def _bring_letters(self, key: SessionKey) -> None:
+        """Bring the dead letters that the target lacks, and drop those that the source dropped.
+
+        Raises:
+            StoreError: The target keeps none.
+            NotStorableError: One is damaged; the others came.
+
+        """
+        ours = await dead_letters_of(self._source, key)
+        there = {one.item.op_id: one for one in await dead_letters_of(self.target, key)}
+        op_ids = {one.item.op_id for one in ours}
+        gone = [one for op_id, one in there.items() if op_id not in op_ids]
+        gone = [one for one in gone if await self._is_copy(key, one)]
+        if gone:
+            await self.target.drop_dead_letters(key, [one.item.op_id for one in gone])
+            copies = [receipts.copied_letter(self._source, key, one) for one in gone]
+            self._stale.setdefault(key.tenant, set()).update(map(receipts.name, copies))
+        whole = [one for one in ours if not one.item.damage]
+        new = [one for one in whole if there.get(one.item.op_id) != one]
+        if new:
+            await self._set_aside(key, new)
+        if len(whole) < len(ours):
+            message = (
+                f"{len(ours) - len(whole)} of its dead letters are damaged: `perdure inbox "
+                f"{key.agent}` shows them, and --drop removes them"
+            )
+            raise NotStorableError(message, key=str(key), count=len(ours) - len(whole))
+
+    async def _set_aside(self, key: SessionKey, letters: Sequence[DeadLetter]) -> None:
+        if not self.target.capabilities.dead_letters:
+            message = (
+                f"{self.target.location} keeps no dead letters, and {len(letters)} of {key} stay "
+                "behind: `perdure inbox` in the source lists them; retry or drop them"
+            )
+            raise StoreError(message, key=str(key), count=len(letters))
+        known, lives = await self._known(key), await self._lives(key)
+        async with self._lease(key) as grant:
+            self._supersede(key, receipts.untouched(self._source, key, grant.epoch - 1))
+            await self._note(key, lives, grant.epoch)
+            copies = [receipts.copied_letter(self._source, key, one) for one in letters]
+            await self._leave(key, copies)
+            await self.target.reject(key, grant.epoch, letters)
+        self.found.dead_letters += len(letters)
+        if known is not None:
+            await self._acknowledge(key, grant.epoch, known, lives)
+
     @contextlib.asynccontextmanager
-    async def _lease(self, store: Store, key: SessionKey) -> AsyncGenerator[Grant, None]:
+    async def _lease(self, key: SessionKey) -> AsyncGenerator[Grant, None]:
         grant = await obtain(
-            store,
+            self.target,
             key,
-            me=store.owner,
-            watch=self.watches[store.owner],
+            me=self.target.owner,
+            watch=self.watches[self.target.owner],
             on_held=self._on_held,
             wait=self._wait,
         )
@@ -666,48 +755,12 @@ class _Mover:
             yield grant
         finally:
             with anyio.CancelScope(shield=True):
-                await store.release(key, grant.epoch)
-
-
-class _State(msgspec.Struct, frozen=True):
-    """What changes whenever a session does."""
-
-    epoch: int
-    head: int
-    manifest: Manifest | None
-
-
-async def _state(store: Store, key: SessionKey) -> _State | None:
-    manifest = (await store.read_documents(key, ())).manifest
-    head = await store.head(key)
-    holder = await store.holder(key)
-    if holder is None or holder.deleted:
-        return None
-    return _State(holder.epoch, head, None if manifest is None else neutral(manifest))
-
-
-def _equal(source: Store, key: SessionKey, here: _State, there: _State) -> bytes:
-    """Return the receipt by which a session, as it is here, was found equal to what is there."""
-    return encode(["equal", key, source.location, here, there])
-
-
-def _name(receipt: bytes) -> str:
-    return hashlib.sha256(receipt).hexdigest()
-
-
-def _untouched(source: Store, key: SessionKey, epoch: int) -> bytes:
-    """Return the receipt by which nobody but a migration has written a session in the target."""
-    return encode(["untouched", key, source.location, epoch])
-
-
-def _removed(source: Store, key: SessionKey, epoch: int) -> bytes:
-    """Return the receipt of a copy that a migration removed, to write it anew."""
-    return encode(["removed", key, source.location, epoch])
+                await self.target.release(key, grant.epoch)
 
 
 async def was_removed(source: Store, target: Store, key: SessionKey, epoch: int) -> bool:
     """Say whether a migration has deleted a session under an epoch, to write it anew."""
-    receipt = _name(_removed(source, key, epoch))
+    receipt = receipts.name(receipts.removed(source, key, epoch))
     return await target.get_blob(key.tenant, receipt) is not None
 
 
@@ -718,35 +771,6 @@ def _way_out(key: SessionKey) -> str:
         f"TARGET`, or give that one up by `perdure forget {key.agent} --session {key.session}"
         f"{where} --store TARGET`, and migrate again"
     )
-
-
-@final
-class _Digest:
-    """What all of a session comes to, wherever it is kept: its records name its blobs."""
-
-    def __init__(self) -> None:
-        self._writer = Writer()
-        self._hash = hashlib.sha256()
-
-    @property
-    def value(self) -> str:
-        return self._hash.hexdigest()
-
-    async def through(self, found: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
-        """Pass items on, and take them in."""
-        async with contextlib.aclosing(found):
-            async for item in found:
-                if not isinstance(item, Blob | End):
-                    self._hash.update(self._writer.line(item))
-                yield item
-
-
-async def _digest(store: Store, key: SessionKey) -> str:
-    digest = _Digest()
-    async with contextlib.aclosing(digest.through(items(store, key, blobs=False))) as found:
-        async for _ in found:
-            pass
-    return digest.value
 
 
 async def _documents(store: Store, key: SessionKey) -> tuple[object, dict[str, Document]]:

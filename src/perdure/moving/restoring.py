@@ -29,7 +29,18 @@ from perdure.moving.bundle import neutral_record
 from perdure.moving.migrating import Migration, Progress, keys_of, migrate, was_removed
 from perdure.moving.taking import names_of
 from perdure.session.through import Through
-from perdure.store import Asked, Document, Documents, Holder, LogChunk, Posted, SessionInfo, Store
+from perdure.store import (
+    Asked,
+    Capabilities,
+    DeadLetter,
+    Document,
+    Documents,
+    Holder,
+    LogChunk,
+    Posted,
+    SessionInfo,
+    Store,
+)
 
 __all__ = ["BackupView", "Restored", "Verified", "restore_backup", "verify_backup"]
 
@@ -48,6 +59,7 @@ class Restored(msgspec.Struct, kw_only=True):
     records: int = 0
     blobs: int = 0
     posted: int = 0
+    dead_letters: int = 0
     forgotten: list[str] = []
     """Sessions that the store has deleted since the backup, and that stay deleted."""
     failed: dict[str, str] = {}
@@ -92,6 +104,11 @@ class BackupView(Through):
                 if end.point is not None:
                     view._points[key] = (end.at, end.point)
         return view
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The backup's; it keeps dead letters, wherever it is."""
+        return msgspec.structs.replace(self.inner.capabilities, dead_letters=True)
 
     @property
     def keys(self) -> list[SessionKey]:
@@ -199,13 +216,20 @@ class BackupView(Through):
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """List the sessions for which something waited; see the port."""
         await anyio.lowlevel.checkpoint()
-        return [key for key in self.keys if self._points[key][1].posts and not dead_letters]
+        points = [(key, self._points[key][1]) for key in self.keys]
+        return [key for key, one in points if (one.letters if dead_letters else one.posts)]
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """Return what waited for a session; see the port."""
         await anyio.lowlevel.checkpoint()
         point = self.point(key)
         return [] if point is None else point.posts[:limit]
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return what had been set aside; see the port."""
+        await anyio.lowlevel.checkpoint()
+        point = self.point(key)
+        return [] if point is None else point.letters
 
     async def sessions(
         self, *, tenant: str = "", after: SessionKey | None = None, limit: int = 100, **_: Any
@@ -309,6 +333,7 @@ async def restore_backup(
             await target.delete(key, grant.epoch)
     found.written = done.copied + done.continued
     found.there, found.posted = done.there, done.posted
+    found.dead_letters = done.dead_letters
     found.records, found.blobs = done.records, done.blobs
     return found
 

@@ -22,8 +22,9 @@ from perdure.model.keys import SessionKey
 from perdure.model.records import MISSING, Record
 from perdure.moving.bundle import Blob, End, Folded, Head, Item, neutral_record
 from perdure.moving.files import write_items
+from perdure.moving.taking import dead_letters_of
 from perdure.session.pieces import named_in
-from perdure.store import Document, Documents, Store, past_damage
+from perdure.store import DeadLetter, Document, Documents, Store, past_damage
 
 __all__ = ["MissingRecords", "Salvage", "salvage"]
 
@@ -55,13 +56,17 @@ class Salvage(msgspec.Struct, kw_only=True):
     blobs: int = 0
     lost_blobs: list[str] = []
     """Blobs that something names, and that are damaged or not there."""
+    dead_letters: int = 0
+    lost_dead_letters: int = 0
+    """Those that are damaged."""
     bytes: int = 0
     """Of the bundle."""
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing is missing."""
-        return not (self.missing or self.lost_documents or self.lost_blobs)
+        lost = self.lost_documents or self.lost_blobs or self.lost_dead_letters
+        return not (self.missing or lost)
 
 
 async def salvage(store: Store, key: SessionKey, path: Path) -> Salvage:
@@ -97,6 +102,7 @@ class _Salvaging:
         self._key = key
         self._documents = Documents()
         self._blobs: list[str] = []
+        self._letters: list[DeadLetter] = []
         self.report = Salvage(key=key)
 
     async def look(self) -> None:
@@ -130,6 +136,7 @@ class _Salvaging:
         if base is not None:
             names |= {name for name in (base.kept, base.folded) if name}
         await self._look_at_blobs(names)
+        await self._look_at_letters()
 
     def _found(self) -> list[tuple[str, Document]]:
         return sorted(self._documents.found.items())
@@ -143,6 +150,12 @@ class _Salvaging:
             self.report.lost_documents += self._documents.damaged
             if self._documents.manifest is not None:
                 self.report.documents = sorted(self._documents.found)
+
+    async def _look_at_letters(self) -> None:
+        letters = await dead_letters_of(self._store, self._key)
+        self._letters = [one for one in letters if not one.item.damage]
+        self.report.dead_letters = len(self._letters)
+        self.report.lost_dead_letters = len(letters) - len(self._letters)
 
     async def _look_at_blobs(self, names: set[str]) -> None:
         looked: set[str] = set()
@@ -167,7 +180,9 @@ class _Salvaging:
 
     async def items(self) -> AsyncGenerator[Item, None]:
         """Yield the bundle; `look` was there before."""
-        yield Head(self._key)
+        yield Head(self._key, 2 if self._letters else 1)
+        for letter in self._letters:
+            yield letter
         for name in self._blobs:
             data = await self._blob(name)
             if data is not None:

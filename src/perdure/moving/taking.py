@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import AsyncGenerator
-from typing import Final
+from typing import Final, final
 
 from perdure.checkpoints.chain import CHAIN_KINDS, Chain
 from perdure.codec.json import encode
@@ -12,33 +13,41 @@ from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.model.checkpoints import CHECKPOINTS
 from perdure.model.keys import SessionKey
 from perdure.model.records import Record
-from perdure.moving.bundle import Blob, End, Folded, Head, Item, neutral_record
+from perdure.moving.bundle import Blob, End, Folded, Head, Item, Writer, neutral_record
 from perdure.session.pieces import named_in
-from perdure.store import Documents, Store
+from perdure.store import DeadLetter, Documents, Store
 
-__all__ = ["content", "items", "names_of"]
+__all__ = ["Digest", "content", "dead_letters_of", "digest_of", "items", "names_of"]
 
 KEPT_BYTES: Final = 4 * 1024 * 1024
 """Of blobs that are kept from looking into them until they are given."""
 
 
-async def items(store: Store, key: SessionKey, *, blobs: bool = True) -> AsyncGenerator[Item, None]:
+async def items(
+    store: Store, key: SessionKey, *, blobs: bool = True, dead_letters: bool = False
+) -> AsyncGenerator[Item, None]:
     """Yield a session as of now; it must exist. The blobs that it reaches come first.
 
     Args:
         store: An open store.
         key: Which session.
         blobs: Whether to read them at all.
+        dead_letters: Whether to yield those, too.
 
     Raises:
-        CorruptRecordError: Its log is damaged, a blob that it names is lost, or a document.
+        CorruptRecordError: Its log is damaged, a blob that it names is lost, a document, or a
+            dead letter.
         StoreUnavailableError: Somebody is taking the session over just now.
 
     """
     documents = await store.read_documents(key)
     head = await store.head(key)  # second: a log may be ahead of its documents, never behind
     _require_whole(key, documents)
-    yield Head(key)
+    letters = await dead_letters_of(store, key) if dead_letters else []
+    _require_readable(key, letters)
+    yield Head(key, 2 if letters else 1)
+    for letter in letters:
+        yield letter
     reached = await _reached(store, key, documents, head) if blobs else {}
     for name in sorted(reached):
         data = reached.pop(name) or await store.get_blob(key.tenant, name)
@@ -52,6 +61,12 @@ async def items(store: Store, key: SessionKey, *, blobs: bool = True) -> AsyncGe
     if documents.manifest is not None:
         yield documents.manifest
     yield End()
+
+
+async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
+    """Return a session's dead letters, none where the store keeps none; the same everywhere."""
+    letters = await store.dead_letters(key) if store.capabilities.dead_letters else []
+    return sorted(letters, key=lambda one: (one.at, one.item.op_id))
 
 
 async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
@@ -71,6 +86,16 @@ def _require_whole(key: SessionKey, documents: Documents) -> None:
         names = ", ".join(documents.damaged)
         message = f"{names} of {key} is damaged: `perdure rebuild` makes it anew from the log"
         raise CorruptRecordError(message, key=str(key), documents=names)
+
+
+def _require_readable(key: SessionKey, letters: list[DeadLetter]) -> None:
+    for one in letters:
+        if one.item.damage:
+            message = (
+                f"a dead letter of {key} is damaged: `perdure inbox {key.agent}` shows it, and "
+                "--drop removes it"
+            )
+            raise CorruptRecordError(message, key=str(key))
 
 
 async def names_of(store: Store, key: SessionKey, documents: Documents, head: int) -> set[str]:
@@ -108,3 +133,34 @@ async def _reached(
             reached[name] = data if len(data) <= room else None
             room -= len(reached[name] or b"")
     return reached
+
+
+@final
+class Digest:
+    """What all of a session comes to, wherever it is kept: its records name its blobs."""
+
+    def __init__(self) -> None:
+        self._writer = Writer()
+        self._hash = hashlib.sha256()
+
+    @property
+    def value(self) -> str:
+        """The hash so far."""
+        return self._hash.hexdigest()
+
+    async def through(self, found: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+        """Pass items on, and take them in."""
+        async with contextlib.aclosing(found):
+            async for item in found:
+                if not isinstance(item, Blob | End):
+                    self._hash.update(self._writer.line(item))
+                yield item
+
+
+async def digest_of(store: Store, key: SessionKey) -> str:
+    """Return what a session in a store comes to."""
+    digest = Digest()
+    async with contextlib.aclosing(digest.through(items(store, key, blobs=False))) as found:
+        async for _ in found:
+            pass
+    return digest.value

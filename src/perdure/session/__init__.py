@@ -9,6 +9,7 @@
     as it was            asof, hindsight, returning, picture
     from outside         lives, tending, choosing; forking, renaming, forgetting, pruning, retention
     forks as one log     lineage, acknowledged, through, read_only, heirlooms, keepsakes, pieces
+    where                places
     restores seen        restoring, planned, planning
     other formats        exchange, traced, pairs, remains
 

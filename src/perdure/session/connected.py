@@ -19,9 +19,7 @@ from perdure.autosave.driver import Autosaver
 from perdure.autosave.events import Event
 from perdure.autosave.health import NAMED, Health
 from perdure.codec.registry import Registry
-from perdure.errors import ConfigError
 from perdure.lease.watch import beat
-from perdure.model.keys import keyring_of
 from perdure.session.clock import Clock, catch_up
 from perdure.session.closing import Closing
 from perdure.session.hooks import EventName, Hooks
@@ -29,6 +27,7 @@ from perdure.session.inbox import Inbox
 from perdure.session.keeping import Keeper
 from perdure.session.loading import Opener
 from perdure.session.options import Autosave, Engine, Lease, Limits, Shutdown
+from perdure.session.places import require_sessions
 from perdure.session.process_exit import ExitHandler
 from perdure.session.runtime import Runtime
 from perdure.session.signals import SignalWatch
@@ -235,7 +234,7 @@ async def connected(
         await host.start()
         await store.open()
         try:
-            await _require_plain(store)
+            await require_sessions(store)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await store.aclose()
@@ -275,20 +274,3 @@ async def connected(
     if clock is not None:
         clock.drive(partial(catch_up, runtime))
     return Connected(runtime, close)
-
-
-async def _require_plain(store: Store) -> None:
-    """Refuse a store that holds keys when nothing is around it that has them at hand.
-
-    What is written would lie there in plain text, among what is sealed. A wrapper that
-    encrypts does not show its keys' sessions, so they are seen only without it.
-    """
-    if not store.capabilities.blobs:
-        return  # a storage of whole states: there is no place for keys, and no need to read it yet
-    if await store.holder(keyring_of("")) is None:
-        return
-    message = (
-        f"{store.location} is encrypted: put encrypted+ before its URL, and set PERDURE_KEY or "
-        "PERDURE_KEY_FILE; a store object goes into an EncryptedStore"
-    )
-    raise ConfigError(message, option="store", location=store.location)

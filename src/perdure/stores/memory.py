@@ -306,7 +306,9 @@ class MemoryStore:
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """Return what waits for a session; see the port."""
         await anyio.lowlevel.checkpoint()
-        self._held(key, epoch)
+        session = self._sessions.get(key)
+        if (session.epoch if session else 0) != epoch:
+            raise lost(key, epoch, session)
         return list(self._backing.inboxes.get(key, {}).values())[:limit]
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:

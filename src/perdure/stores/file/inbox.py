@@ -119,10 +119,11 @@ def look(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[Posted]:
     try:
         folder = root.enter(*session_path(key))
     except FileNotFoundError:
-        raise lost(key, epoch) from None
+        if epoch:
+            raise lost(key, epoch) from None
+        return []
     with folder:
-        lease = read_lease(folder, newest_epoch(folder))
-        if lease is None or lease.epoch != epoch or lease.deleted:
+        if newest_epoch(folder) != epoch:
             raise lost(key, epoch)
         with (
             contextlib.suppress(FileNotFoundError),

@@ -207,7 +207,9 @@ def _leave(bucket: Bucket, key: SessionKey, owner: str, what: str) -> None:
 
 def take(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[Posted]:
     """Return what waits, oldest first."""
-    _require_newest(bucket, key, epoch)
+    seen = reading.look(bucket, key)
+    if (0 if seen is None else seen[0].epoch) != epoch:
+        raise lost(key, epoch, newest=seen[0].epoch if seen else None)
     posts = _posts(bucket, _names(bucket, key))
     return list(islice((item for one in posts for item in one.items), max(limit, 0)))
 

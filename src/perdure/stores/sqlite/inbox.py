@@ -12,7 +12,7 @@ from perdure.codec.dead_letters import decode_dead_letter, encode_dead_letter, o
 from perdure.model.keys import SessionKey
 from perdure.model.posts import UNREADABLE
 from perdure.store import DeadLetter, Posted
-from perdure.stores.sqlite.rows import DELETED, Row, find, held, make
+from perdure.stores.sqlite.rows import DELETED, Row, find, held, lost, make
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -45,7 +45,11 @@ def take(con: sqlite3.Connection, key: SessionKey, epoch: int, limit: int) -> li
         LeaseLostError: The epoch is not the newest.
 
     """
-    row = held(con, key, epoch)
+    row = find(con, key)
+    if row is None and not epoch:
+        return []
+    if row is None or row.epoch != epoch:
+        raise lost(key, epoch, row)
     return [
         _opened(row, found) for found in con.execute(Q["inbox"], {"id": row.id, "limit": limit})
     ]

@@ -144,6 +144,24 @@ class InboxConformance(Suite):
             await store.settle(KEY, old.epoch, ["a"])
         assert await waiting(other, new.epoch) == ["a"]
 
+    async def test_what_waits_can_be_read_before_anybody_has_opened_the_session(
+        self, open_store: OpenStore
+    ) -> None:
+        store, other = await open_store("one"), await open_store("other")
+        assert await other.take(KEY, 0) == []
+        items = posted("a", "b")
+        await store.post(KEY, items)
+        assert await other.take(KEY, 0) == items
+        grant = await take(store)
+        with pytest.raises(LeaseLostError):
+            await other.take(KEY, 0)
+        await store.delete(KEY, grant.epoch)
+        gone = await other.holder(KEY)
+        assert gone is not None
+        assert await other.take(KEY, gone.epoch) == []
+        await store.post(KEY, items)
+        assert await other.take(KEY, gone.epoch) == items
+
     async def test_posts_outlast_whoever_posted_and_whoever_held(
         self, open_store: OpenStore
     ) -> None:

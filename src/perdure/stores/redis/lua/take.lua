@@ -3,7 +3,7 @@
 -- ARGV: epoch, how many at most
 -- Returns {'ok', id, bytes, id, bytes, ...}, or {'lost', epoch, deleted}.
 local s = redis.call('HMGET', KEYS[1], 'e', 'd')
-if s[1] ~= ARGV[1] or s[2] then
+if (s[1] or '0') ~= ARGV[1] then
   return {'lost', tonumber(s[1] or 0), s[2] and 1 or 0}
 end
 local found = {'ok'}
