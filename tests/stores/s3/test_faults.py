@@ -9,8 +9,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
@@ -194,6 +196,7 @@ async def test_a_server_that_stands_still_leaves_doubt_and_then_goes_on(
 HOLDER = """
 import sys, anyio
 from pathlib import Path
+from typing import Any
 from perdure.model.keys import SessionKey
 from perdure.store import Batch, Status
 from perdure.stores.s3 import S3Store
@@ -296,6 +299,32 @@ async def test_a_wish_that_a_cancelled_heartbeat_collected_is_told_by_the_next(
             tasks.cancel_scope.cancel()
         while not asked:
             asked += (await store.heartbeat()).handovers
+
+
+async def test_a_slow_heartbeat_removes_no_request_that_it_has_not_read(
+    open_store: OpenS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure.stores.s3.bucket import S3Bucket
+
+    store, other = await open_store("one"), await open_store("other")
+    await store.acquire(KEY, after=0)
+    holder = await other.holder(KEY)
+    assert holder is not None
+    await other.request_handover(KEY, holder)
+    read = S3Bucket.many
+    asked: list[object] = []
+
+    def read_late(bucket: S3Bucket, *args: Any) -> list[Any]:
+        monkeypatch.setattr(S3Bucket, "many", read)
+        asked.extend(anyio.from_thread.run(store.heartbeat).handovers)
+        found = read(bucket, *args)
+        anyio.from_thread.run(other.request_handover, KEY, holder)
+        return found
+
+    monkeypatch.setattr(S3Bucket, "many", read_late)
+    asked += (await store.heartbeat()).handovers
+    asked += (await store.heartbeat()).handovers
+    assert asked == [KEY, KEY]
 
 
 async def test_a_holder_that_was_stopped_writes_nothing_when_it_wakes_up(

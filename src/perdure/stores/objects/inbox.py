@@ -278,13 +278,15 @@ def heartbeat(bucket: Bucket, owner: str, beat: int, wishes: Wishes) -> None:
     bucket.put(layout.owner_name(owner), heads.sealed(mine))
     prefix = layout.ask_name(owner, "", "s/").rpartition("/")[0] + "/"
     names = [one.name for one in bucket.listed(prefix)]
-    found = bucket.many(bucket.get, names)
-    # A wish that comes again goes by the same name, and a beat that was given up may still be
-    # here: whatever is removed is told after that, if once too often.
-    bucket.remove(names)
-    for name, one in zip(names, found, strict=True):
+    found = dict(zip(names, bucket.many(bucket.get, names), strict=True))
+    # A request that comes again goes by the same name, and a beat that was given up may still be
+    # here: what was read is removed and then told, if once too often. What another beat removed
+    # in between stays alone: by now it may have been asked for again, and nobody has read that.
+    read = {name: one for name, one in found.items() if one is not None}
+    bucket.remove(list(read))
+    for name, one in read.items():
         what = name.rpartition("/")[2].partition("-")[0]
-        if one is None or what not in {_HANDOVER, _MAIL}:
+        if what not in {_HANDOVER, _MAIL}:
             continue
         try:
             wishes.add(what, heads.opened(name, one.data, SessionKey))
