@@ -46,6 +46,7 @@ def test_another_role_is_refused_with_the_call_that_takes_it(
     assert f"the role {role!r}" in str(refused.value)
     assert repr(format) in str(refused.value)
     assert f"session.append({cure}" in str(refused.value)
+    assert f"session.extend(history, {format!r})" in str(refused.value)
 
 
 @pytest.mark.parametrize("role", [{}, {"role": None}])

@@ -11,9 +11,10 @@ losing a field; rendering it again for the same provider gives the reply's own c
     render(messages, "gemini").request             `contents`, and `systemInstruction`
 
     session.append(parse(reply, "anthropic"))      the reply as a dict, or as the SDK's object
+    session.append(*parse_history(history, "openai"))      another program's list of messages
 
 Each format has a module of its own (`perdure.providers.anthropic` and so on), which holds
-that provider's rules: ``render(exchanges, target)`` and ``parse(reply)``.
+that provider's rules: ``render(exchanges, target)``, ``parse(reply)`` and ``parse_history``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perdure.providers.formats import FORMATS as FORMATS
     from perdure.providers.formats import parse as parse
+    from perdure.providers.formats import parse_history as parse_history
     from perdure.providers.formats import render as render
     from perdure.providers.issued import Issuer as Issuer
     from perdure.providers.message_groups import groups as groups
@@ -41,6 +43,7 @@ _HOME_OF = {
     "groups": "message_groups",
     "newest": "message_groups",
     "parse": "formats",
+    "parse_history": "formats",
     "render": "formats",
 }
 _MODULES = ("anthropic", "gemini", "openai", "openai_responses")

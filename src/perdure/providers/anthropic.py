@@ -13,10 +13,22 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.model.messages import Message, ToolCall
-from perdure.providers.alternating import EMPTY, OPENING, Turns, alternating
+from perdure.model.messages import Extra, Message, ToolCall, ToolResult
+from perdure.providers.alternating import EMPTY, OPENING, Turns, Whole, alternating
 from perdure.providers.fitting import CallIds, arguments_of, clean, function_name, result_text
-from perdure.providers.issued import Issued, Issuer, Item, fields_of, raw, stamp_of, stamped
+from perdure.providers.history import Entry, Given, content_in, misfit, role_in, text_in
+from perdure.providers.issued import (
+    Issued,
+    Issuer,
+    Item,
+    fields_of,
+    opaque,
+    pieces,
+    raw,
+    sent_stamp,
+    stamp_of,
+    stamped,
+)
 from perdure.providers.layout import Placed, laid_out
 from perdure.providers.pairing import Exchange
 from perdure.providers.parts import (
@@ -34,7 +46,7 @@ from perdure.providers.replies import as_dict, check_role, issuer_of, listed, no
 from perdure.providers.server_tools import settled
 from perdure.providers.target import RenderedContext, Target
 
-__all__ = ["parse", "render"]
+__all__ = ["parse", "parse_history", "render"]
 
 FORMAT: Final = "anthropic"
 CALL_ID: Final = r"[a-zA-Z0-9_-]{1,64}"
@@ -49,39 +61,74 @@ def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
     said = settled(given, _stop_reason(exchanges, target))
     turns = alternating(((role, _ended(role, one)) for role, one in said), _text_block(OPENING))
     _trim_end(turns)
-    messages = [{"role": role, "content": _short(blocks)} for role, blocks in turns]
-    return RenderedContext(target.format, messages, _system(exchanges))
+    messages = [_message(role, blocks) for role, blocks in turns]
+    return RenderedContext(target.format, messages, _system(exchanges, target))
+
+
+def _message(role: str, blocks: list[Block]) -> Block:
+    if not isinstance(blocks, Whole):
+        return {"role": role, "content": _short(blocks)}
+    content = blocks[0]["text"] if blocks.text and len(blocks) == 1 else list(blocks)
+    return {**blocks.fields, "role": role, "content": content}
 
 
 def _turns(exchanges: Sequence[Exchange], target: Target) -> Iterator[tuple[str, list[Block]]]:
     ids = CallIds(CALL_ID, unique=True)
     for exchange in exchanges:
         head = exchange.head
+        own = target.own(stamp_of(head))
         if head.role == "user":
-            yield "user", _user(head) or [_text_block(EMPTY)]
+            yield "user", _as_sent(head, own, _user(head, own) or [_text_block(EMPTY)])
         elif head.role == "assistant":
             call_ids = ids.of(head.tool_calls)
-            own = target.own(stamp_of(head))
-            yield "assistant", _assistant(head, call_ids, own)
-            yield (
-                "user",
-                [
-                    _result(message, call_ids[at])
-                    for at, message in zip(exchange.answered(), exchange.results, strict=True)
-                ],
-            )
+            yield "assistant", _as_sent(head, own, _assistant(head, call_ids, own))
+            yield from _results(exchange, call_ids, target)
+        elif _stands_among(head, own):
+            yield "system", _as_sent(head, own, _user(head, own))
 
 
-def _system(exchanges: Sequence[Exchange]) -> str | list[Block] | None:
+def _as_sent(message: Message, own: Issued | None, blocks: list[Block]) -> list[Block]:
+    """Return blocks as those of one message, if a history had them in one."""
+    if own is None or not own.sent or own.follows or not blocks:
+        return blocks
+    is_text = isinstance(message.content, str) and not own.items
+    return Whole(blocks, opaque(message.extra), text=is_text)
+
+
+def _stands_among(message: Message, own: Issued | None) -> bool:
+    """Say whether instructions stood among the messages of a history."""
+    return message.role == "system" and own is not None and own.role == "system"
+
+
+def _results(
+    exchange: Exchange, call_ids: Sequence[str], target: Target
+) -> Iterator[tuple[str, list[Block]]]:
+    for at, message in zip(exchange.answered(), exchange.results, strict=True):
+        own = target.own(stamp_of(message))
+        block = _result(message, call_ids[at], own if own and own.sent else None)
+        yield "user", _as_sent(message, own, [block])
+
+
+def _system(exchanges: Sequence[Exchange], target: Target) -> str | list[Block] | None:
     """Return all instructions: as text, or as blocks where they are given as parts."""
-    heads = [one.head for one in exchanges if one.head.role == "system"]
+    given = [
+        (one.head, target.own(stamp_of(one.head))) for one in exchanges if one.head.role == "system"
+    ]
+    apart = [(head, own) for head, own in given if not _stands_among(head, own)]
+    heads = [head for head, _ in apart]
+    if len(apart) == 1 and isinstance(heads[0].content, list):
+        own = apart[0][1]
+        if own is not None and own.sent:
+            return _user(heads[0], own)
     blocks = [block for head in heads for block in _user(head) if block["type"] == "text"]
     if all(set(block) == {"type", "text"} for block in blocks):
         return "\n\n".join(block["text"] for block in blocks) or None
     return blocks
 
 
-def _user(message: Message) -> list[Block]:
+def _user(message: Message, own: Issued | None = None) -> list[Block]:
+    if own is not None and own.sent and isinstance(message.content, list):
+        return [block for block in message.content if not _is_blank(block)]
     blocks = (_block(part, source) for part, source in parts_of(message))
     return [block for block in blocks if not _is_blank(block)]
 
@@ -116,7 +163,7 @@ def _ended(role: str, blocks: list[Block]) -> list[Block]:
     end = len(blocks)
     while role == "assistant" and end and blocks[end - 1].get("type") in THINKING:
         end -= 1
-    return blocks[:end]
+    return blocks if end == len(blocks) else blocks[:end]
 
 
 def _stop_reason(exchanges: Sequence[Exchange], target: Target) -> str | None:
@@ -134,14 +181,31 @@ def _call(call: ToolCall, call_id: str, block: Block) -> Block:
     return {**block, "type": "tool_use", "id": call_id, "name": name, "input": arguments_of(call)}
 
 
-def _result(message: Message, call_id: str) -> Block:
+def _result(message: Message, call_id: str, sent: Issued | None) -> Block:
     result = message.tool_result
     assert result is not None
+    if sent is not None:
+        known = {"type": "tool_result", "tool_use_id": call_id, **_sent_content(result, sent)}
+        return {**opaque(result.extra), **known}
     parts = shown(result.result) if result.error is None else None
     blocks = [_block(part, source) for part, source in parts or ()]
     content = [block for block in blocks if not _is_blank(block)] or result_text(result)
     block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": content}
     return block if result.error is None else {**block, "is_error": True}
+
+
+def _sent_content(result: ToolResult, sent: Issued) -> Block:
+    """Return the content of a result in the shape in which a history had it."""
+    if sent.shape == "bare" and not result.error and result.result is None:
+        return {}
+    if result.error is not None and sent.items:
+        blocks, lengths = msgspec.json.decode(sent.items[0].block), sent.items[0].texts
+        texts = pieces(result.error, lengths) or [result.error]
+        filled = zip(blocks, texts, strict=False)
+        return {"content": [{**block, "text": text} for block, text in filled]}
+    if isinstance(result.result, (str, list)):
+        return {"content": result.result}
+    return {"content": result_text(result) if result.error is None else result.error}
 
 
 def _block(part: Part, source: Any) -> Block:
@@ -217,6 +281,10 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         items=() if _is_plain(blocks) else items,
         reply=fields_of(whole, frozenset({"type", "role", "content", "model"})),
     )
+    return _answer(blocks, stamped(stamp))
+
+
+def _answer(blocks: Sequence[Mapping[str, Any]], extra: Extra) -> Message:
     texts = [one["text"] for one in blocks if one.get("type") == "text"]
     thoughts = [one["thinking"] for one in blocks if one.get("type") == "thinking"]
     return Message(
@@ -228,7 +296,7 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
             for one in blocks
             if one.get("type") == "tool_use"
         ),
-        extra=stamped(stamp),
+        extra=extra,
     )
 
 
@@ -266,3 +334,96 @@ def _is_plain(blocks: Sequence[Mapping[str, Any]]) -> bool:
     if any(block.get("type") not in {"text", "tool_use"} for block in blocks):
         return False  # a call of the provider's own tool looks like one of the user's
     return all(shape == {"type", "id", "name", "input"} for shape in calls)
+
+
+def parse_history(given: Given, by: Issuer) -> list[Message]:
+    """Return the messages of a request.
+
+    Raises:
+        FormatError: Something in them does not fit.
+
+    """
+    found: list[Message] = []
+    names: dict[str, str] = {}
+    if given.system is not None:
+        content = content_in(FORMAT, {"content": given.system}, "system")
+        found.append(Message(role="system", content=content, extra=sent_stamp(by, FORMAT)))
+    for at, entry in enumerate(given.entries):
+        where = f"history[{at}]"
+        role = role_in(FORMAT, entry, where, ("user", "assistant", "system"))
+        content = content_in(FORMAT, entry, where)
+        extra = fields_of(entry, frozenset({"role", "content"}))
+        if role == "assistant":
+            message = _sent_answer(content, where, by, extra)
+            names |= {call.id: call.name for call in message.tool_calls}
+            found.append(message)
+        elif role == "system":
+            stamp = sent_stamp(by, FORMAT, extra, role="system")
+            found.append(Message(role="system", content=content, extra=stamp))
+        else:
+            found += _sent_user(content, where, by, extra, names)
+    return found
+
+
+def _sent_user(
+    content: Any, where: str, by: Issuer, extra: Extra, names: Mapping[str, str]
+) -> Iterator[Message]:
+    """Return the results in a message of the user's, and what the user says beside them."""
+    blocks = [] if isinstance(content, str) else content
+    follows = False
+    for at, block in enumerate(blocks):
+        if block.get("type") != "tool_result":
+            continue
+        fields = {} if follows else extra
+        yield _sent_result(block, f"{where}.content[{at}]", by, names, fields, follows=follows)
+        follows = True
+    rest = [block for block in blocks if block.get("type") != "tool_result"]
+    if rest or not follows:
+        said = content if isinstance(content, str) else rest
+        stamp = sent_stamp(by, FORMAT, {} if follows else extra, follows=follows)
+        yield Message(role="user", content=said, extra=stamp)
+
+
+def _sent_result(
+    block: Entry,
+    where: str,
+    by: Issuer,
+    names: Mapping[str, str],
+    extra: Extra,
+    *,
+    follows: bool,
+) -> Message:
+    call_id = text_in(FORMAT, block, "tool_use_id", where)
+    content = content_in(FORMAT, block, where, may_lack=True)
+    result, error = content, None
+    items: tuple[Item, ...] = ()
+    if block.get("is_error"):
+        parts = content if isinstance(content, list) else []
+        texts = [part["text"] for part in parts if part.get("type") == "text" and "text" in part]
+        error = "".join(map(str, texts)) if parts else content or ""
+        result = content if len(texts) < len(parts) else None
+        if parts and result is None:
+            bare = [{name: one[name] for name in one if name != "text"} for one in parts]
+            items = (Item(raw(bare), texts=tuple(map(len, texts))),)
+    beside = fields_of(block, frozenset({"type", "tool_use_id", "content"}))
+    shape = "bare" if content is None else None
+    stamp = sent_stamp(by, FORMAT, extra, shape=shape, follows=follows, items=items)
+    answer = ToolResult(call_id, names.get(call_id), result, error, beside)
+    return Message(role="tool", tool_result=answer, extra=stamp)
+
+
+def _sent_answer(content: Any, where: str, by: Issuer, extra: Extra) -> Message:
+    if isinstance(content, str):
+        return Message(role="assistant", content=content, extra=sent_stamp(by, FORMAT, extra))
+    for at, block in enumerate(content):
+        place, kind = f"{where}.content[{at}]", block.get("type")
+        for name in _NEEDED.get(str(kind), ()):
+            text_in(FORMAT, block, name, place)
+        if kind == "tool_use" and not isinstance(block.get("input"), dict):
+            raise misfit(FORMAT, f"{place}.input", "is no object", "give the call's arguments")
+    stamp = sent_stamp(by, FORMAT, extra, items=tuple(map(_item, content)))
+    return _answer(content, stamp)
+
+
+_NEEDED: Final = {"text": ("text",), "thinking": ("thinking",), "tool_use": ("id", "name")}
+"""The fields of blocks that have to be text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import string
 from typing import Any, Final
@@ -13,6 +14,7 @@ from perdure.codec.limits import MAX_VALUE_DEPTH, is_deeper
 from perdure.model.messages import ToolCall, ToolResult
 
 __all__ = [
+    "STYLE",
     "CallIds",
     "arguments_of",
     "clean",
@@ -20,6 +22,8 @@ __all__ = [
     "json_value",
     "read_json",
     "result_text",
+    "sent_arguments",
+    "style_of",
     "text_of",
 ]
 
@@ -68,6 +72,54 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     if found is None:
         return {}
     return found if isinstance(found, dict) else {"value": found}
+
+
+STYLE: Final = "perdure_arguments"
+"""The field of a call that says how its arguments were written, if not as perdure writes JSON."""
+_LAYOUTS: Final[dict[str, dict[str, Any]]] = {
+    "spaced": {},
+    "compact": {"separators": (",", ":")},
+    "indent-2": {"indent": 2},
+    "indent-4": {"indent": 4},
+}
+_STYLES: Final[dict[str, dict[str, Any]]] = {
+    **{f"{name}-utf8": {**one, "ensure_ascii": False} for name, one in _LAYOUTS.items()},
+    **_LAYOUTS,
+}
+
+
+def style_of(text: str, value: Any) -> str | None:
+    """Return the name of the style in which a value gives this very text; None for the usual one.
+
+    Raises:
+        ValueError: There is none.
+
+    >>> style_of('{"at":"harbor"}', {"at": "harbor"}), style_of('{"at": 1}', {"at": 1})
+    (None, 'spaced-utf8')
+    """
+    if text_of(value) == text:
+        return None
+    for name, style in _STYLES.items():
+        if json.dumps(value, **style) == text:
+            return name
+    raise ValueError(text)
+
+
+def sent_arguments(call: ToolCall) -> str:
+    """Return a call's arguments as whoever made it wrote them, if they are an object in JSON.
+
+    A provider finds the beginning of a request in its cache only if it is the same to the letter.
+    """
+    given, found = call.arguments, arguments_of(call)
+    if isinstance(given, str):
+        return text_of(found) if "invalid_json" in found or not _is_object(given) else given
+    name = call.extra.get(STYLE)
+    style = None if name is None else _STYLES.get(msgspec.json.decode(name))
+    return text_of(found) if style is None else json.dumps(found, **style)
+
+
+def _is_object(text: str) -> bool:
+    return not text.strip() or text.lstrip().startswith("{")
 
 
 def read_json(text: str) -> Any:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast, get_args
+
+import msgspec
 
 from perdure.errors import ConfigError
 from perdure.model.messages import Message
-from perdure.providers.issued import Issuer
+from perdure.providers.history import Given, entries_of
+from perdure.providers.issued import Issuer, stamp_of
 from perdure.providers.pairing import Exchange, paired
+from perdure.providers.parts import Unknown, plain, read_part
 from perdure.providers.target import Format, ReasoningPolicy, RenderedContext, Target
 
-__all__ = ["FORMATS", "Rules", "parse", "render"]
+__all__ = ["FORMATS", "Rules", "parse", "parse_history", "render"]
 
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 """The formats that there are."""
@@ -29,6 +33,10 @@ class Rules(Protocol):
 
     def parse(self, reply: object, *, issuer: Issuer | str | None = None) -> Message:
         """Return a reply as a message."""
+        ...
+
+    def parse_history(self, given: Given, by: Issuer) -> list[Message]:
+        """Return the messages of another program's history."""
         ...
 
 
@@ -56,7 +64,8 @@ def render(
         message = f"reasoning={reasoning!r} does not fit: choose {', '.join(_POLICIES)}"
         raise ConfigError(message, option="reasoning")
     target = Target(format, _issuer(format, to), reasoning)
-    return rules_of(format).render(paired(messages).exchanges, target)
+    shown = [_shown(message, format) for message in messages]
+    return rules_of(format).render(paired(shown).exchanges, target)
 
 
 def parse(
@@ -78,6 +87,29 @@ def parse(
     return rules_of(format).parse(reply, issuer=issuer)
 
 
+def parse_history(
+    history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
+) -> list[Message]:
+    """Return the messages of another program's history, with everything that they say.
+
+    `render` makes the same history of them again for the same provider, and one that is taken
+    for any other.
+
+    Args:
+        history: The list of messages as the provider's API takes it: dicts, or the SDK's
+            objects. A whole request with its instructions, as a dict, will do too.
+        format: Whose API it is for.
+        issuer: Who wrote its answers, if that is not the one whose format it is.
+
+    Raises:
+        ConfigError: There is no such format.
+        FormatError: Something in it does not fit; the error has its index and the field.
+
+    """
+    rules = rules_of(format)
+    return rules.parse_history(entries_of(history, format), _issuer(format, issuer))
+
+
 def rules_of(format: str) -> Rules:
     """Return the module of a format."""
     if format not in FORMATS:
@@ -89,3 +121,21 @@ def rules_of(format: str) -> Rules:
 
 def _issuer(format: Format, to: Issuer | str | None) -> Issuer:
     return to if isinstance(to, Issuer) else Issuer(to or format)
+
+
+def _shown(message: Message, format: Format) -> Message:
+    """Return a message of another provider's history with notes for what only that one reads."""
+    content = message.content
+    if not isinstance(content, list):
+        return message
+    stamp = stamp_of(message)
+    if stamp is None or not stamp.sent or stamp.format == format:
+        return message
+    read = [(read_part(part), part) for part in content]
+    if not any(isinstance(part, Unknown) for part, _ in read):
+        return message
+    noted = [
+        {"type": "text", "text": plain(part)} if isinstance(part, Unknown) else source
+        for part, source in read
+    ]
+    return msgspec.structs.replace(message, content=noted)

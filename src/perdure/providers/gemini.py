@@ -8,28 +8,42 @@ have none, and say so with the value that Google gives for that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from perdure.model.messages import Message, ToolCall
-from perdure.providers.alternating import EMPTY, OPENING, alternating, system_texts
+from perdure.model.messages import Extra, Message, ToolCall, ToolResult
+from perdure.providers.alternating import EMPTY, OPENING, Whole, alternating, system_texts
 from perdure.providers.fitting import arguments_of, clean, function_name, json_value
-from perdure.providers.issued import Issued, Issuer, Item, fields_of, raw, stamp_of, stamped
+from perdure.providers.history import Entry, Given, misfit, objects_in, role_in, text_in
+from perdure.providers.issued import (
+    Issued,
+    Issuer,
+    Item,
+    fields_of,
+    opaque,
+    raw,
+    sent_stamp,
+    stamp_of,
+    stamped,
+)
 from perdure.providers.layout import Placed, laid_out
 from perdure.providers.pairing import Exchange
 from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, words_of
 from perdure.providers.replies import as_dict, check_role, issuer_of, not_a_reply
 from perdure.providers.target import RenderedContext, Target
 
-__all__ = ["parse", "render"]
+__all__ = ["parse", "parse_history", "render"]
 
 FORMAT: Final = "gemini"
 UNSIGNED: Final = "skip_thought_signature_validator"
 """The signature of a call that Gemini did not make."""
 MAX_NAME: Final = 64
 NATIVE: Final = frozenset({"inlineData", "fileData"})
+_WRAPPED: Final = ("output", "result")
+"""The names under which a function's result stands in its response."""
 IMAGES: Final = frozenset({"image/jpeg", "image/png", "image/webp", "image/heic", "image/heif"})
 Block = dict[str, Any]
 
@@ -47,21 +61,53 @@ _CAMEL: Final = {
 def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
     """Return exchanges as the contents of a request, and the instructions."""
     turns = alternating(_turns(exchanges, target), {"text": OPENING})
-    contents: list[Block] = [{"role": role, "parts": parts} for role, parts in turns]
-    system = "\n\n".join(system_texts(one.head for one in exchanges))
-    return RenderedContext(target.format, contents, clean(system) or None)
+    contents: list[Block] = [
+        {**(parts.fields if isinstance(parts, Whole) else {}), "role": role, "parts": list(parts)}
+        for role, parts in turns
+    ]
+    return RenderedContext(target.format, contents, _system(exchanges, target))
+
+
+def _system(exchanges: Sequence[Exchange], target: Target) -> str | list[Block] | None:
+    """Return the instructions: as text, or as parts where one message of a history has several."""
+    heads = [one.head for one in exchanges if one.head.role == "system"]
+    if len(heads) == 1 and isinstance(heads[0].content, list) and len(heads[0].content) > 1:
+        own = target.own(stamp_of(heads[0]))
+        if own is not None and own.sent:
+            return heads[0].content
+    return clean("\n\n".join(system_texts(heads))) or None
 
 
 def _turns(exchanges: Sequence[Exchange], target: Target) -> Iterator[tuple[str, list[Block]]]:
     for exchange in exchanges:
         head = exchange.head
+        own = target.own(stamp_of(head))
         if head.role == "user":
             parts = [_part(part, source) for part, source in parts_of(head)]
-            yield "user", [part for part in parts if not _is_blank(part)] or [{"text": EMPTY}]
+            if own is not None and own.sent and isinstance(head.content, list):
+                parts = head.content
+            said = [part for part in parts if not _is_blank(part)] or [{"text": EMPTY}]
+            yield _role(own, "user"), _as_sent(head, own, said)
         elif head.role == "assistant":
-            placed = _placed(head, target.own(stamp_of(head)))
-            yield "model", _model([_own_part(one, head) for one in placed])
-            yield "user", list(_responses(exchange, placed))
+            placed = _placed(head, own)
+            said = [_own_part(one, head) for one in placed]
+            yield "model", _as_sent(head, own, _model(said, own))
+            answers = [target.own(stamp_of(one)) for one in exchange.results]
+            if all(one is not None and one.sent for one in answers):
+                yield from _sent_responses(exchange, target)
+            else:
+                yield "user", list(_responses(exchange, placed))
+
+
+def _role(own: Issued | None, usual: str) -> str:
+    return usual if own is None or own.role is None else own.role
+
+
+def _as_sent(message: Message, own: Issued | None, parts: list[Block]) -> list[Block]:
+    """Return parts as those of one content, if a history had them in one."""
+    if own is None or not own.sent or own.follows or not parts:
+        return parts
+    return Whole(parts, opaque(message.extra))
 
 
 def _placed(message: Message, own: Issued | None) -> list[Placed]:
@@ -71,8 +117,10 @@ def _placed(message: Message, own: Issued | None) -> list[Placed]:
     return [said, *(Placed({}, call=at) for at in range(len(message.tool_calls)))]
 
 
-def _model(parts: list[Block]) -> list[Block]:
+def _model(parts: list[Block], own: Issued | None) -> list[Block]:
     said = [part for part in parts if not _is_blank(part)]
+    if own is not None and own.sent:
+        return said
     for at, part in enumerate(said):
         if "functionCall" in part:
             said[at] = {"thoughtSignature": UNSIGNED, **part}
@@ -91,8 +139,12 @@ def _own_part(placed: Placed, message: Message) -> Block:
 
 
 def _call(call: ToolCall, block: Block) -> Block:
+    issued = block.get("functionCall", {})
     known = {"name": _name(call.name), "args": arguments_of(call)}
-    return {**block, "functionCall": {**block.get("functionCall", {}), **known}}
+    if issued.get("args", {}) is None and not known["args"]:
+        del known["args"]  # it was called without any
+    said = {**issued, **known}
+    return {**block, "functionCall": {name: said[name] for name in said if said[name] is not None}}
 
 
 def _name(name: str) -> str:
@@ -116,6 +168,26 @@ def _responses(exchange: Exchange, placed: list[Placed]) -> Iterator[Block]:
             error = {"error": clean(result.error) or "failed"}
             response = error if result.result is None else {**error, **response}
         yield {"functionResponse": {**named, "response": response}}
+
+
+def _sent_responses(exchange: Exchange, target: Target) -> Iterator[tuple[str, list[Block]]]:
+    """Return the results of a history in the order and the shape that it had."""
+    for message in exchange.results:
+        own, result = target.own(stamp_of(message)), message.tool_result
+        assert own is not None
+        assert result is not None
+        named = {**opaque(result.extra), "name": _name(result.name or "")}
+        if own.shape == "error" and result.error is not None:
+            named["response"] = {"error": result.error}
+        elif own.shape in _WRAPPED:
+            named["response"] = {own.shape: json_value(result.result)}
+        elif own.shape is None or result.result is not None:
+            is_object = isinstance(result.result, dict)
+            named["response"] = json_value(
+                result.result if is_object else {"output": result.result}
+            )
+        beside = {} if not own.items else msgspec.json.decode(own.items[0].block)
+        yield _role(own, "user"), _as_sent(message, own, [{**beside, "functionResponse": named}])
 
 
 def _part(part: Part, source: Any) -> Block:
@@ -171,6 +243,10 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         items=tuple(_item(part, ids) for part in parts),
         reply=fields_of(around, frozenset({"candidates", "content"})),
     )
+    return _answer(parts, calls, stamped(stamp))
+
+
+def _answer(parts: list[Block], calls: tuple[ToolCall, ...], extra: Extra) -> Message:
     texts = [part["text"] for part in parts if _says(part) and not part.get("thought")]
     thoughts = [part["text"] for part in parts if _says(part) and part.get("thought")]
     return Message(
@@ -178,7 +254,7 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         content="".join(texts) if texts else None,
         reasoning="".join(thoughts) if thoughts else None,
         tool_calls=calls,
-        extra=stamped(stamp),
+        extra=extra,
     )
 
 
@@ -231,6 +307,8 @@ def _item(part: Block, ids: Iterator[str]) -> Item:
             for name, value in part["functionCall"].items()
             if name not in {"name", "args"} and value is not None
         }
+        if part["functionCall"].get("args") is None:
+            beside["args"] = None
         return Item(raw({**part, "functionCall": beside}), call=next(ids))
     if not _says(part):
         return Item(raw(part))
@@ -238,3 +316,130 @@ def _item(part: Block, ids: Iterator[str]) -> Item:
     if part.get("thought"):
         return Item(rest, reasoning=len(part["text"]))
     return Item(rest, texts=(len(part["text"]),))
+
+
+_FREE: Final = frozenset({"args", "response", "partMetadata"})
+"""Fields that hold what users name, and not the API."""
+
+
+def _rest_names(value: Any) -> Any:
+    """Return a value under the names of the REST API, however deep they stand."""
+    if isinstance(value, list):
+        return [_rest_names(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    named = {_HUMP.sub(lambda at: at[1].upper(), name): one for name, one in value.items()}
+    return {name: one if name in _FREE else _rest_names(one) for name, one in named.items()}
+
+
+_HUMP: Final = re.compile("(?<=[a-z0-9])_([a-z0-9])")
+
+
+def parse_history(given: Given, by: Issuer) -> list[Message]:
+    """Return the messages of a request's contents.
+
+    Raises:
+        FormatError: Something in them does not fit.
+
+    """
+    found: list[Message] = []
+    asked: list[tuple[str, str]] = []
+    if given.system is not None:
+        found.append(_sent_system(given.system, by))
+    for at, entry in enumerate(given.entries):
+        where = f"history[{at}]"
+        content: Entry = {"parts": [{"text": entry}]} if isinstance(entry, str) else entry
+        role = role_in(FORMAT, {"role": content.get("role") or "user"}, where, ROLES)
+        parts = _sent_parts(content, where)
+        extra = fields_of(content, frozenset({"role", "parts"}))
+        if role == "model":
+            calls = _sent_calls(parts, where, at)
+            ids = iter(call.id for call in calls)
+            items = tuple(_item(part, ids) for part in parts)
+            found.append(_answer(parts, calls, sent_stamp(by, FORMAT, extra, items=items)))
+            asked = [(call.id, call.name) for call in calls]
+        else:
+            own = None if role == "user" else role
+            found += _sent_user(parts, where, by, (extra, own), asked)
+    return found
+
+
+ROLES: Final = ("user", "model", "function", "tool")
+
+
+def _sent_system(system: Any, by: Issuer) -> Message:
+    if isinstance(system, str):
+        return Message.system(system)
+    content = {"parts": system} if isinstance(system, list) else system
+    parts = _sent_parts(content if "parts" in content else {"parts": [content]}, "system")
+    return Message(role="system", content=parts, extra=sent_stamp(by, FORMAT))
+
+
+def _sent_parts(content: Entry, where: str) -> list[Block]:
+    if "parts" not in content:
+        cure = "give {'role': 'user', 'parts': [{'text': …}]}"
+        raise misfit(FORMAT, f"{where}.parts", "is missing", cure)
+    given = content["parts"]
+    if isinstance(given, list):
+        given = [{"text": part} if isinstance(part, str) else part for part in given]
+    parts: list[Block] = _rest_names(objects_in(FORMAT, {"parts": given}, "parts", where))
+    return [{name: one for name, one in part.items() if one is not None} for part in parts]
+
+
+def _sent_calls(parts: list[Block], where: str, index: int) -> tuple[ToolCall, ...]:
+    for at, part in enumerate(parts):
+        call = part.get("functionCall")
+        if call is not None:
+            place = f"{where}.parts[{at}].functionCall"
+            text_in(FORMAT, call if isinstance(call, dict) else {}, "name", place)
+    return _parsed_calls(parts, f"history_{index}")
+
+
+def _sent_user(
+    parts: list[Block],
+    where: str,
+    by: Issuer,
+    own: tuple[Extra, str | None],
+    asked: list[tuple[str, str]],
+) -> Iterator[Message]:
+    """Return the results in a content of the user's, and what the user says beside them."""
+    extra, role = own
+    follows = False
+    for at, part in enumerate(parts):
+        if "functionResponse" not in part:
+            continue
+        place = f"{where}.parts[{at}].functionResponse"
+        result, shape = _sent_result(part["functionResponse"], place, asked)
+        beside = {name: one for name, one in part.items() if name != "functionResponse"}
+        items = (Item(raw(beside)),) if beside else ()
+        how = {"role": role, "shape": shape, "follows": follows, "items": items}
+        stamp = sent_stamp(by, FORMAT, {} if follows else extra, **how)
+        yield Message(role="tool", tool_result=result, extra=stamp)
+        follows = True
+    rest = [part for part in parts if "functionResponse" not in part]
+    if rest or not follows:
+        stamp = sent_stamp(by, FORMAT, {} if follows else extra, role=role, follows=follows)
+        yield Message(role="user", content=rest, extra=stamp)
+
+
+def _sent_result(
+    given: Any, where: str, asked: list[tuple[str, str]]
+) -> tuple[ToolResult, str | None]:
+    """Return what a function gave, and in which shape its response said so."""
+    name = text_in(FORMAT, given if isinstance(given, dict) else {}, "name", where)
+    at = next((at for at, call in enumerate(asked) if call[0] == given.get("id")), None)
+    if at is None:  # it answers the first call of its name that has no answer yet
+        at = next((at for at, call in enumerate(asked) if call[1] == name), None)
+    call_id = given.get("id") or f"{where}" if at is None else asked.pop(at)[0]
+    extra = fields_of(given, frozenset({"name", "response"}))
+    response = given.get("response")
+    if response is None:
+        return ToolResult(call_id, name, None, None, extra), "bare"
+    if not isinstance(response, dict):
+        raise misfit(FORMAT, f"{where}.response", "is no object", "give {'output': …}")
+    (key, value), *more = response.items() if response else [("", None)]
+    if key == "error" and isinstance(value, str) and not more:
+        return ToolResult(call_id, name, None, value, extra), "error"
+    if key in _WRAPPED and not more:
+        return ToolResult(call_id, name, value, None, extra), key
+    return ToolResult(call_id, name, response, None, extra), None

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from perdure.codec.decoders import decoder_of
-from perdure.model.messages import Extra, Message
+from perdure.model.messages import MESSAGE_FIELDS, Extra, Message
 
 __all__ = [
     "STAMP",
@@ -27,6 +27,7 @@ __all__ = [
     "opaque",
     "pieces",
     "raw",
+    "sent_stamp",
     "stamp_of",
     "stamped",
 ]
@@ -76,11 +77,30 @@ class Issued(msgspec.Struct, frozen=True, omit_defaults=True):
     """The name under which the reply brought its reasoning, where that differs by provider."""
     reply: dict[str, msgspec.Raw] = {}
     """What the reply said around the message: its id, why it stopped, what it took."""
+    sent: bool = False
+    """Whether it came with a history: it stood in a request, and goes back in the same shape."""
+    role: str | None = None
+    """The provider's role, where it is not the message's: ``developer``, ``function``."""
+    shape: str | None = None
+    """How a history said it, where the message does not show that: in which field."""
+    follows: bool = False
+    """Whether it stood in one message of the history with the message before."""
 
 
 def stamped(stamp: Issued, extra: Extra | None = None) -> Extra:
     """Return a message's unknown fields with a stamp among them."""
     return {**(extra or {}), STAMP: raw(stamp)}
+
+
+def sent_stamp(by: Issuer, format: str, extra: Extra | None = None, **how: Any) -> Extra:
+    """Return the unknown fields of a message that came with a history, with its stamp.
+
+    A field that has a name of the message's own is kept in the stamp, and not sent back.
+    """
+    given = extra or {}
+    clash = {name: value for name, value in given.items() if name in MESSAGE_FIELDS}
+    rest = {name: value for name, value in given.items() if name not in MESSAGE_FIELDS}
+    return stamped(Issued(by.provider, format, by.model, reply=clash, sent=True, **how), rest)
 
 
 def stamp_of(message: Message) -> Issued | None:

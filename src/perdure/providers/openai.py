@@ -12,16 +12,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from perdure.model.messages import Extra, Message, ToolCall
+from perdure.model.messages import Extra, Message, ToolCall, ToolResult
 from perdure.providers.fitting import (
     CallIds,
     arguments_of,
     clean,
     function_name,
     result_text,
+    sent_arguments,
     text_of,
 )
-from perdure.providers.issued import Issued, Issuer, fields_of, opaque, raw, stamp_of, stamped
+from perdure.providers.history import (
+    Entry,
+    Given,
+    content_in,
+    misfit,
+    objects_in,
+    role_in,
+    text_in,
+    written_call,
+)
+from perdure.providers.issued import (
+    Issued,
+    Issuer,
+    fields_of,
+    opaque,
+    raw,
+    sent_stamp,
+    stamp_of,
+    stamped,
+)
 from perdure.providers.pairing import Exchange
 from perdure.providers.parts import (
     Media,
@@ -44,13 +64,14 @@ from perdure.providers.replies import (
 )
 from perdure.providers.target import RenderedContext, Target
 
-__all__ = ["parse", "render"]
+__all__ = ["parse", "parse_history", "render"]
 
 FORMAT: Final = "openai"
 CALL_ID: Final = r"[\x21-\x7e]{1,40}"
 REASONING: Final = ("reasoning_content", "reasoning")
 """The names that providers give it."""
-SAID_APART: Final = frozenset({"role", "content", "tool_calls", *REASONING})
+SAID_APART: Final = frozenset({"role", "content", "tool_calls"})
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 NOT_SENT_BACK: Final = frozenset({"audio", "annotations"})
 """What a reply may have and a request may not."""
 NATIVE: Final = frozenset({"image_url", "input_audio", "file"})
@@ -64,6 +85,11 @@ def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
     messages: list[dict[str, Any]] = []
     for exchange in exchanges:
         head = exchange.head
+        own = target.own(stamp_of(head))
+        if head.role != "assistant" and own is not None and own.sent:
+            fields = {"role": own.role or head.role, "content": head.content}
+            messages.append({**opaque(head.extra), **fields})
+            continue
         if head.role != "assistant":
             content = content_of(head, partial(_part, target=target))
             messages.append({"role": head.role, "content": content})
@@ -72,15 +98,27 @@ def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
         rendered = _assistant(head, call_ids, target, field)
         if rendered is not None:
             messages.append(rendered)
-        messages += _results(exchange, call_ids)
+        messages += _results(exchange, call_ids, target)
     return RenderedContext(target.format, messages)
 
 
-def _results(exchange: Exchange, call_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _results(
+    exchange: Exchange, call_ids: Sequence[str], target: Target
+) -> Iterator[dict[str, Any]]:
     for at, message in zip(exchange.answered(), exchange.results, strict=True):
-        assert message.tool_result is not None
-        text = result_text(message.tool_result)
-        yield {"role": "tool", "tool_call_id": call_ids[at], "content": text}
+        result = message.tool_result
+        assert result is not None
+        own = target.own(stamp_of(message))
+        content: Any = result_text(result)
+        fields: dict[str, Any] = {}
+        if own is not None and own.sent:
+            fields = {**opaque(message.extra), **opaque(result.extra)}
+            is_own = result.error is None and isinstance(result.result, (str, list, type(None)))
+            content = result.result if is_own else content
+        if own is not None and own.role is not None:
+            yield {**fields, "role": own.role, "name": result.name, "content": content}
+        else:
+            yield {**fields, "role": "tool", "tool_call_id": call_ids[at], "content": content}
 
 
 def _reasoning_field(exchanges: Sequence[Exchange], target: Target) -> str | None:
@@ -96,6 +134,8 @@ def _assistant(
     message: Message, call_ids: Sequence[str], target: Target, field: str | None
 ) -> dict[str, Any] | None:
     own = target.own(stamp_of(message))
+    if own is not None and own.sent:
+        return _sent(message, call_ids, own)
     content = _said(message, own)
     if not content and not message.tool_calls:
         return None
@@ -114,6 +154,29 @@ def _assistant(
     return rendered
 
 
+def _sent(message: Message, call_ids: Sequence[str], own: Issued) -> dict[str, Any] | None:
+    """Return an answer of a history in the shape in which it came."""
+    said: dict[str, Any] = opaque(message.extra)
+    content = message.content
+    if own.shape in {"refusal", "refusal-blank"}:
+        said["refusal"], content = words_of(message), None if own.shape == "refusal" else ""
+    elif own.shape == "audio":
+        said["audio"], content = {"id": said["audio"].get("id")}, None
+    if own.reasoning_field is not None:
+        said[own.reasoning_field] = message.reasoning
+    calls = [
+        _call(call, call_id, own)
+        for call, call_id in zip(message.tool_calls, call_ids, strict=True)
+    ]
+    for call in calls:
+        if call["type"] == "function_call":
+            said["function_call"] = call["function"]
+    listed_calls = [call for call in calls if call["type"] != "function_call"]
+    if listed_calls:
+        said["tool_calls"] = listed_calls
+    return {**said, "role": "assistant", "content": content} if said or content else None
+
+
 def _said(message: Message, own: Issued | None) -> Any:
     if own is not None and isinstance(message.content, list):
         return message.content
@@ -125,10 +188,10 @@ def _call(call: ToolCall, call_id: str, own: Issued | None) -> dict[str, Any]:
     given = arguments_of(call)
     if extra.get("type") == "custom":
         custom = {"name": call.name, "input": text_of(given.get("input", given))}
-        return {**extra, "id": call_id, "custom": custom}
+        return {**extra, "id": call_id, "custom": {**extra.get("custom", {}), **custom}}
     function = {**extra.pop("function", {}), "name": function_name(call.name)}
-    function["arguments"] = text_of(given)
-    return {**extra, "id": call_id, "type": "function", "function": function}
+    function["arguments"] = text_of(given) if own is None else sent_arguments(call)
+    return {"type": "function", **extra, "id": call_id, "function": function}
 
 
 def _part(part: Part, source: Any, target: Target) -> dict[str, Any]:
@@ -191,8 +254,14 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         content=_heard(said),
         reasoning=None if field is None else said[field],
         tool_calls=tuple(map(_parsed_call, listed(FORMAT, said, "tool_calls"))),
-        extra=stamped(stamp, fields_of(said, SAID_APART | {"refusal"})),
+        extra=stamped(stamp, fields_of(said, _read(said, field))),
     )
+
+
+def _read(said: Mapping[str, Any], field: str | None) -> frozenset[str]:
+    """Return the fields of an answer that the message says itself."""
+    refused = () if said.get("content") else ("refusal",)
+    return SAID_APART.union(refused, () if field is None else (field,))
 
 
 def _message_in(whole: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -232,9 +301,110 @@ def _parsed_call(call: Any) -> ToolCall:
     function = call.get("function")
     if not isinstance(function, Mapping):
         raise not_a_reply(FORMAT, f"the tool call {call['id']!r} names no function")
-    beside = fields_of(function, frozenset({"name", "arguments"}))
-    if beside:
-        extra["function"] = raw(beside)
+    _keep_beside(extra, "function", function, "arguments")
     return ToolCall(
         call["id"], plain_text(function.get("name")), arguments(function.get("arguments")), extra
     )
+
+
+def _keep_beside(extra: Extra, name: str, owner: Mapping[str, Any], said: str) -> None:
+    beside = fields_of(owner, frozenset({"name", said}))
+    if beside:
+        extra[name] = raw(beside)
+
+
+def parse_history(given: Given, by: Issuer) -> list[Message]:
+    """Return the messages of a request.
+
+    Raises:
+        FormatError: Something in them does not fit.
+
+    """
+    found: list[Message] = []
+    names: dict[str, str] = {}
+    functions: dict[str, str] = {}
+    for at, entry in enumerate(given.entries):
+        where = f"history[{at}]"
+        role = role_in(FORMAT, entry, where, ROLES)
+        if role == "assistant":
+            message = _sent_answer(entry, where, by, f"function_call_{at}")
+            names |= {call.id: call.name for call in message.tool_calls}
+            if isinstance(entry.get("function_call"), dict):
+                functions[message.tool_calls[-1].name] = message.tool_calls[-1].id
+            found.append(message)
+        elif role == "tool":
+            found.append(_sent_result(entry, where, by, names))
+        elif role == "function":
+            name = text_in(FORMAT, entry, "name", where)
+            content = content_in(FORMAT, entry, where, may_lack=True)
+            result = ToolResult(functions.get(name, f"function_call_{at}"), name, content)
+            extra = fields_of(entry, frozenset({"role", "name", "content"}))
+            stamp = sent_stamp(by, FORMAT, extra, role="function")
+            found.append(Message(role="tool", tool_result=result, extra=stamp))
+        else:
+            content = content_in(FORMAT, entry, where)
+            extra = fields_of(entry, frozenset({"role", "content"}))
+            is_developer = role == "developer"
+            stamp = sent_stamp(by, FORMAT, extra, role=role if is_developer else None)
+            own = "system" if is_developer else role
+            found.append(Message(role=own, content=content, extra=stamp))
+    return found
+
+
+def _sent_result(entry: Entry, where: str, by: Issuer, names: Mapping[str, str]) -> Message:
+    call_id = text_in(FORMAT, entry, "tool_call_id", where)
+    content = content_in(FORMAT, entry, where)
+    extra = fields_of(entry, frozenset({"role", "tool_call_id", "content"}))
+    result = ToolResult(call_id, names.get(call_id), content)
+    return Message(role="tool", tool_result=result, extra=sent_stamp(by, FORMAT, extra))
+
+
+def _sent_answer(entry: Entry, where: str, by: Issuer, made_id: str) -> Message:
+    content = content_in(FORMAT, entry, where, may_lack=True)
+    field = next((name for name in REASONING if isinstance(entry.get(name), str)), None)
+    shape, heard = None, _heard(entry)
+    if not content and heard:
+        shape = "refusal" if isinstance(heard, list) else "audio"
+        shape = f"{shape}-blank" if content == "" and shape == "refusal" else shape
+        content = heard
+    calls = [
+        _sent_call(call, f"{where}.tool_calls[{number}]")
+        for number, call in enumerate(objects_in(FORMAT, entry, "tool_calls", where))
+    ]
+    function = entry.get("function_call")
+    if function is not None:
+        calls.append(_sent_function(function, f"{where}.function_call", made_id))
+    extra = fields_of(entry, _read(entry, field) | {"function_call"})
+    return Message(
+        role="assistant",
+        content=content,
+        reasoning=None if field is None else entry[field],
+        tool_calls=tuple(calls),
+        extra=sent_stamp(by, FORMAT, extra, shape=shape, reasoning_field=field),
+    )
+
+
+def _sent_call(call: Entry, where: str) -> ToolCall:
+    call_id = text_in(FORMAT, call, "id", where)
+    kind = "custom" if call.get("type") == "custom" else "function"
+    said = "input" if kind == "custom" else "arguments"
+    function = call.get(kind)
+    if not isinstance(function, dict):
+        raise misfit(FORMAT, f"{where}.{kind}", "is missing", "give the name and what it is given")
+    name = text_in(FORMAT, function, "name", f"{where}.{kind}")
+    text = text_in(FORMAT, function, said, f"{where}.{kind}")
+    extra: Extra = fields_of(call, frozenset({"id", "type", "function", "custom"}))
+    _keep_beside(extra, kind, function, said)
+    if kind == "custom":
+        return ToolCall(call_id, name, {"input": text}, {**extra, "type": raw("custom")})
+    return written_call(call_id, name, text, extra)
+
+
+def _sent_function(function: Any, where: str, made_id: str) -> ToolCall:
+    """Return a call as it was made before there were calls with ids."""
+    if not isinstance(function, dict):
+        raise misfit(FORMAT, where, "is no object", "give the name and the arguments")
+    extra: Extra = {"type": raw("function_call")}
+    _keep_beside(extra, "function", function, "arguments")
+    name = text_in(FORMAT, function, "name", where)
+    return written_call(made_id, name, text_in(FORMAT, function, "arguments", where), extra)

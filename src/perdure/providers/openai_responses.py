@@ -12,16 +12,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from perdure.model.messages import Message, ToolCall
+from perdure.model.messages import Extra, Message, ToolCall, ToolResult
 from perdure.providers.fitting import (
     CallIds,
     arguments_of,
     clean,
     function_name,
     result_text,
+    sent_arguments,
     text_of,
 )
-from perdure.providers.issued import Issued, Issuer, Item, fields_of, raw, stamp_of, stamped
+from perdure.providers.history import (
+    Entry,
+    Given,
+    content_in,
+    misfit,
+    role_in,
+    text_in,
+    written_call,
+)
+from perdure.providers.issued import (
+    Issued,
+    Issuer,
+    Item,
+    fields_of,
+    opaque,
+    raw,
+    sent_stamp,
+    stamp_of,
+    stamped,
+)
 from perdure.providers.layout import Placed, laid_out
 from perdure.providers.pairing import Exchange
 from perdure.providers.parts import (
@@ -48,12 +68,16 @@ from perdure.providers.replies import (
 )
 from perdure.providers.target import RenderedContext, Target
 
-__all__ = ["parse", "render"]
+__all__ = ["parse", "parse_history", "render"]
 
 FORMAT: Final = "openai-responses"
 CALL_ID: Final = r"[\x21-\x7e]{1,64}"
 NATIVE: Final = frozenset({"input_image", "input_file"})
 CALLS: Final = frozenset({"function_call", "custom_tool_call"})
+OUTPUTS: Final = frozenset({"function_call_output", "custom_tool_call_output"})
+ROLES: Final = ("system", "developer", "user", "assistant")
+_TEXT_IN: Final = {"output_text": "text", "input_text": "text", "refusal": "refusal"}
+"""The kinds of parts with words in them, and the field that has them."""
 ECHO: Final = frozenset(
     {
         "background",
@@ -92,41 +116,64 @@ def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
     for exchange in exchanges:
         head = exchange.head
         if head.role != "assistant":
-            items.append({"role": head.role, "content": content_of(head, _part)})
+            items.append(_given(head, target.own(stamp_of(head))))
             continue
         call_ids = ids.of(head.tool_calls)
         said = _assistant(head, call_ids, target.own(stamp_of(head)))
         items += said
         custom = {one["call_id"] for one in said if one.get("type") == "custom_tool_call"}
-        items += _outputs(exchange, call_ids, custom)
+        items += _outputs(exchange, call_ids, custom, target)
     return RenderedContext(target.format, items)
+
+
+def _given(message: Message, own: Issued | None) -> Block:
+    """Return what the user or the instructions say."""
+    if own is None or not own.sent:
+        return {"role": message.role, "content": content_of(message, _part)}
+    said = {"role": own.role or message.role, "content": message.content}
+    return {**opaque(message.extra), **said}
 
 
 def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) -> list[Block]:
     if own is not None and own.items:
         placed = laid_out(message, own)
         is_whole = sum(bool(one.block) for one in placed) == len(own.items)
-        return _sound([_own_item(one, message, call_ids) for one in placed], is_whole=is_whole)
+        items = [_own_item(one, message, call_ids, own) for one in placed]
+        if own.sent and is_whole:
+            end = max(
+                (at for at, one in enumerate(items, 1) if _kind(one) != "reasoning"), default=0
+            )
+            return items[:end]  # what has led to nothing is refused
+        return _sound(items, is_whole=is_whole)
     text = clean(words_of(message))
     said = [{"role": "assistant", "content": text}] if text else []
     calls = zip(message.tool_calls, call_ids, strict=True)
     return [*said, *(_call(call, call_id, {}) for call, call_id in calls)]
 
 
-def _own_item(placed: Placed, message: Message, call_ids: Sequence[str]) -> Block:
+def _own_item(placed: Placed, message: Message, call_ids: Sequence[str], own: Issued) -> Block:
     block = placed.block
     if placed.call is not None:
-        return _call(message.tool_calls[placed.call], call_ids[placed.call], block)
+        call = message.tool_calls[placed.call]
+        found = _call(call, call_ids[placed.call], block)
+        return {**found, "arguments": sent_arguments(call)} if "arguments" in found else found
     if not placed.texts:
-        return _without_status(block) if _kind(block) == "reasoning" else block
+        is_read_only = _kind(block) == "reasoning" and not own.sent
+        return _without_status(block) if is_read_only else block
     if not block:
         return {"role": "assistant", "content": clean("".join(placed.texts))}
+    if isinstance(block["content"], str):
+        return {**block, "content": clean("".join(placed.texts))}
     texts = iter(placed.texts)
-    content = [
-        {**part, "text": clean(next(texts))} if part.get("type") == "output_text" else part
-        for part in block["content"]
-    ]
-    return {**block, "content": content}
+    return {**block, "content": [_with_text(part, texts) for part in block["content"]]}
+
+
+def _with_text(part: Block, texts: Iterator[str]) -> Block:
+    field = _TEXT_IN.get(part.get("type", ""))
+    # A refusal that was stored by an earlier release has its words still in it.
+    if field is None or part.get(field):
+        return part
+    return {**part, field: clean(next(texts, ""))}
 
 
 def _sound(items: list[Block], *, is_whole: bool) -> list[Block]:
@@ -180,14 +227,20 @@ def _call(call: ToolCall, call_id: str, block: Block) -> Block:
     return {**block, "type": "function_call", **known}
 
 
-def _outputs(exchange: Exchange, call_ids: Sequence[str], custom: set[str]) -> Iterator[Block]:
+def _outputs(
+    exchange: Exchange, call_ids: Sequence[str], custom: set[str], target: Target
+) -> Iterator[Block]:
     for at, message in zip(exchange.answered(), exchange.results, strict=True):
         result = message.tool_result
         assert result is not None
+        own = target.own(stamp_of(message))
+        fields = {**opaque(message.extra), **opaque(result.extra)} if own and own.sent else {}
         parts = shown(result.result) if result.error is None else None
-        output = [_part(part, None) for part, _ in parts or ()] or result_text(result)
+        output: Any = [_part(part, None) for part, _ in parts or ()] or result_text(result)
+        if own and own.sent and result.error is None and isinstance(result.result, list):
+            output = result.result
         kind = "custom_tool_call_output" if call_ids[at] in custom else "function_call_output"
-        yield {"type": kind, "call_id": call_ids[at], "output": output}
+        yield {**fields, "type": kind, "call_id": call_ids[at], "output": output}
 
 
 def _part(part: Part, source: Any) -> Block:
@@ -237,14 +290,21 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         items=tuple(map(_item, output)),
         reply=fields_of(whole, ECHO | {"model", "object"}),
     )
+    calls = tuple(_parsed_call(item) for item in output if item.get("type") in CALLS)
+    return _answer(output, calls, stamped(stamp))
+
+
+def _answer(
+    output: Sequence[Mapping[str, Any]], calls: tuple[ToolCall, ...], extra: Extra
+) -> Message:
     texts = [text for item in output for text in _texts(item)]
     thoughts = [text for item in output for text in _thoughts(item)]
     return Message(
         role="assistant",
         content="".join(texts) if texts else None,
         reasoning="\n\n".join(thoughts) or None,
-        tool_calls=tuple(_parsed_call(item) for item in output if item.get("type") in CALLS),
-        extra=stamped(stamp),
+        tool_calls=calls,
+        extra=extra,
     )
 
 
@@ -259,18 +319,22 @@ def _item(item: Mapping[str, Any]) -> Item:
     texts = _texts(item)
     if not texts:
         return Item(raw(item))
-    content = [
-        {**part, "text": ""} if part.get("type") == "output_text" else part
-        for part in item["content"]
-    ]
+    content: Any = ""
+    if not isinstance(item["content"], str):
+        content = [
+            {**part, _TEXT_IN[part["type"]]: ""} if part.get("type") in _TEXT_IN else part
+            for part in item["content"]
+        ]
     return Item(raw({**item, "content": content}), texts=tuple(map(len, texts)))
 
 
 def _texts(item: Mapping[str, Any]) -> list[str]:
-    if item.get("type") != "message":
+    if (item.get("type") or "message") != "message":
         return []
-    parts = listed(FORMAT, item, "content")
-    return [plain_text(part.get("text")) for part in parts if part.get("type") == "output_text"]
+    if isinstance(item.get("content"), str):
+        return [item["content"]]
+    parts = [part for part in listed(FORMAT, item, "content") if part.get("type") in _TEXT_IN]
+    return [plain_text(part.get(_TEXT_IN[part["type"]])) for part in parts]
 
 
 def _thoughts(item: Mapping[str, Any]) -> list[str]:
@@ -287,3 +351,77 @@ def _parsed_call(item: Mapping[str, Any]) -> ToolCall:
     if item.get("type") == "custom_tool_call":
         return ToolCall(call_id, name, {"input": item.get("input")})
     return ToolCall(call_id, name, arguments(item.get("arguments")))
+
+
+def parse_history(given: Given, by: Issuer) -> list[Message]:
+    """Return the messages of a request's input items.
+
+    Items of the model's that stand together are one message, as an answer is.
+
+    Raises:
+        FormatError: Something in them does not fit.
+
+    """
+    found: list[Message] = []
+    answer: list[tuple[Entry, str]] = []
+    names: dict[str, str] = {}
+    if given.system is not None:
+        found.append(Message.system(given.system))
+    for at, entry in enumerate(given.entries):
+        where = f"history[{at}]"
+        item: Entry = {"role": "user", "content": entry} if isinstance(entry, str) else entry
+        if not _is_models(item, where):
+            found += _sent_answer(answer, by, names)
+            answer = []
+            found.append(_sent_item(item, where, by, names))
+        else:
+            answer.append((item, where))
+    return [*found, *_sent_answer(answer, by, names)]
+
+
+def _is_models(item: Entry, where: str) -> bool:
+    """Say whether an item is part of an answer, or of what the provider's own tools did."""
+    kind = item.get("type")
+    if kind == "message" or (kind is None and ("role" in item or "id" not in item)):
+        return role_in(FORMAT, item, where, ROLES) == "assistant"
+    if kind is not None and not isinstance(kind, str):
+        raise misfit(FORMAT, f"{where}.type", f"is {kind!r}", "give the type as text")
+    return kind not in OUTPUTS
+
+
+def _sent_item(item: Entry, where: str, by: Issuer, names: Mapping[str, str]) -> Message:
+    if item.get("type") in OUTPUTS:
+        call_id = text_in(FORMAT, item, "call_id", where)
+        output = content_in(FORMAT, {"content": item.get("output")}, f"{where}.output")
+        extra = fields_of(item, frozenset({"type", "call_id", "output"}))
+        result = ToolResult(call_id, names.get(call_id), output)
+        return Message(role="tool", tool_result=result, extra=sent_stamp(by, FORMAT, extra))
+    content = content_in(FORMAT, item, where)
+    extra = fields_of(item, frozenset({"role", "content"}))
+    is_developer = item["role"] == "developer"
+    stamp = sent_stamp(by, FORMAT, extra, role="developer" if is_developer else None)
+    return Message(role="system" if is_developer else item["role"], content=content, extra=stamp)
+
+
+def _sent_answer(
+    answer: Sequence[tuple[Entry, str]], by: Issuer, names: dict[str, str]
+) -> Iterator[Message]:
+    if not answer:
+        return
+    calls: list[ToolCall] = []
+    for item, where in answer:
+        if item.get("type") in CALLS:
+            calls.append(_sent_call(item, where))
+        elif (item.get("type") or "message") == "message" and "role" in item:
+            content_in(FORMAT, item, where)
+    names |= {call.id: call.name for call in calls}
+    items = [item for item, _ in answer]
+    stamp = sent_stamp(by, FORMAT, items=tuple(map(_item, items)))
+    yield _answer(items, tuple(calls), stamp)
+
+
+def _sent_call(item: Entry, where: str) -> ToolCall:
+    call_id, name = text_in(FORMAT, item, "call_id", where), text_in(FORMAT, item, "name", where)
+    if item["type"] == "custom_tool_call":
+        return ToolCall(call_id, name, {"input": text_in(FORMAT, item, "input", where)})
+    return written_call(call_id, name, text_in(FORMAT, item, "arguments", where))

@@ -39,7 +39,8 @@ def as_dict(reply: object) -> dict[str, Any]:
     if dump is None:
         message = (
             f"a reply of type {type(reply).__name__} cannot be read: give the response as a dict, "
-            "or as the object that the SDK returns"
+            "or as the object that the SDK returns; a list of messages is a history, which "
+            "session.extend(history, format) takes"
         )
         raise FormatError(message, type=type(reply).__name__)
     found: dict[str, Any] = dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
@@ -99,7 +100,8 @@ def check_role(format: str, said: Mapping[str, Any], own: str) -> None:
         return
     message = (
         f"a message with the role {role!r} is no reply in the format {format!r}, whose replies "
-        f"have the role {own!r}: append it with {_CALLS.get(str(role), _OTHER_CALL)}"
+        f"have the role {own!r}: append it with {_CALLS.get(str(role), _OTHER_CALL)}, "
+        f"or a whole history with session.extend(history, {format!r})"
     )
     raise FormatError(message, format=format, role=role)
 

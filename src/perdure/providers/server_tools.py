@@ -45,7 +45,7 @@ def settled(turns: Turns, stop_reason: str | None) -> Turns:
                 gone.add(answered)
             else:
                 waiting.discard(answered)
-    if waiting and stop_reason != _OPEN_AFTER[turns[-1][0]]:
+    if waiting and stop_reason != _OPEN_AFTER.get(turns[-1][0]):
         gone |= waiting
     return [(role, list(_without(blocks, gone))) for role, blocks in turns] if gone else turns
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from perdure.memory.state import States
     from perdure.memory.working import WorkingMemory
     from perdure.model.manifest import Manifest
+    from perdure.providers import Format, Issuer
     from perdure.session.forking import Forked
     from perdure.session.keeping import Keeper
 
@@ -198,6 +200,36 @@ class Session(Planned, Rendered):
         if not entries:
             return self.version
         return self.accept(entries)
+
+    async def extend(
+        self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
+    ) -> Receipt:
+        """Append another program's history as one group, and return once it is durable.
+
+        Nothing of it is lost: `context` in the same format gives it back as it came, and in any
+        other what that provider takes.
+
+        Args:
+            history: The messages as the provider's API takes them, oldest first: dicts, or the
+                SDK's objects. Instructions that stand apart come with it in a dict of the
+                request: ``{"system": …, "messages": …}``.
+            format: Whose API it is for: ``"openai"``, ``"openai-responses"``, ``"anthropic"``
+                or ``"gemini"``.
+            issuer: Who wrote its answers, if that is not the one whose format it is.
+
+        Raises:
+            ConfigError: There is no such format.
+            FormatError: Something in it does not fit; nothing was appended. The error names
+                the message by its ``index``, the ``field``, and the cure.
+            NotStorableError: A message cannot be stored; nothing was appended.
+            TooLargeError: A message is larger than ``Limits.record_bytes``; nothing was appended.
+
+        """
+        from perdure.providers import parse_history  # imported when used: few sessions need it
+
+        self._check_open()
+        self.append(*parse_history(history, format, issuer=issuer))
+        return await self.save()
 
     def describe(
         self,

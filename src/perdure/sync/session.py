@@ -6,6 +6,7 @@ manager's own thread, one thing at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from perdure.model.keys import SessionKey
     from perdure.model.messages import Message
     from perdure.model.records import Record
+    from perdure.providers import Format, Issuer
     from perdure.restore.report import RestoreReport
     from perdure.session import lost, session, view
     from perdure.session.contents import HistoryItem
@@ -196,6 +198,15 @@ class Session(Planned, Rendered):
         returns.
         """
         return self._loop.do(lambda: self._inner.append(*items))
+
+    def extend(
+        self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
+    ) -> Receipt:
+        """Append another program's history as one group, and return once it is durable.
+
+        As `perdure.Session.extend`.
+        """
+        return self._loop.call(lambda: self._inner.extend(history, format, issuer=issuer))
 
     def describe(
         self,

@@ -1,0 +1,209 @@
+"""Another program's history, as plain values that say where they stand.
+
+What is read here comes from elsewhere: dicts, the SDKs' typed dicts and objects, one inside of
+the other. `entries_of` makes plain values of them; the checks below name the place and the cure
+of whatever does not fit.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+from perdure.errors import FormatError
+from perdure.model.messages import Extra, Message, ToolCall
+from perdure.providers.fitting import STYLE, clean, style_of
+from perdure.providers.issued import raw
+from perdure.providers.replies import arguments
+from perdure.providers.target import RenderedContext
+
+__all__ = [
+    "Entry",
+    "Given",
+    "content_in",
+    "entries_of",
+    "misfit",
+    "objects_in",
+    "role_in",
+    "text_in",
+    "written_call",
+]
+
+Entry = dict[str, Any]
+
+_LISTS: Final = {
+    "openai": ("messages",),
+    "openai-responses": ("input",),
+    "anthropic": ("messages",),
+    "gemini": ("contents",),
+}
+"""The name of the conversation in a request."""
+_INSTRUCTIONS: Final = {
+    "openai": (),
+    "openai-responses": ("instructions",),
+    "anthropic": ("system",),
+    "gemini": ("systemInstruction", "system_instruction"),
+}
+"""The names of the instructions in a request."""
+
+
+class Given:
+    """A history as plain values."""
+
+    __slots__ = ("entries", "system")
+
+    def __init__(self, entries: list[Any], system: Any) -> None:
+        self.entries = entries
+        self.system = system
+        """The instructions, where they came beside the conversation; None for none."""
+
+
+def entries_of(history: object, format: str) -> Given:
+    """Return a history, or the conversation of a whole request, as plain values.
+
+    Raises:
+        FormatError: It is none, or holds what is neither JSON nor an SDK's object.
+
+    """
+    system: Any = None
+    if isinstance(history, RenderedContext):
+        history = history.request
+    if isinstance(history, Mapping):
+        names = _LISTS[format]
+        found = next((history[name] for name in names if history.get(name) is not None), None)
+        if found is None:
+            wanted = f"a list of messages, or a request with {names[0]!r}"
+            raise misfit(format, "history", f"is a dict without {names[0]!r}", f"give {wanted}")
+        for name in _INSTRUCTIONS[format]:
+            system = history.get(name) if system is None else system
+        history = [found] if isinstance(found, str) else found
+    if isinstance(history, (str, bytes)) or not isinstance(history, Iterable):
+        is_a = f"is a {type(history).__name__}"
+        raise misfit(format, "history", is_a, "give the list of messages that a request has")
+    entries = [_entry(one, format, f"history[{at}]") for at, one in enumerate(history)]
+    return Given(entries, None if system is None else _plain(system, format, "system"))
+
+
+def _entry(value: object, format: str, where: str) -> Any:
+    if isinstance(value, Message):
+        cure = "append what is a Message already with session.append(*messages)"
+        raise misfit(format, where, "is a Message of perdure's", cure)
+    found = _plain(value, format, where)
+    if isinstance(found, dict):
+        return found
+    if isinstance(found, str) and format in {"gemini", "openai-responses"}:
+        return found
+    raise misfit(format, where, f"is a {type(value).__name__}", "give each message as a dict")
+
+
+def _plain(value: object, format: str, where: str) -> Any:
+    """Return what a dict, or an object of an SDK, holds."""
+    value = _leaf(value)
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        value = dump(by_alias=True, exclude_unset=True, warnings=False)
+    if isinstance(value, Mapping):
+        odd = next((name for name in value if not isinstance(name, str)), "")
+        if odd != "":
+            raise misfit(format, where, f"has the key {odd!r}", "give text as keys")
+        return {clean(name): _plain(one, format, f"{where}.{name}") for name, one in value.items()}
+    if isinstance(value, Iterable):
+        return [_plain(one, format, f"{where}[{at}]") for at, one in enumerate(value)]
+    is_a = f"is a {type(value).__name__}, which is no JSON"
+    raise misfit(format, where, is_a, "give text, numbers, lists and dicts, or the SDK's objects")
+
+
+def _leaf(value: object) -> object:
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, str):
+        return clean(value)
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def misfit(format: str, where: str, why: str, cure: str) -> FormatError:
+    """Return the error for what does not fit into a history."""
+    message = f"{where} {why}, which is no history in the format {format!r}: {cure}"
+    index = where.partition("[")[2].partition("]")[0]
+    field = where.partition("].")[2]
+    return FormatError(
+        message, format=format, index=int(index) if index else None, field=field or None
+    )
+
+
+def role_in(format: str, entry: Mapping[str, Any], where: str, roles: Sequence[str]) -> str:
+    """Return the role of a message, one of those that its provider knows."""
+    role = entry.get("role")
+    if role in roles:
+        return str(role)
+    why = f"is {role!r}" if "role" in entry else "is missing"
+    other = _other_format(format, entry)
+    cure = f"give one of {', '.join(map(repr, roles))}"
+    raise misfit(format, f"{where}.role", why, f"{cure}, or say {other!r}" if other else cure)
+
+
+def _other_format(format: str, entry: Mapping[str, Any]) -> str | None:
+    """Return the format that a message looks like, if that is another one."""
+    if "parts" in entry:
+        found = "gemini"
+    elif "call_id" in entry or "encrypted_content" in entry:
+        found = "openai-responses"
+    elif entry.get("role") in {"developer", "tool", "function"}:
+        found = "openai"
+    else:
+        return None
+    return None if found == format else found
+
+
+def content_in(format: str, entry: Mapping[str, Any], where: str, *, may_lack: bool = False) -> Any:
+    """Return a message's content: text, or a list of parts."""
+    content = entry.get("content")
+    if isinstance(content, str) or (content is None and may_lack):
+        return content
+    if content is None:
+        raise misfit(format, f"{where}.content", "is missing", "give text, or a list of parts")
+    return objects_in(format, entry, "content", where)
+
+
+def objects_in(format: str, owner: Mapping[str, Any], name: str, where: str) -> list[Entry]:
+    """Return the objects of a list; none if it is not there."""
+    found = owner.get(name)
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        is_a = f"is a {type(found).__name__}"
+        raise misfit(format, f"{where}.{name}", is_a, "give a list of objects")
+    for at, one in enumerate(found):
+        if not isinstance(one, dict):
+            is_a = f"is a {type(one).__name__}"
+            raise misfit(format, f"{where}.{name}[{at}]", is_a, "give an object, as the API has it")
+        if not isinstance(one.get("type", ""), str):
+            why = f"is {one['type']!r}"
+            raise misfit(format, f"{where}.{name}[{at}].type", why, "give the type as text")
+    return found
+
+
+def text_in(format: str, owner: Mapping[str, Any], name: str, where: str) -> str:
+    """Return a field that has to be text."""
+    found = owner.get(name)
+    if isinstance(found, str) and (found or name not in {"id", "call_id", "tool_call_id", "name"}):
+        return found
+    why = "is missing" if found is None else f"is {found!r}"
+    raise misfit(format, f"{where}.{name}", why, "give the text that the provider had there")
+
+
+def written_call(call_id: str, name: str, text: Any, extra: Extra | None = None) -> ToolCall:
+    """Return a call with its arguments, to be written to the letter as they were."""
+    value = arguments(text)
+    more: Extra = {} if extra is None else extra
+    if not isinstance(text, str) or isinstance(value, str):
+        return ToolCall(call_id, name, value, more)
+    try:
+        style = style_of(text, value)
+    except ValueError:
+        return ToolCall(call_id, name, text, more)
+    return ToolCall(call_id, name, value, more if style is None else {**more, STYLE: raw(style)})
