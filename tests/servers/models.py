@@ -124,9 +124,33 @@ def broken_responses(body: dict[str, Any]) -> str | None:
     )
 
 
+def marks_in(value: Any) -> list[str]:
+    """Return how long each marked block stays cached, in the order of the request."""
+    if isinstance(value, list):
+        return [mark for one in value for mark in marks_in(one)]
+    if not isinstance(value, dict):
+        return []
+    inside = marks_in(value.get("content"))
+    mark = value.get("cache_control")
+    return inside if mark is None else [*inside, mark.get("ttl", "5m")]
+
+
+def broken_marks(body: dict[str, Any]) -> str | None:
+    marks = marks_in([*body.get("tools", []), body.get("system"), *body["messages"]])
+    if isinstance(body.get("system"), list):
+        marks = marks_in([*body.get("tools", []), *body["system"], *body["messages"]])
+    if len(marks) > 4:
+        return f"A maximum of 4 blocks with cache_control may be provided. Found {len(marks)}."
+    if marks != sorted(marks, key=["1h", "5m"].index):
+        return "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block"
+    return None
+
+
 def broken_messages(body: dict[str, Any]) -> str | None:
     if "max_tokens" not in body:
         return "max_tokens: Field required"
+    if broken_marks(body) is not None:
+        return broken_marks(body)
     last, waiting = None, set()
     for at, message in enumerate(body["messages"]):
         role, content = message["role"], message["content"]
@@ -142,6 +166,8 @@ def broken_messages(body: dict[str, Any]) -> str | None:
         if set(results) != waiting or len(results) != len(waiting):
             return f"messages[{at}]: tool_use ids {waiting} and tool_result blocks {results}"
         for block in blocks:
+            if block["type"] == "thinking" and "cache_control" in block:
+                return f"messages[{at}]: thinking: Extra inputs are not permitted"
             if block["type"] == "thinking" and block.get("signature") != "signed":
                 return f"messages[{at}]: Invalid `signature` in `thinking` block"
         waiting = {b["id"] for b in blocks if b["type"] == "tool_use"}
@@ -286,7 +312,7 @@ class Application:
                 yield chunk({"tool_calls": [part]})
         yield chunk({}, "tool_calls" if calls else "stop")
         usage = {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16}
-        usage |= {"prompt_tokens_details": {"cached_tokens": 3}}
+        usage |= {"prompt_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 2}}
         if (body.get("stream_options") or {}).get("include_usage"):
             yield None, {**head, "choices": [], "usage": usage}
         yield None, "[DONE]"
@@ -348,7 +374,7 @@ class Application:
             items.append({**item, "arguments": json.dumps(arguments), "status": "completed"})
             yield event("response.output_item.done", output_index=len(items) - 1, item=items[-1])
         usage = {"input_tokens": 11, "output_tokens": 5, "total_tokens": 16}
-        usage |= {"input_tokens_details": {"cached_tokens": 3}}
+        usage |= {"input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 2}}
         usage |= {"output_tokens_details": {"reasoning_tokens": 2}}
         yield event(
             "response.completed", response={**response, "status": "completed", "usage": usage}
@@ -374,7 +400,8 @@ class Application:
         text, calls = reply_to(last, results)
         message = {"id": f"msg_{self.number}", "type": "message", "role": "assistant"}
         message |= {"model": body["model"], "content": [], "stop_reason": None}
-        usage = {"input_tokens": 8, "cache_read_input_tokens": 3, "output_tokens": 1}
+        usage = {"input_tokens": 6, "cache_read_input_tokens": 3, "output_tokens": 1}
+        usage |= {"cache_creation_input_tokens": 2}
         yield (
             "message_start",
             {

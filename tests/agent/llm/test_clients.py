@@ -70,6 +70,7 @@ async def test_an_answer_streams_calls_tools_and_goes_back(
     assert reply.usage is not None
     usage = (reply.usage.input_tokens, reply.usage.output_tokens, reply.usage.cached_tokens)
     assert usage == (11, 5, 3)
+    assert reply.usage.cache_write_tokens == 2
     assert b'"usage":' in bytes(message.extra["perdure_issued"])  # kept with the message, too
     results = [
         Message.tool(call.id, {"hour": at}, name=call.name)

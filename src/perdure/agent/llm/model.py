@@ -29,7 +29,9 @@ class Usage(msgspec.Struct, frozen=True):
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    """How many of those that were read the provider had read before."""
+    """How many of those that were read came from the provider's cache."""
+    cache_write_tokens: int = 0
+    """How many of those that were read went into the provider's cache, where it says so."""
     reasoning_tokens: int = 0
     """How many of those that were written are reasoning."""
 

@@ -207,5 +207,6 @@ def _usage(usage: Mapping[str, Any] | None) -> Usage | None:
         input_tokens=usage.get("prompt_tokens") or usage.get("input_tokens") or 0,
         output_tokens=usage.get("completion_tokens") or usage.get("output_tokens") or 0,
         cached_tokens=read.get("cached_tokens") or 0,
+        cache_write_tokens=read.get("cache_write_tokens") or 0,
         reasoning_tokens=written.get("reasoning_tokens") or 0,
     )
