@@ -35,6 +35,9 @@ async def models() -> None:
             raise
     assert_type(Usage().cached_tokens, int)
     assert_type(Usage().reasoning_tokens, int)
+    assert_type(Usage().cache_write_tokens, int)
+    AnthropicModel("m", prompt_cache="1h")
+    AnthropicModel("m", prompt_cache=None)
 
 
 async def servers() -> None:

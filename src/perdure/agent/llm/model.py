@@ -30,10 +30,10 @@ class Usage(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     cached_tokens: int = 0
     """How many of those that were read came from the provider's cache."""
-    cache_write_tokens: int = 0
-    """How many of those that were read went into the provider's cache, where it says so."""
     reasoning_tokens: int = 0
     """How many of those that were written are reasoning."""
+    cache_write_tokens: int = 0
+    """How many of those that were read went into the provider's cache, where it says so."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
