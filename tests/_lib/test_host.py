@@ -364,3 +364,93 @@ def test_what_ends_a_program_ends_one_task_only_and_is_handed_on(
         await host.aclose()
 
     run(backend, main)
+
+
+def test_a_program_that_cancels_all_tasks_before_asyncio_does_is_waited_for() -> None:
+    """A task that is cancelled before its first step ends its whole group."""
+    ran: list[str] = []
+
+    async def main() -> None:
+        async def once() -> None:
+            ran.append("once")
+
+        async def finish() -> None:
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()
+            ran.append("finish")
+
+        host = Host(on_teardown=finish)
+        await host.start()
+        host.spawn(once)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    asyncio.run(main())
+    assert ran == ["once", "finish"]
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_teardown_that_is_cancelled_is_begun_again(steps: int) -> None:
+    finished: list[int] = []
+
+    async def main() -> None:
+        async def finish() -> None:
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
+            finished.append(1)
+
+        host = Host(on_teardown=finish)
+        await host.start()
+        for _ in range(2):
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert finished == [1]
+
+
+def test_ctrl_c_while_a_task_is_being_started_loses_no_task() -> None:
+    async def main() -> None:
+        host, done = Host(), asyncio.Event()
+        taken: list[BaseException] = []
+        host.on_exit = taken.append
+        await host.start()
+        start_soon, errors = host._start_soon, [KeyboardInterrupt()]
+
+        def interrupted(number: int) -> None:
+            if errors:
+                raise errors.pop()
+            start_soon(number)
+
+        async def work() -> None:
+            done.set()
+
+        host._start_soon = interrupted  # type: ignore[method-assign]
+        asyncio.get_running_loop().call_soon(host.spawn, work)
+        await asyncio.wait_for(done.wait(), 60)
+        assert len(taken) == 1
+        await host.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_who_waits_for_what_may_never_begin_does_not_wait_for_ever(steps: int) -> None:
+    async def main() -> None:
+        host = Host()
+        await host.start()
+        call = asyncio.create_task(host.call(answer, 1))
+        await asyncio.sleep(0)  # it was asked for, and has not begun
+        for _ in range(4):
+            for task in asyncio.all_tasks() - {asyncio.current_task(), call}:
+                task.cancel()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+        try:
+            assert await asyncio.wait_for(call, 60) == 1
+        except HostClosedError:
+            assert not host.running
+
+    asyncio.run(main())

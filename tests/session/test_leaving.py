@@ -386,3 +386,32 @@ async def test_a_load_that_fails_behind_its_lease_leaves_nothing(tmp_path: Path)
         async with connect(MemoryStore(backing=backing), shutdown=QUIET) as others:
             await others.open("a", on_held="raise")
         assert said(await sessions.open("a")) == ["spilled"]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 10])
+def test_a_program_that_cancels_its_tasks_itself_keeps_what_was_accepted(
+    steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It cancels all tasks when it is told to stop, as many do, and then asyncio.run does."""
+
+    async def stop() -> None:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        options = Shutdown(signals=False, spill=False)
+        sessions = await connect(tmp_path, shutdown=options)
+        session = await sessions.open("a")
+        session.append(Message.user("accepted"))
+        await asyncio.create_task(stop())
+
+    async def look() -> list[str]:
+        async with connect(tmp_path) as sessions, sessions.open("a") as session:
+            return said(session)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    assert asyncio.run(look()) == ["accepted"]
+    assert capsys.readouterr().err == ""

@@ -21,8 +21,8 @@ from __future__ import annotations
 import contextvars
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar, TypeVarTuple, final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, Literal, TypeVar, TypeVarTuple, final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -56,6 +56,21 @@ class _Call(Generic[T]):
         self.value: T
 
 
+class _Task:
+    """What is to run, until it has taken its first step."""
+
+    __slots__ = ("args", "coroutine", "fn")
+
+    def __init__(self, fn: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
+        self.fn = fn
+        self.args = args
+        self.coroutine: Coroutine[Any, Any, None] | None = None
+
+    def drop(self) -> None:
+        if self.coroutine is not None:
+            self.coroutine.close()  # or Python tells that it was never awaited
+
+
 @final
 class Host:
     """Run background tasks independently of whoever asks for them.
@@ -87,9 +102,10 @@ class Host:
         self._wake = anyio.Event()
         self._ended = anyio.Event()
         self._torn_down = False
+        self._teardown: Literal["runs", "over"] | None = None
         self._at_end: list[Callable[[], object]] = []
         self._spawned = 0
-        self._unstarted: dict[int, tuple[Callable[..., Awaitable[object]], tuple[Any, ...]]] = {}
+        self._unstarted: dict[int, _Task] = {}
         self._asked: deque[int] = deque()
         """Those of the unstarted that a bare callback asked for."""
         self._in_task: Callable[[], bool] = bool
@@ -134,7 +150,7 @@ class Host:
             raise HostClosedError
         self._spawned += 1
         number = self._spawned
-        self._unstarted[number] = (fn, args)
+        self._unstarted[number] = _Task(fn, args)
         if not self._in_task():
             self._asked.append(number)
             self._wake.set()
@@ -149,8 +165,9 @@ class Host:
         group, context = self._group, self._context
         if group is None or context is None:
             raise HostClosedError
+        self._unstarted[number].coroutine = coroutine = self._guarded(number)
         # In the host's context, so that no caller's context variables stay alive in here.
-        context.copy().run(group.start_soon, self._guarded, number)
+        context.copy().run(group.start_soon, lambda: coroutine)
 
     async def call(self, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
         """Run ``fn(*args)`` in the background and wait for its value or its exception.
@@ -200,16 +217,7 @@ class Host:
 
     async def _main(self) -> None:
         try:
-            # On trio the shield keeps the tasks alive until on_teardown has had its time.
-            with anyio.CancelScope(shield=True):
-                async with anyio.create_task_group() as group:
-                    self._context = contextvars.copy_context()
-                    self._in_task = _task_finder()
-                    self._group = group
-                    self._started.set()
-                    await self._until_stopped()
-                    self._group = None
-                    group.cancel_scope.cancel()
+            await self._serve_in_group()
         except BaseException as error:
             if not isinstance(error, anyio.get_cancelled_exc_class()):
                 log.critical("background tasks failed", exc_info=error)
@@ -218,44 +226,72 @@ class Host:
             self._group = None
             self._started.set()
             self._ended.set()
+            self._let_down()
             for call in self._at_end:
-                call()
+                try:
+                    call()
+                except Exception:
+                    log.exception("what was to be done at the end of the background tasks failed")
 
-    async def _until_stopped(self) -> None:
-        await self._serve(lambda: self._stop or self._torn_down)
-        if self._torn_down and self.on_teardown is not None:
-            over: list[bool] = []  # saving goes through callbacks, too: they are served meanwhile
-            self.spawn(self._tear_down, self.on_teardown, over)
-            await self._serve(lambda: bool(over))
+    async def _serve_in_group(self) -> None:
+        # On trio the shield keeps the tasks alive until on_teardown has had its time.
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as group:
+                self._context = self._context or contextvars.copy_context()
+                self._in_task = _task_finder()
+                self._group = group
+                self._started.set()
+                try:
+                    try:
+                        await self._serve()
+                    except anyio.get_cancelled_exc_class():
+                        # A native cancel, which no shield stops: asyncio.run is ending the loop,
+                        # or the program, and asyncio.run once more. A task that it met before its
+                        # first step has ended the group with it, so there is a new one within.
+                        _uncancel()
+                        self._torn_down = True
+                        await self._serve_in_group()
+                finally:
+                    self._group = None
+                group.cancel_scope.cancel()
 
-    async def _tear_down(self, act: Callable[[], Awaitable[object]], over: list[bool]) -> None:
-        try:
-            await act()
-        finally:
-            over.append(True)
-            self._wake.set()
-
-    async def _serve(self, is_over: Callable[[], bool]) -> None:
-        """Start what callbacks ask for, whatever happens to the host's own task."""
-        while True:
+    async def _serve(self) -> None:
+        """Start what callbacks ask for, and what saves at the end of the loop."""
+        if self._torn_down:
+            await self._start_again()
+        while not self._is_over():
             try:
-                return await self._start_asked(is_over)
-            except anyio.get_cancelled_exc_class():
-                # A native cancel, which no shield stops: asyncio.run is ending the loop.
-                _uncancel()
-                self._torn_down = True
-                await self._start_again()
+                if self._torn_down and self._teardown is None:
+                    self._teardown = "runs"
+                    self.spawn(self._tear_down)
+                await self._start_asked()
             except (KeyboardInterrupt, SystemExit) as error:  # Ctrl-C came just here
                 self.leave(error)
 
-    async def _start_asked(self, is_over: Callable[[], bool]) -> None:
-        while True:
-            self._wake = anyio.Event()
-            while self._asked:
-                self._start_soon(self._asked.popleft())
-            if is_over():
-                return
+    def _is_over(self) -> bool:
+        if self._torn_down and self.on_teardown is not None:
+            return self._teardown == "over"
+        return self._stop or self._torn_down
+
+    async def _start_asked(self) -> None:
+        self._wake = anyio.Event()
+        while self._asked:  # taken out behind: a Ctrl-C between the two must not lose one
+            self._start_soon(self._asked[0])
+            self._asked.popleft()
+        if not self._is_over() and (self._teardown or not self._torn_down):
             await self._wake.wait()
+
+    async def _tear_down(self) -> None:
+        state: Literal["over"] | None = "over"
+        try:
+            if self.on_teardown is not None:
+                await self.on_teardown()
+        except anyio.get_cancelled_exc_class():
+            state = None  # with all others: it is begun again
+            raise
+        finally:
+            self._teardown = state
+            self._wake.set()
 
     async def _start_again(self) -> None:
         """Start what was cancelled before its first step, of which it knows nothing."""
@@ -265,12 +301,26 @@ class Host:
         for number in before:
             task = self._unstarted.pop(number, None)
             if task is not None:
-                self.spawn(task[0], *task[1])
+                task.drop()
+                self.spawn(task.fn, *task.args)
+
+    def _let_down(self) -> None:
+        """Tell those who wait for what was never begun."""
+        for task in self._unstarted.values():
+            task.drop()
+            if task.fn == self._answer:
+                call: _Call[Any] = task.args[0]
+                call.error = HostClosedError("the background tasks ended before this was begun")
+                call.done.set()
+        self._unstarted.clear()
+        self._asked.clear()
 
     async def _guarded(self, number: int) -> None:
-        fn, args = self._unstarted.pop(number)
+        task = self._unstarted.pop(number, None)
+        if task is None:
+            return  # begun before
         try:
-            await fn(*args)
+            await task.fn(*task.args)
         except Exception as error:  # noqa: BLE001  # reported
             self._report(error)
         except anyio.get_cancelled_exc_class():
@@ -359,5 +409,5 @@ def _uncancel() -> None:
     import asyncio
 
     task = asyncio.current_task()
-    if task is not None:
+    while task is not None and task.cancelling():
         task.uncancel()
