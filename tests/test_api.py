@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 import perdure
-from tests import public_api
+from tests import hints, public_api
 
 MODULES = [module.__name__ for module in public_api.public_modules()]
 
@@ -61,3 +61,70 @@ def test_a_default_that_is_text_stays_whole() -> None:
 )
 def test_the_snapshot_drops_modules_before_names(written: str, shown: str) -> None:
     assert public_api.plain(written) == shown
+
+
+MADE_BY_PERDURE = {
+    f"{module}.{name}"
+    for module, names in {
+        "perdure": (
+            "Attachment LostSession Session SessionManager SessionView Turn",
+            "checkpoints.CheckpointEngine checkpoints.CheckpointReader",
+            "checkpoints.EventReader checkpoints.EventStream agent.AgentContext",
+            "types.Opening types.States types.WorkingMemory",
+        ),
+        "perdure.sync": (
+            "Attachment CheckpointEngine CheckpointReader EventReader EventStream",
+            "LostSession SessionManager Session SessionView States Turn TypedState WorkingMemory",
+        ),
+    }.items()
+    for line in names
+    for name in line.split()
+}
+"""What calls of the API return: nobody makes them, so their constructors say nothing to users."""
+
+NOT_FOR_USERS = {
+    "perdure.PersistentConfig.of": "an agent makes its config by it",
+    "perdure.Session.end_turn": "its turns call it",
+    "perdure.Session.renew": "the manager calls it",
+    "perdure.agent.MemoryManager.note_overflow": "the worker calls it",
+}
+
+
+def test_every_type_in_a_public_signature_is_public_itself() -> None:
+    exported = {name for module in MODULES for name in exports(module)}
+    public = {
+        value
+        for module, name in exported
+        if isinstance(value := getattr(importlib.import_module(module), name), type)
+    }
+    hidden: dict[str, set[str]] = {}
+    passed_over = set()
+    for module, name in sorted(exported):
+        value = getattr(importlib.import_module(module), name)
+        for member, hint in hints.of_public(value, public_api.public_members):
+            path = f"{module}.{name}.{member}"
+            if member == "__init__" and f"{module}.{name}" in MADE_BY_PERDURE:
+                continue
+            if path in NOT_FOR_USERS:
+                passed_over.add(path)
+                continue
+            for found in hints.classes(hint):
+                if found not in public and not found.__name__.startswith("_"):
+                    hidden.setdefault(f"{found.__module__}.{found.__qualname__}", set()).add(path)
+    assert hidden == {}
+    assert passed_over == set(NOT_FOR_USERS), "these are gone: take them out of the list"
+
+
+def exports(module: str) -> set[tuple[str, str]]:
+    return {(module, name) for name in importlib.import_module(module).__all__}
+
+
+def test_what_people_annotate_with_is_where_they_look() -> None:
+    from perdure.restore import RestoreStep
+    from perdure.types import Health, HistoryItem, WorkingMemory
+
+    reads = hints.of_member(perdure.Session, "history")["return"]
+    assert list(hints.classes(reads)) == [HistoryItem]
+    assert hints.of_member(perdure.Session, "memory")["return"] is WorkingMemory
+    assert hints.of_member(perdure.SessionManager, "health")["return"] is Health
+    assert list(hints.classes(hints.of_fields(perdure.RestoreReport)["steps"])) == [RestoreStep]

@@ -23,9 +23,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextvars import ContextVar
 from typing import Protocol
 
+from perdure.model.base import Base
 from perdure.model.keys import SessionKey
-from perdure.model.manifest import Manifest
+from perdure.model.manifest import About, FoldedDocument, Manifest
 from perdure.model.posts import Asked, DeadLetter, Posted
+from perdure.model.records import Entry, Record
 from perdure.model.stored import (
     Batch,
     Capabilities,
@@ -41,17 +43,23 @@ from perdure.model.stored import (
 )
 
 __all__ = [
+    "About",
     "Asked",
+    "Base",
     "Batch",
     "Capabilities",
     "DeadLetter",
     "Document",
     "Documents",
+    "Entry",
+    "FoldedDocument",
     "Grant",
     "Holder",
     "LogChunk",
+    "Manifest",
     "Outcome",
     "Posted",
+    "Record",
     "SessionInfo",
     "Status",
     "Store",

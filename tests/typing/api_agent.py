@@ -20,6 +20,8 @@ from perdure.agent import (
     AgentWorker,
     BootstrapEventHandler,
     BootstrapStarted,
+    BootstrapStartedEvent,
+    BootstrapStep,
     BootstrapStepDone,
     Chunk,
     CompactionCompleted,
@@ -31,17 +33,24 @@ from perdure.agent import (
     ContextRestored,
     EchoModel,
     EventStream,
+    Handler,
+    LLMRequest,
     LLMRequestAssembler,
+    LLMUserMessageReadyEvent,
     LLMUserMessageReadyEventHandler,
+    McpServerPrewarmingStep,
     MemoryManager,
     Model,
     PersistentSession,
     Retriever,
     ScriptedModel,
     Segment,
+    SystemPromptProcessingStep,
     Tool,
     ToolFinished,
+    ToolInvocationRequestEvent,
     ToolInvocationRequestEventHandler,
+    ToolResultEvent,
     ToolResultEventHandler,
     ToolSpec,
     ToolStarted,
@@ -52,6 +61,7 @@ from perdure.agent import (
     TurnTracker,
     Usage,
     UserInputMessageEventHandler,
+    UserMessageReceivedEvent,
     WorkerEventDispatcher,
     WorkingContextSnapshot,
     WorkingContextSnapshotBootstrapOptions,
@@ -59,16 +69,10 @@ from perdure.agent import (
     WorkingContextSnapshotRestoreStep,
     WorkingContextSnapshotSerializer,
     WorkingContextSnapshotStore,
+    WorkspaceContextInitializationStep,
     call,
     render_openai,
     tool,
-)
-from perdure.agent.events import (
-    BootstrapStartedEvent,
-    LLMUserMessageReadyEvent,
-    ToolInvocationRequestEvent,
-    ToolResultEvent,
-    UserMessageReceivedEvent,
 )
 
 
@@ -195,7 +199,8 @@ async def parts_to_replace(session: Session, agent: Agent) -> None:
     )
     assert_type(memory.retriever, Retriever)
     assembler = LLMRequestAssembler(memory, renderer=render_openai)
-    await assembler.prepare_request("turn_0001", "Be kind.")
+    request = await assembler.prepare_request("turn_0001", "Be kind.")
+    assert_type(request, LLMRequest)
     step = WorkingContextSnapshotRestoreStep(WorkingContextSnapshotBootstrapper())
     assert_type(await step.execute(agent.context), bool)
 
@@ -211,14 +216,17 @@ class ListeningHandler:
 
 
 def other_handlers() -> AgentRuntime:
-    step = WorkingContextSnapshotRestoreStep()
-    dispatcher = WorkerEventDispatcher(
-        {
-            BootstrapStartedEvent: BootstrapEventHandler((step,)),
-            UserMessageReceivedEvent: ListeningHandler(),
-            LLMUserMessageReadyEvent: LLMUserMessageReadyEventHandler(),
-            ToolInvocationRequestEvent: ToolInvocationRequestEventHandler(),
-            ToolResultEvent: ToolResultEventHandler(),
-        }
+    steps: tuple[BootstrapStep, ...] = (
+        WorkspaceContextInitializationStep(),
+        McpServerPrewarmingStep(),
+        SystemPromptProcessingStep(),
+        WorkingContextSnapshotRestoreStep(),
     )
-    return AgentRuntime(dispatcher=dispatcher)
+    handlers: dict[type, Handler] = {
+        BootstrapStartedEvent: BootstrapEventHandler(steps),
+        UserMessageReceivedEvent: ListeningHandler(),
+        LLMUserMessageReadyEvent: LLMUserMessageReadyEventHandler(),
+        ToolInvocationRequestEvent: ToolInvocationRequestEventHandler(),
+        ToolResultEvent: ToolResultEventHandler(),
+    }
+    return AgentRuntime(dispatcher=WorkerEventDispatcher(handlers))

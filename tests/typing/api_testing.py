@@ -14,6 +14,7 @@ from perdure.stores.file import FileStore
 from perdure.testing import (
     Crash,
     EchoModel,
+    Faults,
     FaultyStore,
     How,
     ManualClock,
@@ -73,6 +74,8 @@ async def without_pytest() -> None:
     async with Sandbox(store=lambda: MemoryStore(backing=backing), limits=Limits()) as sandbox:
         assert_type(await sandbox.reopen(), SessionManager)
         assert_type(sandbox.store, SwitchedStore)
+    shared = Faults()  # stores that share it go down together
+    SwitchedStore(MemoryStore(backing=backing), faults=shared)
 
 
 async def faults(store: Store) -> None:

@@ -17,8 +17,14 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.agent.agent import Agent as Agent
+    from perdure.agent.bootstrap import BootstrapStep as BootstrapStep
+    from perdure.agent.bootstrap import McpServerPrewarmingStep as McpServerPrewarmingStep
+    from perdure.agent.bootstrap import SystemPromptProcessingStep as SystemPromptProcessingStep
     from perdure.agent.bootstrap import (
         WorkingContextSnapshotRestoreStep as WorkingContextSnapshotRestoreStep,
+    )
+    from perdure.agent.bootstrap import (
+        WorkspaceContextInitializationStep as WorkspaceContextInitializationStep,
     )
     from perdure.agent.config import AgentConfig as AgentConfig
     from perdure.agent.context import AgentContext as AgentContext
@@ -28,14 +34,18 @@ if TYPE_CHECKING:
     from perdure.agent.events import AgentStopped as AgentStopped
     from perdure.agent.events import ApprovalRequested as ApprovalRequested
     from perdure.agent.events import BootstrapStarted as BootstrapStarted
+    from perdure.agent.events import BootstrapStartedEvent as BootstrapStartedEvent
     from perdure.agent.events import BootstrapStepDone as BootstrapStepDone
     from perdure.agent.events import CompactionCompleted as CompactionCompleted
     from perdure.agent.events import CompactionFailed as CompactionFailed
     from perdure.agent.events import CompactionStarted as CompactionStarted
     from perdure.agent.events import ContextRestored as ContextRestored
     from perdure.agent.events import EffectUnknown as EffectUnknown
+    from perdure.agent.events import LLMUserMessageReadyEvent as LLMUserMessageReadyEvent
     from perdure.agent.events import Segment as Segment
     from perdure.agent.events import ToolFinished as ToolFinished
+    from perdure.agent.events import ToolInvocationRequestEvent as ToolInvocationRequestEvent
+    from perdure.agent.events import ToolResultEvent as ToolResultEvent
     from perdure.agent.events import ToolStarted as ToolStarted
     from perdure.agent.events import TurnEnded as TurnEnded
     from perdure.agent.events import TurnFailed as TurnFailed
@@ -43,9 +53,11 @@ if TYPE_CHECKING:
     from perdure.agent.events import TurnStarted as TurnStarted
     from perdure.agent.events import TurnUnfinished as TurnUnfinished
     from perdure.agent.events import Unfinished as Unfinished
+    from perdure.agent.events import UserMessageReceivedEvent as UserMessageReceivedEvent
     from perdure.agent.factory import AgentFactory as AgentFactory
     from perdure.agent.features import Features as Features
     from perdure.agent.handlers import BootstrapEventHandler as BootstrapEventHandler
+    from perdure.agent.handlers import Handler as Handler
     from perdure.agent.handlers import (
         LLMUserMessageReadyEventHandler as LLMUserMessageReadyEventHandler,
     )
@@ -72,6 +84,7 @@ if TYPE_CHECKING:
     from perdure.agent.persistent import PersistentSession as PersistentSession
     from perdure.agent.plugins import PersistentInstructions as PersistentInstructions
     from perdure.agent.plugins import ToolSettings as ToolSettings
+    from perdure.agent.requests import LLMRequest as LLMRequest
     from perdure.agent.requests import LLMRequestAssembler as LLMRequestAssembler
     from perdure.agent.requests import render_openai as render_openai
     from perdure.agent.results import ResultReference as ResultReference
@@ -123,7 +136,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "perdure.agent.agent": ("Agent",),
-    "perdure.agent.bootstrap": ("WorkingContextSnapshotRestoreStep",),
+    "perdure.agent.bootstrap": (
+        "BootstrapStep",
+        "McpServerPrewarmingStep",
+        "SystemPromptProcessingStep",
+        "WorkingContextSnapshotRestoreStep",
+        "WorkspaceContextInitializationStep",
+    ),
     "perdure.agent.config": ("AgentConfig",),
     "perdure.agent.context": ("AgentContext", "AgentRuntimeState"),
     "perdure.agent.events": (
@@ -132,14 +151,18 @@ _HOMES = {
         "AgentStopped",
         "ApprovalRequested",
         "BootstrapStarted",
+        "BootstrapStartedEvent",
         "BootstrapStepDone",
         "CompactionCompleted",
         "CompactionFailed",
         "CompactionStarted",
         "ContextRestored",
         "EffectUnknown",
+        "LLMUserMessageReadyEvent",
         "Segment",
         "ToolFinished",
+        "ToolInvocationRequestEvent",
+        "ToolResultEvent",
         "ToolStarted",
         "TurnEnded",
         "TurnFailed",
@@ -147,11 +170,13 @@ _HOMES = {
         "TurnStarted",
         "TurnUnfinished",
         "Unfinished",
+        "UserMessageReceivedEvent",
     ),
     "perdure.agent.factory": ("AgentFactory",),
     "perdure.agent.features": ("Features",),
     "perdure.agent.handlers": (
         "BootstrapEventHandler",
+        "Handler",
         "LLMUserMessageReadyEventHandler",
         "ToolInvocationRequestEventHandler",
         "ToolResultEventHandler",
@@ -176,7 +201,7 @@ _HOMES = {
     "perdure.agent.permissions": ("Permissions",),
     "perdure.agent.persistent": ("PersistentSession",),
     "perdure.agent.plugins": ("PersistentInstructions", "ToolSettings"),
-    "perdure.agent.requests": ("LLMRequestAssembler", "render_openai"),
+    "perdure.agent.requests": ("LLMRequest", "LLMRequestAssembler", "render_openai"),
     "perdure.agent.results": ("ResultReference", "reference_of", "resolved"),
     "perdure.agent.resuming": ("OpenMatters", "open_matters"),
     "perdure.agent.runtime": ("AgentRuntime",),

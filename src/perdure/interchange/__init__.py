@@ -25,11 +25,15 @@ if TYPE_CHECKING:
     from perdure.interchange.reading import Finding as Finding
     from perdure.interchange.reading import Read as Read
     from perdure.interchange.reading import read_state as read_state
+    from perdure.interchange.state import Core as Core
     from perdure.interchange.state import FullAgentState as FullAgentState
+    from perdure.interchange.state import PermissionState as PermissionState
     from perdure.interchange.state import SerializedAgentContextState as SerializedAgentContextState
     from perdure.interchange.state import SerializedMemoryEntry as SerializedMemoryEntry
     from perdure.interchange.state import SerializedMemoryState as SerializedMemoryState
     from perdure.interchange.state import SessionMetadata as SessionMetadata
+    from perdure.interchange.state import Stats as Stats
+    from perdure.interchange.state import ToolState as ToolState
     from perdure.interchange.state import write_state as write_state
     from perdure.interchange.storage import StateStorage as StateStorage
 
@@ -39,11 +43,15 @@ _HOMES = {
     "perdure.interchange.migrations": ("Migrations", "PERSISTENCE_FORMAT_VERSION"),
     "perdure.interchange.reading": ("Finding", "Read", "read_state"),
     "perdure.interchange.state": (
+        "Core",
         "FullAgentState",
+        "PermissionState",
         "SerializedAgentContextState",
         "SerializedMemoryEntry",
         "SerializedMemoryState",
         "SessionMetadata",
+        "Stats",
+        "ToolState",
         "write_state",
     ),
     "perdure.interchange.storage": ("StateStorage",),

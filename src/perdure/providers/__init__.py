@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from perdure.providers.formats import parse as parse
     from perdure.providers.formats import parse_history as parse_history
     from perdure.providers.formats import render as render
+    from perdure.providers.issued import Issued as Issued
     from perdure.providers.issued import Issuer as Issuer
+    from perdure.providers.issued import Item as Item
     from perdure.providers.message_groups import groups as groups
     from perdure.providers.message_groups import newest as newest
     from perdure.providers.target import Format as Format
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "FORMATS": "formats",
     "Format": "target",
+    "Issued": "issued",
     "Issuer": "issued",
+    "Item": "issued",
     "ReasoningPolicy": "target",
     "RenderedContext": "target",
     "groups": "message_groups",

@@ -6,6 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perdure.restore.bootstrapper import Bootstrapped as Bootstrapped
+    from perdure.restore.bootstrapper import RestorableMemory as RestorableMemory
+    from perdure.restore.bootstrapper import Retrieving as Retrieving
+    from perdure.restore.bootstrapper import SnapshotStore as SnapshotStore
     from perdure.restore.bootstrapper import (
         WorkingContextSnapshotBootstrapOptions as WorkingContextSnapshotBootstrapOptions,
     )
@@ -14,18 +18,26 @@ if TYPE_CHECKING:
     )
     from perdure.restore.rebuild import CompactionSnapshotBuilder as CompactionSnapshotBuilder
     from perdure.restore.repair import Repair as Repair
+    from perdure.restore.report import RestoreStep as RestoreStep
     from perdure.restore.serializer import WorkingContextSnapshot as WorkingContextSnapshot
     from perdure.restore.serializer import (
         WorkingContextSnapshotSerializer as WorkingContextSnapshotSerializer,
     )
+    from perdure.restore.snapshot_store import Exclusively as Exclusively
     from perdure.restore.snapshot_store import (
         WorkingContextSnapshotStore as WorkingContextSnapshotStore,
     )
 
 # Resolved when used: every session opens through `perdure.restore.ladder`, few need these.
 _HOME_OF = {
+    "Bootstrapped": "bootstrapper",
     "CompactionSnapshotBuilder": "rebuild",
+    "Exclusively": "snapshot_store",
     "Repair": "repair",
+    "RestorableMemory": "bootstrapper",
+    "RestoreStep": "report",
+    "Retrieving": "bootstrapper",
+    "SnapshotStore": "bootstrapper",
     "WorkingContextSnapshot": "serializer",
     "WorkingContextSnapshotBootstrapOptions": "bootstrapper",
     "WorkingContextSnapshotBootstrapper": "bootstrapper",

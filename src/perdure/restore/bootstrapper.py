@@ -32,6 +32,8 @@ __all__ = [
     "Bootstrapped",
     "PromptPolicy",
     "RestorableMemory",
+    "Retrieving",
+    "SnapshotStore",
     "WorkingContextSnapshotBootstrapOptions",
     "WorkingContextSnapshotBootstrapper",
     "mending_steps",

@@ -21,7 +21,7 @@ from perdure.model.manifest import FoldedDocument
 from perdure.restore.validity import snapshot_of
 from perdure.store import Store
 
-__all__ = ["WorkingContextSnapshotStore"]
+__all__ = ["Exclusively", "WorkingContextSnapshotStore"]
 
 JSON = dict[str, Any]
 

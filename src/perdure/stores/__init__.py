@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from perdure.stores.wrapped import CompressedStore as CompressedStore
     from perdure.stores.wrapped import EncryptedStore as EncryptedStore
     from perdure.stores.wrapped import MasterKeys as MasterKeys
+    from perdure.stores.wrapped.encrypted import Rewrapped as Rewrapped
+    from perdure.stores.wrapped.keys import Unwrapped as Unwrapped
 
 _HOME_OF = {
     "Bucket": "perdure.stores.objects",
@@ -35,10 +37,12 @@ _HOME_OF = {
     "ObjectStore": "perdure.stores.objects",
     "PostgresStore": "perdure.stores.postgres",
     "RedisStore": "perdure.stores.redis",
+    "Rewrapped": "perdure.stores.wrapped.encrypted",
     "S3Store": "perdure.stores.s3",
     "SqliteStore": "perdure.stores.sqlite",
     "StateStorage": "perdure.interchange.storage",
     "StateStore": "perdure.stores.state",
+    "Unwrapped": "perdure.stores.wrapped.keys",
 }
 
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from perdure.testing.sandbox import SandboxOptions as SandboxOptions
     from perdure.testing.saved import assert_saved as assert_saved
     from perdure.testing.saved import wait_saved as wait_saved
+    from perdure.testing.switched import Faults as Faults
     from perdure.testing.switched import SwitchedStore as SwitchedStore
 
 _HOMES = {
@@ -36,7 +37,7 @@ _HOMES = {
     "perdure.testing.faulty": ("Crash", "FaultyStore", "How"),
     "perdure.testing.sandbox": ("Sandbox", "SandboxOptions"),
     "perdure.testing.saved": ("assert_saved", "wait_saved"),
-    "perdure.testing.switched": ("SwitchedStore",),
+    "perdure.testing.switched": ("Faults", "SwitchedStore"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -1,0 +1,69 @@
+"""Types that the public API gives and takes, and that nobody makes by hand: for annotations.
+
+    from perdure.types import HistoryItem
+
+    def shown(items: list[HistoryItem]) -> str: ...
+
+What people make, or call, is in `perdure` itself, `perdure.agent`, `perdure.checkpoints`,
+`perdure.interchange`, `perdure.restore`, `perdure.providers`, and the port in `perdure.store`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perdure._lib.lazy import lazy
+
+if TYPE_CHECKING:
+    from perdure.autosave.health import Health as Health
+    from perdure.autosave.options import Inherit as Inherit
+    from perdure.autosave.shutdown import Unsaved as Unsaved
+    from perdure.codec.registry import Registered as Registered
+    from perdure.codec.tags import Types as Types
+    from perdure.memory.documents import ContextState as ContextState
+    from perdure.memory.documents import Core as Core
+    from perdure.memory.documents import HistorySource as HistorySource
+    from perdure.memory.documents import SessionDocument as SessionDocument
+    from perdure.memory.documents import SessionMetadata as SessionMetadata
+    from perdure.memory.in_session import Remembering as Remembering
+    from perdure.memory.index import MemoryEntry as MemoryEntry
+    from perdure.memory.state import States as States
+    from perdure.memory.state import TypedState as TypedState
+    from perdure.memory.working import WorkingMemory as WorkingMemory
+    from perdure.restore.plan import PlannedDocument as PlannedDocument
+    from perdure.session.contents import HistoryItem as HistoryItem
+    from perdure.session.forgetting import Kept as Kept
+    from perdure.session.loading import Opening as Opening
+    from perdure.session.pruning import KeptFor as KeptFor
+    from perdure.session.pruning import Pruned as Pruned
+
+_HOMES = {
+    "perdure.autosave.health": ("Health",),
+    "perdure.autosave.options": ("Inherit",),
+    "perdure.autosave.shutdown": ("Unsaved",),
+    "perdure.codec.registry": ("Registered",),
+    "perdure.codec.tags": ("Types",),
+    "perdure.memory.documents": (
+        "ContextState",
+        "Core",
+        "HistorySource",
+        "SessionDocument",
+        "SessionMetadata",
+    ),
+    "perdure.memory.in_session": ("Remembering",),
+    "perdure.memory.index": ("MemoryEntry",),
+    "perdure.memory.state": ("States", "TypedState"),
+    "perdure.memory.working": ("WorkingMemory",),
+    "perdure.restore.plan": ("PlannedDocument",),
+    "perdure.session.contents": ("HistoryItem",),
+    "perdure.session.forgetting": ("Kept",),
+    "perdure.session.loading": ("Opening",),
+    "perdure.session.pruning": ("KeptFor", "Pruned"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings
+
+
+if not TYPE_CHECKING:  # a checker would take any name for a public one
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF)
