@@ -47,11 +47,26 @@ def test_it_answers_in_json(command: Command, store: Path) -> None:
 
 
 def test_where_nothing_fits_it_says_why_and_exits_with_1(command: Command, store: Path) -> None:
-    ran = command("tune", "--store", str(store), "--price", "5", "--budget", "0", *QUICK)
+    ran = command(
+        "tune", "--store", str(store), "--price", "5", "--budget", "0", "--imagine", *QUICK
+    )
     assert ran.status == 1
     assert "a month" in ran.out
     assert "no setting fits" in ran.out
     assert "Autosave(" not in ran.out
+
+
+def test_a_store_where_little_happens_is_nothing_to_measure(
+    command: Command, store: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "settings.svg"
+    ran = command("tune", "--store", str(store), "--plot", str(picture), *QUICK)
+    assert ran.status == 1
+    assert "nothing to measure" in ran.err
+    assert "--imagine" in ran.err
+    assert ran.out == ""
+    assert not picture.exists()
+    assert command("tune", "--store", str(store), "--imagine", *QUICK).status == 0
 
 
 @pytest.mark.parametrize(

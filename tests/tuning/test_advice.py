@@ -36,8 +36,10 @@ def test_what_is_recommended_fits(wanted: Needs, measured: Measured) -> None:
     best = advice.best
     assert best.load <= 0.6
     assert best.stop <= wanted.shutdown
-    assert best.cost.lost == min(one.cost.lost for one in fitting)
-    if wanted.max_loss is not None:
+    if wanted.max_loss is None:
+        assert best.cost.lost == min(one.cost.lost for one in fitting)
+    else:
+        assert best.cost.saves == min(one.cost.saves for one in fitting)
         most = best.cost.autosave.max_delay + measured.save_time
         assert most <= wanted.max_loss + 1e-6 or best.cost.autosave.max_delay == 0
     if wanted.budget is not None:
@@ -59,6 +61,16 @@ def test_a_limit_on_losses_bounds_the_longest_delay() -> None:
     slower = advise(WORKLOAD, SLOW, Needs(max_loss=0.1))
     assert slower.best is None
     assert "a save alone takes 0.2 s" in slower.options[0].against
+
+
+def test_whoever_accepts_a_loss_is_not_told_to_save_each_change() -> None:
+    accepted = advise(made_up(), FAST, Needs(sessions=2_000, max_loss=10.0)).best
+    safest = advise(made_up(), FAST, Needs(sessions=2_000)).best
+    assert accepted is not None
+    assert safest is not None
+    assert accepted.cost.worst <= 10.0
+    assert accepted.cost.saves < safest.cost.saves
+    assert accepted.cost.autosave.max_delay > 0
 
 
 def test_a_budget_keeps_saves_few() -> None:
@@ -88,6 +100,34 @@ def test_the_chart_shows_each_setting(sessions: int) -> None:
     for circle in circles:
         assert 0 < float(circle.attrib["cx"]) < width
         assert 0 < float(circle.attrib["cy"]) < height
+
+
+LABELED = [Needs(sessions=2_000, max_loss=10.0), Needs(), Needs(sessions=50_000, max_loss=1.0)]
+
+
+@pytest.mark.parametrize("wanted", LABELED, ids=["2000", "100", "50000"])
+@pytest.mark.parametrize("measured", [FAST, SLOW], ids=["fast", "slow"])
+def test_no_label_of_the_chart_lies_on_another(wanted: Needs, measured: Measured) -> None:
+    """By the width of a digit in this size of type."""
+    svg = ET.fromstring(chart(advise(made_up(), measured, wanted), wanted.sessions))
+    labels = [one for one in svg.findall(".//{*}text") if " / " in (one.text or "")][1:]
+    boxes = []
+    for label in labels:
+        assert label.get("text-anchor") is None
+        left, below = float(label.attrib["x"]), float(label.attrib["y"])
+        boxes.append((left, below - 12, left + 7.2 * len(label.text or ""), below))
+    assert len(boxes) > 1
+    assert all(0 <= left and right <= 720 for left, _, right, _ in boxes)
+    for at, (left, top, right, bottom) in enumerate(boxes):
+        for other in boxes[at + 1 :]:
+            apart = right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
+            assert apart, (boxes[at], other)
+
+
+def test_of_nothing_nothing_is_recommended() -> None:
+    advice = advise(workload_of([], "nobody"), FAST, Needs())
+    assert advice.best is None
+    assert "nothing has changed" in advice.warnings[0]
 
 
 def test_a_chart_of_nothing_is_a_chart() -> None:

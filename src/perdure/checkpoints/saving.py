@@ -49,13 +49,15 @@ _OURS: Final = (_DIGEST, PRUNED)
 async def save_pair(reading: Reading, folder: Path) -> list[str]:
     """Write what a replay needs into a folder; return the names of the files.
 
-    A checkpoint of the session itself is written with the state that it leads to, in full.
+    A checkpoint of the session itself is written with the state that it leads to, in full. A
+    folder that is not there is made.
 
     Raises:
         ConfigError: A file of these names is there.
         CorruptRecordError: A state is lost or damaged.
 
     """
+    await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
     digests: dict[int, str] = {}
     await _write(folder / CHECKPOINTS_FILE, _checkpoint_lines(reading, digests))
     seal, cut = Seal(), await reading.cut()

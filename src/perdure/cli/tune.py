@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from perdure.cli.options import Stored
 from perdure.cli.output import print_json, print_table, say, size, stderr
 from perdure.cli.reach import opened
-from perdure.errors import ConfigError
+from perdure.errors import ConfigError, SessionError
 from perdure.tuning import (
     Advice,
     Measured,
@@ -30,7 +30,7 @@ from perdure.tuning import (
 __all__ = ["tune"]
 
 FEW = 20
-"""With fewer changes in a store, agents are made up instead."""
+"""With fewer changes in a store, there is nothing to tell a setting by."""
 
 
 def tune(
@@ -50,15 +50,17 @@ def tune(
     Measures how many saves the store can take, in sessions of a tenant of their own that are
     deleted again; reads from the log when its sessions changed; replays that with several
     settings; and recommends one, with what it costs and what it risks. Changes no setting. The
-    measuring loads the store for some seconds. Exits with 1 if no setting fits.
+    measuring loads the store for some seconds. Exits with 1 if no setting fits, or if too little
+    has changed in the store to tell.
 
     Args:
         sessions: How many sessions will be active at once.
-        max_loss: Seconds of work that a crash may cost at the most. Default: no limit.
+        max_loss: Seconds of work that a crash may cost at the most: then the setting that saves
+            least often within it is recommended. Default: no limit, and the safest one.
         shutdown: Seconds in which everything has to be saved when the process is stopped.
         price: What a million saves cost, in any currency: for S3 about 5 dollars.
         budget: What the saves may cost in a month, in the same currency. Default: no limit.
-        imagine: Take made-up agents, whatever the store holds.
+        imagine: Take made-up agents, whatever the store holds, if anything.
         seconds: For how long to measure, about.
         plot: Write a picture of the settings to this file, as SVG.
 
@@ -89,8 +91,10 @@ async def _tune(
 ) -> int:
     async with opened(where.store, write=True) as store:
         workload = await observed(store)
-        if imagine or workload.changes < FEW:
+        if imagine:
             workload = made_up()
+        elif workload.changes < FEW:
+            raise SessionError(_too_few(store.location, workload), path=store.location)
         with stderr().status("measuring the store"):
             measured = await measure(store, size=workload.size, seconds=seconds)
         location = store.location
@@ -102,6 +106,14 @@ async def _tune(
     else:
         _print(location, workload, measured, advice, needs)
     return 0 if advice.best else 1
+
+
+def _too_few(location: str, workload: Workload) -> str:
+    return (
+        f"there is nothing to measure in {location}: its sessions have changed {workload.changes} "
+        f"times, and it takes {FEW} to tell how they do: let agents work in it, or add --imagine "
+        "for made-up ones"
+    )
 
 
 def _facts(location: str, workload: Workload, measured: Measured, advice: Advice) -> dict[str, Any]:

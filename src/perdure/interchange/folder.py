@@ -147,8 +147,9 @@ class FoundFiles:
         except OSError as refused:
             kept = f"it could not be copied ({refused}), and is where it was"
         else:
-            kept = f"a copy is {QUARANTINE}/{copy}"
-        log.warning("a stored state is damaged, and was left out: %s", kept, extra={"path": path})
+            kept = f"a copy is {self._folder.path}/{QUARANTINE}/{copy}"
+        message = "the stored state %s is damaged, and was left out: %s"
+        log.warning(message, path, kept, extra={"path": path})
         self.findings.append(Finding("quarantined", path, f"{error}; {kept}"))
 
     def plugins(self) -> dict[str, bytes]:

@@ -31,5 +31,6 @@ async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> dict[
     await store.put_blobs(key.tenant, {kept[name]: data for name, data in have.remains.items()})
     for name, blob in kept.items():
         extra = {"session": str(key), "document": name, "why": have.why.get(name), "blob": blob}
-        log.warning("a document cannot be used, its bytes are kept as a blob", extra=extra)
+        message = "%s of session %s cannot be used, its bytes are kept as the blob %s"
+        log.warning(message, name, key, blob, extra=extra)
     return kept

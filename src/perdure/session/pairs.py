@@ -18,7 +18,8 @@ __all__ = ["TakenPair", "export_pair", "import_pair"]
 async def export_pair(view: SessionView, folder: Path) -> list[str]:
     """Write events.jsonl, checkpoints.jsonl and replay.json; return their names.
 
-    None of them is written for a session that has neither events nor checkpoints.
+    None of them is written for a session that has neither events nor checkpoints. A folder that is
+    not there is made.
 
     Raises:
         ConfigError: A file of these names is there.

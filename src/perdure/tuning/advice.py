@@ -4,6 +4,8 @@ Pure. The best setting is the safest one that fits: saves run beside the agent a
 nothing, so that what limits them is how many the store can take, how long a stop may take,
 and what they are billed. (Where a save interrupts the work, as with checkpoints of batch
 jobs, the interval of Young, 1974, and Daly, 2006, balances the two; here it does not.)
+Whoever says what a crash may cost has said how safe is safe enough: then the best is the one
+that asks the least of the store.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[Option, ...]
     """From the safest to the thriftiest."""
     best: Option | None
-    """None where none fits."""
+    """None where none fits, or nothing has changed."""
     warnings: tuple[str, ...]
 
 
@@ -90,10 +92,20 @@ def advise(workload: Workload, measured: Measured, needs: Needs) -> Advice:
         _option(replay(workload, one, save_time=measured.save_time), measured, needs)
         for one in _settings(measured, needs)
     ]
-    fitting = [one for one in tried if not one.against]
-    best = min(fitting, key=lambda one: (one.cost.lost, one.cost.worst), default=None)
+    fitting = [one for one in tried if not one.against] if workload.changes else []
+    wanted = _safest if needs.max_loss is None else _thriftiest
+    best = min(fitting, key=wanted, default=None)
     warnings = tuple(_warnings(workload, best))
     return Advice(options=tuple(tried), best=best, warnings=warnings)
+
+
+def _safest(option: Option) -> tuple[float, float]:
+    return option.cost.lost, option.cost.worst
+
+
+def _thriftiest(option: Option) -> tuple[float, float]:
+    """Order settings by what they ask of the store: all of them lose no more than is accepted."""
+    return option.cost.saves, option.cost.lost
 
 
 def _settings(measured: Measured, needs: Needs) -> list[Autosave]:
@@ -132,6 +144,8 @@ def _option(cost: Cost, measured: Measured, needs: Needs) -> Option:
 
 
 def _warnings(workload: Workload, best: Option | None) -> list[str]:
+    if not workload.changes:
+        return ["nothing has changed, so there is nothing to tell a setting by"]
     found = []
     if workload.changes < FEW:
         found.append(f"{workload.changes} changes tell little: come back when there are more")

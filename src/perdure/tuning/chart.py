@@ -16,8 +16,11 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 40, 64, 64
 _APART: Final = 12
 """Pixels between points that can have labels of their own."""
 
-_LABEL: Final = 110
-"""The most pixels of a label, about."""
+_CHARACTER: Final = 7.5
+"""The most pixels of a digit in a label, about."""
+
+_LINE: Final = 16
+"""The pixels of a line of text."""
 
 _STYLE: Final = """
   .page { fill: #ffffff } text { font: 13px system-ui, sans-serif; fill: #24292f }
@@ -60,7 +63,7 @@ def chart(advice: Advice, sessions: int) -> str:
         *_grid(across, up),
         f'<polyline class="line" points="{line}"/>',
         *[_circle(point, best=point.option is advice.best) for point in points],
-        *[_label(group, advice.best) for group in _together(points)],
+        *_labels(_together(points), advice.best),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -131,11 +134,47 @@ def _together(points: Sequence[_Point]) -> list[list[_Point]]:
     return groups
 
 
-def _label(group: Sequence[_Point], best: Option | None) -> str:
-    settings = [point.option.cost.autosave for point in group]
-    text = ", ".join(f"{one.debounce:g} / {one.max_delay:g}" for one in settings)
-    kind = ' class="best-label"' if any(point.option is best for point in group) else ""
-    x, y = group[0].x, group[0].y - 8
-    if x > _WIDTH - _RIGHT - _LABEL:  # to the left of it, or the picture would cut it
-        return f'<text{kind} x="{x - 10:.1f}" y="{y:.1f}" text-anchor="end">{text}</text>'
-    return f'<text{kind} x="{x + 10:.1f}" y="{y:.1f}">{text}</text>'
+class _Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: _Box) -> bool:
+        across = self.left < other.right and other.left < self.right
+        return across and self.top < other.bottom and other.top < self.bottom
+
+
+_DOT: Final = 7.0
+_HEAD: Final = _Box(_LEFT, 0.0, _LEFT + 340.0, 56.0)
+"""Where the picture says what it is."""
+
+
+def _labels(groups: Sequence[Sequence[_Point]], best: Option | None) -> list[str]:
+    """Return a label for each group, where no other one is; the recommended one goes first."""
+    dots = (point for group in groups for point in group)
+    taken = [_HEAD, *(_Box(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y, _ in dots)]
+    found = []
+    for group in sorted(groups, key=lambda one: all(point.option is not best for point in one)):
+        settings = [point.option.cost.autosave for point in group]
+        text = ", ".join(f"{one.debounce:g} / {one.max_delay:g}" for one in settings)
+        kind = ' class="best-label"' if any(point.option is best for point in group) else ""
+        box = _free(group[0], len(text) * _CHARACTER, taken)
+        taken.append(box)
+        found.append(f'<text{kind} x="{box.left:.1f}" y="{box.bottom - 3:.1f}">{text}</text>')
+    return found
+
+
+def _free(point: _Point, width: float, taken: Sequence[_Box]) -> _Box:
+    """Return a place for a label: as near to its point as the page and the others allow."""
+    right = min(point.x + 10, _WIDTH - width)  # what is cut by the page cannot be read
+    left = max(point.x - 10 - width, 0.0)
+    places = [
+        _Box(x, y, x + width, y + _LINE)
+        for away in range(_HEIGHT // _LINE)
+        for y in (point.y - 6 - (1 + away) * _LINE, point.y + 6 + away * _LINE)
+        for x in (right, left)
+        if 0 <= y <= _HEIGHT - _LINE
+    ]
+    free = (one for one in places if not any(one.meets(other) for other in taken))
+    return next(free, places[0])

@@ -39,7 +39,7 @@ def read_documents(
                 return Documents()
         found = documents.read(folder, key, names, since=lease.since if lease else 0)
         if found.damaged and held:
-            documents.keep_evidence(folder, found.damaged)
+            documents.keep_evidence(folder, key, found.damaged)
         return found
 
 

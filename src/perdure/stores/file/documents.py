@@ -262,14 +262,15 @@ def _remove_documents(folder: Folder, names: Collection[str]) -> None:
                 folder.remove_folder(steps[0])
 
 
-def keep_evidence(folder: Folder, names: Collection[str]) -> None:
+def keep_evidence(folder: Folder, key: SessionKey, names: Collection[str]) -> None:
     """Copy damaged documents out of the next fold's way; only for the holder."""
     for name in names:
         data = _bytes_of(folder, name)
         path = f"{folder.path}/{name}"
         if _told.first((path, data)):
-            message = "a document is damaged: %s; it is made anew from the log"
-            _log.warning(message, path, extra={"path": path, "bytes": len(data or b"")})
+            message = "a document of session %s is damaged: %s; it is made anew from the log"
+            facts = {"session": str(key), "path": path, "bytes": len(data or b"")}
+            _log.warning(message, key, path, extra=facts)
         if data is not None:
             _keep(folder, name, data)
 

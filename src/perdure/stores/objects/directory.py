@@ -113,7 +113,7 @@ def _info(bucket: Bucket, key: SessionKey) -> SessionInfo | None:
         head = seen[0]
         manifest = heads.manifest_of(f"{layout.folder_of(key)}/head", head)
     except CorruptRecordError as error:  # it hides no other; whoever opens this one is told
-        _log.warning("a session is damaged", extra={"session": str(key), "error": str(error)})
+        _log.warning("session %s is damaged: %s", key, error, extra={"session": str(key)})
         return SessionInfo(key=key, damaged=True)
     about = About() if manifest is None else manifest.about
     return SessionInfo(
@@ -149,7 +149,7 @@ def _head_in(bucket: Bucket, folder: str) -> Head | None:
     try:
         return None if found is None else heads.decode(name, found.data, None)
     except CorruptRecordError as error:
-        _log.warning("a session is damaged", extra={"object": name, "error": str(error)})
+        _log.warning("a session is damaged: %s: %s", name, error, extra={"object": name})
         return None
 
 
