@@ -394,10 +394,22 @@ class OneFileStore:
 
     # inbox
 
-    async def post(self, key: SessionKey, items: Sequence[store.Posted]) -> int:
+    async def post(
+        self,
+        key: SessionKey,
+        items: Sequence[store.Posted],
+        *,
+        limit: store.InboxLimit | None = None,
+    ) -> int:
         def step(kept: Kept) -> int:
             session = kept.made(key)
             before = len(session.inbox)
+            if limit is not None:
+                new = {i.op_id: len(i.payload) for i in items if i.op_id not in session.inbox}
+                size = sum(len(item.payload) for item in session.inbox.values())
+                limit.require_room(
+                    key, waiting=before, size=size, new=len(new), added=sum(new.values())
+                )
             for item in items:
                 session.inbox.setdefault(item.op_id, item)
             owner = kept.owners.get(session.owner)

@@ -116,6 +116,7 @@ _HOMES = {
         "MissingExtraError",
         "ModelError",
         "ModelUnavailableError",
+        "InboxFullError",
         "NotStorableError",
         "PerdureError",
         "ReplayDivergedError",

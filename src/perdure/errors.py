@@ -12,6 +12,7 @@ Messages name what, where and the cure. They hold ids and sizes, never content.
     ├── StoreError
     │   ├── StoreUnavailableError
     │   ├── AcknowledgedRecordsLostError
+    │   ├── InboxFullError
     │   ├── NotStorableError
     │   └── TooLargeError
     ├── FormatError
@@ -48,6 +49,7 @@ __all__ = [
     "ContextOverflowError",
     "CorruptRecordError",
     "FormatError",
+    "InboxFullError",
     "LeaseError",
     "LeaseHeldError",
     "LeaseLostError",
@@ -114,6 +116,10 @@ class StoreUnavailableError(StoreError):
 
 class AcknowledgedRecordsLostError(StoreError):
     """The store no longer has records that it had acknowledged: it went back in time."""
+
+
+class InboxFullError(StoreError):
+    """What waits for a session fills its inbox: nothing was posted."""
 
 
 class NotStorableError(StoreError):

@@ -26,7 +26,7 @@ from typing import Protocol
 from perdure.model.base import Base
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import About, FoldedDocument, Manifest
-from perdure.model.posts import Asked, DeadLetter, Posted
+from perdure.model.posts import Asked, DeadLetter, InboxLimit, Posted
 from perdure.model.records import Entry, Record
 from perdure.model.stored import (
     Batch,
@@ -55,6 +55,7 @@ __all__ = [
     "FoldedDocument",
     "Grant",
     "Holder",
+    "InboxLimit",
     "LogChunk",
     "Manifest",
     "Outcome",
@@ -228,11 +229,16 @@ class Store(Protocol):
 
     # inbox
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """Leave items for a session, durably, in order; no lease, and it need not exist.
 
         Returns how many were new: an ``op_id`` that is waiting already is not posted again.
         All of them are posted, or none. The holder, if there is one, hears of it by ``heartbeat``.
+
+        Raises InboxFullError where new items would go over the limit; those who post at the same
+        moment may go over it by a post each, where the store cannot tell.
         """
         ...
 

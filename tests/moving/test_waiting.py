@@ -19,7 +19,7 @@ from perdure.model.records import MESSAGE
 from perdure.moving import migrate
 from perdure.moving.beating import while_beating
 from perdure.session.through import Through
-from perdure.store import Batch, DeadLetter, Holder, Outcome, Posted
+from perdure.store import Batch, DeadLetter, Holder, InboxLimit, Outcome, Posted
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from tests._virtual import BACKENDS, virtual
@@ -32,10 +32,12 @@ MOST = 100
 class Small(Through):
     """A store that refuses large items, as some servers do."""
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         if any(len(item.payload) > MOST for item in items):
             raise TooLargeError("an item is too large: keep large values as blobs")
-        return await super().post(key, items)
+        return await super().post(key, items, limit=limit)
 
 
 async def opened(*stores: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import perdure
 from perdure import (
     ConfigError,
     Encoded,
+    InboxFullError,
     Lease,
     Limits,
     Message,
@@ -131,6 +133,44 @@ async def test_a_retry_by_key_posts_nothing_twice(again: Connect) -> None:
         await two.post("a", Message.user("x"), Message.user("y"), key="k")
         session = await two.open("a")
         assert texts(session) == ["x", "y", "z"]
+
+
+async def test_an_inbox_that_nobody_opens_does_not_grow_for_ever(again: Connect) -> None:
+    async with again(limits=Limits(inbox_items=5)) as sessions:
+        for number in range(5):
+            await sessions.post("victim", Message.user(f"{number}"), key=f"key {number}")
+        with pytest.raises(InboxFullError, match=r"inbox of victim .* limit is 5 items") as caught:
+            await sessions.post("victim", Message.user("5"), key="key 5")
+        assert caught.value.facts["items"] == 5
+        assert (await sessions.post("victim", Message.user("0"), key="key 0")).new == 0
+        async with sessions.open("victim") as session:  # as the message says
+            assert texts(session) == list("01234")
+            for number in range(5, 25):  # who tries again gets through to a holder that takes them
+                posted = False
+                while not posted:
+                    with contextlib.suppress(InboxFullError):
+                        message = Message.user(f"{number}")
+                        posted = (
+                            await sessions.post("victim", message, key=f"key {number}")
+                        ).new == 1
+                    await anyio.sleep(0.01)
+            while len(texts(session)) < 25:
+                await anyio.sleep(0.01)
+            assert texts(session) == [f"{number}" for number in range(25)]
+
+
+async def test_the_bytes_of_an_inbox_are_limited_by_default() -> None:
+    """A flood of large posts ends at 64 MiB, whoever sends them."""
+    large = Message.user("x" * 8_000_000)
+    async with perdure.connect(MemoryStore(), shutdown=Shutdown(signals=False)) as sessions:
+        for number in range(8):
+            await sessions.post("victim", large, key=f"{number}")
+        with pytest.raises(InboxFullError, match="67108864 bytes"):
+            await sessions.post("victim", large, key="8")
+        assert await sessions.forget(id="victim")  # as the message says
+        await sessions.post("victim", large)
+    with pytest.raises(ConfigError, match="inbox_bytes"):
+        Limits(inbox_bytes=0)
 
 
 async def test_a_post_becomes_one_group(again: Connect) -> None:

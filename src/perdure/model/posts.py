@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from perdure.errors import InboxFullError
 from perdure.model.keys import SessionKey
 
-__all__ = ["UNREADABLE", "Asked", "DeadLetter", "Posted"]
+__all__ = ["UNREADABLE", "Asked", "DeadLetter", "InboxLimit", "Posted"]
 
 UNREADABLE = "damaged:"
 """What a store's own id of an item begins with whose op id cannot be read any more."""
@@ -38,6 +39,40 @@ class Posted(msgspec.Struct, frozen=True, omit_defaults=True):
         """Its place in that post; 0 where the op id does not say."""
         last = self.op_id.rpartition("/")[2]
         return int(last) if last.isascii() and last.isdecimal() and len(last) < 10 else 0
+
+
+class InboxLimit(msgspec.Struct, frozen=True):
+    """How much may wait for one session: so that nobody can fill a store by posting to it."""
+
+    items: int
+    bytes: int
+    """Of what the store keeps of them."""
+
+    def require_room(
+        self, key: SessionKey, *, waiting: int, size: int, new: int, added: int
+    ) -> None:
+        """Refuse a post for which there is no room.
+
+        Args:
+            key: The session.
+            waiting: Items that wait already, without the new ones.
+            size: Bytes that they take.
+            new: Items that are to wait as well.
+            added: Bytes that these take.
+
+        Raises:
+            InboxFullError: There is not.
+
+        """
+        if new == 0 or (waiting + new <= self.items and size + added <= self.bytes):
+            return
+        message = (
+            f"the inbox of {key} has no room for a post of {new} items and {added} bytes: "
+            f"{waiting} items and {size} bytes wait, the limit is {self.items} items and "
+            f"{self.bytes} bytes; open the session, which takes what waits, or forget it if nobody "
+            "needs it; Limits(inbox_items=…, inbox_bytes=…) of who posts allow more"
+        )
+        raise InboxFullError(message, key=str(key), items=waiting, bytes=size)
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ from perdure.session.entries import check_readable, check_sizes, entry_of
 from perdure.session.events import SessionPosted
 from perdure.session.flights import landed
 from perdure.session.runtime import Runtime
-from perdure.store import DeadLetter, Posted
+from perdure.store import DeadLetter, InboxLimit, Posted
 
 if TYPE_CHECKING:
     from perdure.session.session import Session
@@ -115,6 +115,7 @@ class Inbox:
         Raises:
             ConfigError: The key does not fit, or there is nothing to post.
             NotStorableError: An item cannot be stored; nothing was posted.
+            InboxFullError: Too much waits for the session; nothing was posted.
 
         """
         runtime = self._runtime
@@ -128,7 +129,8 @@ class Inbox:
             Posted(op_id, entry.kind, entry.payload, now)
             for op_id, entry in zip(op_ids(op, len(entries)), entries, strict=True)
         ]
-        return PostReceipt(op, await runtime.store.post(key, posted))
+        limit = InboxLimit(runtime.limits.inbox_items, runtime.limits.inbox_bytes)
+        return PostReceipt(op, await runtime.store.post(key, posted, limit=limit))
 
     # dead letters
 

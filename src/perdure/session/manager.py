@@ -263,6 +263,8 @@ class SessionManager(Restoring):
 
         Raises:
             ConfigError: The key does not fit, or there are no items.
+            InboxFullError: Too much waits for the session, by ``Limits(inbox_items=…,
+                inbox_bytes=…)``.
             NotStorableError: An item cannot be stored, or the store has no inbox.
             StoreUnavailableError: The store cannot be reached: try again with the same key.
 

@@ -14,6 +14,17 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
+_WHOLE = (
+    "context_bytes",
+    "record_bytes",
+    "fold_records",
+    "loads",
+    "inbox_items",
+    "inbox_bytes",
+    "memory_bytes",
+)
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How large things may become. Sizes are bytes.
 
@@ -25,6 +36,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             only when the session leaves memory.
         fold_records: Fold small documents after this many records at the latest.
         loads: How many sessions load at once.
+        inbox_items: How many items may wait for a session, posted by this process or others.
+        inbox_bytes: How many bytes of them: who posts beyond that gets an InboxFullError.
         memory_bytes: All values of a session's working memory together: what does not fit
             evicts others. None: no limit. With a limit the memory's index is read at open.
 
@@ -38,10 +51,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     fold_ratio: float = 1.0
     fold_records: int = 500
     loads: int = 16
+    inbox_items: int = 10_000
+    inbox_bytes: int = 64 * MIB
     memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("context_bytes", "record_bytes", "fold_records", "loads", "memory_bytes"):
+        for name in _WHOLE:
             value = getattr(self, name)
             if name == "memory_bytes" and value is None:
                 continue

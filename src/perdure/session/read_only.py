@@ -18,6 +18,7 @@ from perdure.store import (
     Documents,
     Grant,
     Holder,
+    InboxLimit,
     LogChunk,
     Outcome,
     Posted,
@@ -127,7 +128,9 @@ class ReadOnlyStore(Through):
         """Refuse."""
         raise self._refused("ask for a session")
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """Refuse."""
         raise self._refused("post")
 

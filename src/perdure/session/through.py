@@ -6,7 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from perdure.model.keys import SessionKey, require_filters
-from perdure.store import Asked, Capabilities, DeadLetter, Holder, Posted, SessionInfo, Store, Swept
+from perdure.store import (
+    Asked,
+    Capabilities,
+    DeadLetter,
+    Holder,
+    InboxLimit,
+    Posted,
+    SessionInfo,
+    Store,
+    Swept,
+)
 
 __all__ = ["Through"]
 
@@ -78,9 +88,11 @@ class Through:
         """See the port."""
         await self.inner.request_handover(key, holder)
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """See the port."""
-        return await self.inner.post(key, items)
+        return await self.inner.post(key, items, limit=limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """See the port."""

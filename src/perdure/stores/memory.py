@@ -31,6 +31,7 @@ from perdure.store import (
     Documents,
     Grant,
     Holder,
+    InboxLimit,
     LogChunk,
     Outcome,
     Posted,
@@ -290,11 +291,19 @@ class MemoryStore:
 
     # inbox
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """Leave items for a session; see the port."""
         await anyio.lowlevel.checkpoint()
         inbox = self._backing.inboxes.setdefault(key, {})
         before = len(inbox)
+        if limit is not None:
+            new = {item.op_id: len(item.payload) for item in items if item.op_id not in inbox}
+            size = sum(len(item.payload) for item in inbox.values())
+            limit.require_room(
+                key, waiting=before, size=size, new=len(new), added=sum(new.values())
+            )
         for item in items:
             inbox.setdefault(item.op_id, item)
         session = self._sessions.get(key)

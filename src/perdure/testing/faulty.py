@@ -29,6 +29,7 @@ from perdure.store import (
     Documents,
     Grant,
     Holder,
+    InboxLimit,
     LogChunk,
     Outcome,
     Posted,
@@ -266,9 +267,11 @@ class FaultyStore:
         """See the port."""
         await self._call("request_handover", lambda: self._store.request_handover(key, holder))
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """See the port."""
-        return await self._call("post", lambda: self._store.post(key, items))
+        return await self._call("post", lambda: self._store.post(key, items, limit=limit))
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """See the port."""

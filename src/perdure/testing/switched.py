@@ -20,6 +20,7 @@ from perdure.store import (
     Documents,
     Grant,
     Holder,
+    InboxLimit,
     LogChunk,
     Outcome,
     Posted,
@@ -234,9 +235,11 @@ class SwitchedStore:
         """See the port."""
         await self._to("request_handover").request_handover(key, holder)
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """See the port."""
-        return await self._to("post").post(key, items)
+        return await self._to("post").post(key, items, limit=limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """See the port."""

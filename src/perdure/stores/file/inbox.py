@@ -25,7 +25,7 @@ from perdure.codec.dead_letters import decode_dead_letter, encode_dead_letter, o
 from perdure.errors import FormatError
 from perdure.model.keys import SessionKey
 from perdure.model.posts import UNREADABLE
-from perdure.store import DeadLetter, Posted
+from perdure.store import DeadLetter, InboxLimit, Posted
 from perdure.stores.file.layout import dead_letters_name, inbox_life, inbox_name, session_path
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
 from perdure.stores.file.owners import Owners
@@ -66,14 +66,25 @@ class _Post(msgspec.Struct, frozen=True):
     items: tuple[_Item, ...]
 
 
-def post(root: Folder, owners: Owners, key: SessionKey, items: Sequence[Posted]) -> int:
-    """Leave items durably, and tell the holder; return how many were new."""
+def post(
+    root: Folder,
+    owners: Owners,
+    key: SessionKey,
+    items: Sequence[Posted],
+    limit: InboxLimit | None,
+) -> int:
+    """Leave items durably, and tell the holder; return how many were new.
+
+    Raises:
+        InboxFullError: There is no room for them.
+
+    """
     wanted = {item.op_id: item for item in reversed(items)}  # the first of each id
     path = session_path(key)
     with root.make(*path) as folder:
         inbox = inbox_name(_life(folder, key))
         with folder.make(inbox) as box:
-            new = _leave(box, key, [one for one in items if wanted[one.op_id] is one])
+            new = _leave(box, key, [one for one in items if wanted[one.op_id] is one], limit)
         if new:
             # Whoever made these folders may have died before they were durable.
             root.sync_path(*path, inbox)
@@ -83,16 +94,27 @@ def post(root: Folder, owners: Owners, key: SessionKey, items: Sequence[Posted])
     return new
 
 
-def _leave(box: Folder, key: SessionKey, items: Sequence[Posted]) -> int:
+def _leave(box: Folder, key: SessionKey, items: Sequence[Posted], limit: InboxLimit | None) -> int:
     for _ in range(_TRIES):
         names = _names(box)
-        waiting = {tag for name in names for tag in _tags(box, name)}
+        tags = {name: _tags(box, name) for name in names}
+        waiting = {tag for found in tags.values() for tag in found}
         new = [item for item in items if _tag(item.op_id) not in waiting]
         if not new:
             return 0
         number = max(map(_number, names), default=0) + 1
         post = _Post(key, tuple(map(_stored, new)))
-        if box.publish(_name(number, post), sealed(post)):
+        data = sealed(post)
+        if limit is not None:
+            found = [box.stat(name) for name in names]
+            limit.require_room(
+                key,
+                waiting=sum(max(len(one), 1) for one in tags.values()),
+                size=sum(one.st_size for one in found if one is not None),
+                new=len(new),
+                added=len(data),
+            )
+        if box.publish(_name(number, post), data):
             return len(new)
     message = f"{box.path}: others were faster {_TRIES} times"
     raise OSError(message)

@@ -31,6 +31,7 @@ from perdure.store import (
     Documents,
     Grant,
     Holder,
+    InboxLimit,
     LogChunk,
     Outcome,
     Posted,
@@ -302,9 +303,13 @@ class FileStore:
 
     # inbox
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """Leave items for a session; see the port."""
-        return await self._hop("write", inbox.post, self._root, self._owners, key, tuple(items))
+        return await self._hop(
+            "write", inbox.post, self._root, self._owners, key, tuple(items), limit
+        )
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """Return what waits for a session; see the port."""

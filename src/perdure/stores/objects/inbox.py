@@ -30,7 +30,7 @@ from perdure.codec.dead_letters import (
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.posts import UNREADABLE
-from perdure.store import Asked, DeadLetter, Posted
+from perdure.store import Asked, DeadLetter, InboxLimit, Posted
 from perdure.stores.objects import heads, layout, reading
 from perdure.stores.objects.bucket import Bucket, Found
 from perdure.stores.objects.leases import Beat
@@ -169,18 +169,30 @@ def _with_dead_letters(bucket: Bucket) -> list[SessionKey]:
     return sorted(key for key in bucket.many(whose, inboxes) if key is not None)
 
 
-def post(bucket: Bucket, key: SessionKey, items: Sequence[Posted]) -> int:
-    """Leave items, all or none; return how many are new."""
+def post(bucket: Bucket, key: SessionKey, items: Sequence[Posted], limit: InboxLimit | None) -> int:
+    """Leave items, all or none; return how many are new.
+
+    Raises:
+        InboxFullError: There is no room for them.
+
+    """
     folder = layout.folder_of(key)
     for _ in range(_TRIES):
         names = _names(bucket, key)
-        waiting = {item.op_id for one in _posts(bucket, names) for item in one.items}
+        sizes = {
+            item.op_id: len(item.payload) for one in _posts(bucket, names) for item in one.items
+        }
+        waiting = sizes.keys()
         new = {item.op_id: item for item in reversed(items) if item.op_id not in waiting}
         fresh = [item for item in items if new.get(item.op_id) is item]
         if not fresh:
             if items:  # whoever posts again may have been cut off before it told of it
                 _tell(bucket, key)
             return 0
+        if limit is not None:
+            added = sum(len(item.payload) for item in fresh)
+            size = sum(sizes.values())
+            limit.require_room(key, waiting=len(sizes), size=size, new=len(fresh), added=added)
         number = layout.number_of(names[-1]) + 1 if names else 1
         name = layout.inbox_name(folder, number)
         if bucket.create(name, heads.sealed(_Post(key, fresh))) is not None:

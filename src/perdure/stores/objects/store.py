@@ -30,6 +30,7 @@ from perdure.store import (
     Documents,
     Grant,
     Holder,
+    InboxLimit,
     LogChunk,
     Outcome,
     Posted,
@@ -269,9 +270,11 @@ class ObjectStore:
 
     # inbox
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """Leave items for a session; see the port."""
-        return await self._hop(inbox.post, key, list(items))
+        return await self._hop(inbox.post, key, list(items), limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """Return what waits for a session, oldest first; see the port."""

@@ -13,7 +13,7 @@ from perdure.codec.frames import open_sealed, seal
 from perdure.errors import TooLargeError
 from perdure.model.keys import SessionKey
 from perdure.model.posts import UNREADABLE
-from perdure.store import DeadLetter, Posted
+from perdure.store import DeadLetter, InboxLimit, Posted
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.leases import channel_of, locked
 from perdure.stores.postgres.log import lost, require, state_of
@@ -23,7 +23,13 @@ from perdure.stores.postgres.statements import Statements
 __all__ = ["dead_letters", "drop_dead_letters", "post", "reject", "settle", "take", "waiting"]
 
 
-def post(connection: Connection, sql: Statements, key: SessionKey, items: Sequence[Posted]) -> int:
+def post(
+    connection: Connection,
+    sql: Statements,
+    key: SessionKey,
+    items: Sequence[Posted],
+    limit: InboxLimit | None,
+) -> int:
     """Leave items for a session; see the port."""
     for item in items:
         if len(item.payload) > MAX_RECORD_BYTES:
@@ -37,8 +43,11 @@ def post(connection: Connection, sql: Statements, key: SessionKey, items: Sequen
     with connection.transaction():
         # Under the session's lock: whoever takes it next finds the items, or is told of them.
         state = locked(connection, sql, key)
-        found = connection.execute(sql["post"], (state.id, ops, sealed)).fetchone()
-        new = int(found[0]) if found else 0
+        given = (state.id, ops, sealed, state.id, limit is not None)
+        found = connection.execute(sql["post"], given).fetchone()
+        new, added, count, size = map(int, found or (0, 0, 0, 0))
+        if limit is not None:  # too many: the transaction is given up
+            limit.require_room(key, waiting=count, size=size, new=new, added=added)
         if new and state.epoch and not state.released:
             channel = channel_of(sql.schema, state.owner)
             told = {"owner": state.owner, "id": state.id, "channel": channel}

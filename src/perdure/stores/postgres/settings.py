@@ -68,7 +68,7 @@ def settings_of(url: str, *, schema: str | None = None, connections: int | None 
     place, _, query = rest[2:].partition("?")
     authority, slash, database = place.partition("/")
     login, at, hosts = authority.rpartition("@")
-    _require_whole(hosts, database, query)
+    _require_whole("" if at else hosts, database, query)
     given: dict[str, str] = {}
     """By name, as they are written; libpq knows no ``+`` for a space."""
     others = []
@@ -93,7 +93,10 @@ def settings_of(url: str, *, schema: str | None = None, connections: int | None 
 
 
 def _require_whole(hosts: str, database: str, query: str) -> None:
-    """Refuse a password that ends the place early: the rest of it would be shown as a host."""
+    """Refuse a password that ends the place early: its parts would be shown as port and database.
+
+    What stands behind a login is no part of it, whatever it looks like.
+    """
     ports = [host.rpartition(":")[2] for host in hosts.split(",") if _PORT.search(host)]
     others = [part for part in query.split("&") if part and "=" not in part]
     if "@" in database or others or not all(port.isdecimal() for port in ports if port):

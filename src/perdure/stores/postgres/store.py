@@ -28,6 +28,7 @@ from perdure.store import (
     Documents,
     Grant,
     Holder,
+    InboxLimit,
     LogChunk,
     Outcome,
     Posted,
@@ -273,9 +274,15 @@ class PostgresStore:
 
     # inbox
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """Leave items for a session; see the port."""
-        return await self._calls.again("write to", inbox.post, key, tuple(items)) if items else 0
+        return (
+            await self._calls.again("write to", inbox.post, key, tuple(items), limit)
+            if items
+            else 0
+        )
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """Return what waits for a session; see the port."""

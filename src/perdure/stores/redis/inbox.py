@@ -13,7 +13,11 @@ from perdure.codec.dead_letters import decode_dead_letter, encode_dead_letter, o
 from perdure.codec.decoders import decoder_of
 from perdure.model.keys import SessionKey
 from perdure.model.posts import UNREADABLE
-from perdure.store import DeadLetter, Posted
+from perdure.store import (
+    DeadLetter,
+    InboxLimit,
+    Posted,
+)
 from perdure.stores.redis.leases import Leases
 from perdure.stores.redis.link import Link
 from perdure.stores.redis.log import lost
@@ -37,19 +41,27 @@ class Inbox:
         self._names = names
         self._leases = leases
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """Leave items for a session, and tell its holder; see the port."""
         places = self._names.places(key)
         parts = [part for item in items for part in (item.op_id, _sealed(item, places.seed))]
         keys = (places.session, places.items, places.order)
+        bounds = (-1, -1) if limit is None else (limit.items, limit.bytes)
         tenant = Call(b"ZADD", self._names.tenants, 0, key.tenant)
         # Before and behind, and each time with another score: see `forget`.
         now = time.time_ns() // 1000
         before, behind = (
             Call(b"ZADD", self._names.posted, score, written_key(key)) for score in (now, now + 1)
         )
-        replies = await self._link.write([tenant, before, _POST(keys, *parts), behind])
-        new, holder = replies[2]
+        replies = await self._link.write([tenant, before, _POST(keys, *bounds, *parts), behind])
+        new, holder, waiting, size, added = replies[2]
+        if limit is not None and waiting >= 0:
+            await self.forget(key)  # or else a session that never had room would be listed
+            limit.require_room(
+                key, waiting=int(waiting), size=int(size), new=int(new), added=int(added)
+            )
         if holder and items:
             # Also for what was there already: whoever posts again may have been cut off here.
             await self._leases.tell_of_mail(key, holder.decode())

@@ -28,6 +28,7 @@ from perdure.store import (
     Documents,
     Grant,
     Holder,
+    InboxLimit,
     LogChunk,
     Outcome,
     Posted,
@@ -283,9 +284,11 @@ class RedisStore:
 
     # inbox
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """Leave items for a session; see the port."""
-        return await self._inbox.post(key, items)
+        return await self._inbox.post(key, items, limit=limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """Return what waits for a session; see the port."""

@@ -11,7 +11,7 @@ import msgspec
 from perdure.codec.dead_letters import decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.model.keys import SessionKey
 from perdure.model.posts import UNREADABLE
-from perdure.store import DeadLetter, Posted
+from perdure.store import DeadLetter, InboxLimit, Posted
 from perdure.stores.sqlite.rows import DELETED, Row, find, held, lost, make
 from perdure.stores.sqlite.sql import Q
 
@@ -22,17 +22,32 @@ __all__ = ["dead_letters", "drop_dead_letters", "post", "reject", "settle", "tak
 
 
 def post(
-    con: sqlite3.Connection, key: SessionKey, items: Sequence[Posted], now: float
+    con: sqlite3.Connection,
+    key: SessionKey,
+    items: Sequence[Posted],
+    now: float,
+    limit: InboxLimit | None,
 ) -> tuple[int, str]:
-    """Leave items, and a letter for the holder; return how many were new, and who that is."""
+    """Leave items, and a letter for the holder; return how many were new, and who that is.
+
+    Raises:
+        InboxFullError: There is no room for them; the transaction is given up.
+
+    """
     if not items:
         return 0, ""
     row = make(con, key, now)
+    before = con.execute(Q["inbox_size"], {"id": row.id}).fetchone() if limit else (0, 0)
     values = [
         (row.id, item.op_id, item.kind, item.payload, item.posted_at, _sum(row, item))
         for item in items
     ]
     new = max(con.executemany(Q["post"], values).rowcount, 0)
+    if limit is not None:
+        after = con.execute(Q["inbox_size"], {"id": row.id}).fetchone()
+        limit.require_room(
+            key, waiting=before[0], size=before[1], new=new, added=after[1] - before[1]
+        )
     if row.epoch and row.state != DELETED:
         con.execute(Q["send_letter"], {"owner": row.owner, "id": row.id, "mail": 1})
     return new, row.owner

@@ -28,6 +28,7 @@ from perdure.store import (
     Documents,
     Grant,
     Holder,
+    InboxLimit,
     LogChunk,
     Outcome,
     Posted,
@@ -308,10 +309,12 @@ class SqliteStore:
 
     # inbox
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """Leave items for a session; see the port."""
         here = self._here
-        new, owner = await here.write("write", inbox.post, key, tuple(items), time.time())
+        new, owner = await here.write("write", inbox.post, key, tuple(items), time.time(), limit)
         if owner:
             await here.ring(owner)
         return new

@@ -39,6 +39,7 @@ from perdure.store import (
     Documents,
     Grant,
     Holder,
+    InboxLimit,
     LogChunk,
     Outcome,
     Posted,
@@ -524,10 +525,12 @@ class Layer(Passing):
 
     # inbox
 
-    async def post(self, key: SessionKey, items: Sequence[Posted]) -> int:
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
         """Seal items, and leave them for a session; see the port."""
         if not items:
-            return await self._store.post(key, ())
+            return await self._store.post(key, (), limit=limit)
         self._require_size(key, "a post to", [len(item.payload) for item in items])
         seal = await self._tenant(key.tenant)
         sealed = [
@@ -536,7 +539,7 @@ class Layer(Passing):
             )
             for item in items
         ]
-        return await self._store.post(key, sealed)
+        return await self._store.post(key, sealed, limit=limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
         """Return what waits for a session, opened; see the port."""

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import secrets
+
 import anyio
 import anyio.lowlevel
 import pytest
 
-from perdure.errors import LeaseLostError
+from perdure.errors import InboxFullError, LeaseLostError
 from perdure.model.keys import SessionKey
 from perdure.model.records import MESSAGE
-from perdure.store import Posted, Status, Store
+from perdure.store import InboxLimit, Posted, Status, Store
 from perdure.testing.conformance._kit import KEY, OpenStore, Suite, append, group, take
 
 OTHER = SessionKey("CON", "a/b", "Tenant ..")
@@ -132,6 +134,42 @@ class InboxConformance(Suite):
             found += [item.op_id for item in part]
             await store.settle(KEY, grant.epoch, [item.op_id for item in part])
         assert found == names
+
+    async def test_no_more_items_wait_than_the_limit_says(self, store: Store) -> None:
+        grant = await take(store)
+        limit = InboxLimit(3, 1_000_000)
+        with pytest.raises(InboxFullError, match="limit is 3 items"):
+            await store.post(KEY, posted(*"abcd"), limit=limit)
+        assert await store.post(KEY, posted("a", "b"), limit=limit) == 2
+        with pytest.raises(InboxFullError, match=r"2 items and .* wait"):
+            await store.post(KEY, posted("b", "c", "d"), limit=limit)
+        assert await waiting(store, grant.epoch) == ["a", "b"]  # all of a post, or none
+        assert await store.post(KEY, posted("b", "c"), limit=limit) == 1
+        assert await store.post(KEY, posted("a", "b", "c"), limit=limit) == 0  # a retry goes well
+        with pytest.raises(InboxFullError):
+            await store.post(KEY, posted("d"), limit=limit)
+        assert await store.post(OTHER, posted("d"), limit=limit) == 1
+        await store.settle(KEY, grant.epoch, ["a"])
+        assert await store.post(KEY, posted("d"), limit=limit) == 1
+        assert await store.post(KEY, posted("e")) == 1  # without a limit
+        assert await waiting(store, grant.epoch) == ["b", "c", "d", "e"]
+
+    async def test_no_more_bytes_wait_than_the_limit_says(self, store: Store) -> None:
+        limit = InboxLimit(1_000, 100_000)
+        large = [
+            Posted(op_id, MESSAGE, b'"%s"' % secrets.token_hex(10_000).encode(), 1.0)
+            for op_id in "ab"
+        ]
+        assert await store.post(KEY, large[:1], limit=limit) == 1
+        largest = Posted("c", MESSAGE, b'"%s"' % secrets.token_hex(100_000).encode(), 1.0)
+        with pytest.raises(InboxFullError, match="limit is 1000 items and 100000 bytes"):
+            await store.post(KEY, [largest], limit=limit)
+        with pytest.raises(InboxFullError):
+            await store.post(OTHER, [largest], limit=limit)
+        assert await store.post(KEY, large, limit=limit) == 1
+        assert await store.waiting() == [KEY]
+        grant = await take(store)
+        assert await store.take(KEY, grant.epoch) == large
 
     async def test_only_the_newest_holder_takes_and_settles(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")

@@ -1,13 +1,18 @@
 -- name: post
--- The session's row is locked by now: numbers come in the order in which posts commit.
+-- The session's row is locked by now: numbers come in the order in which posts commit. What waits
+-- is counted as it was before: a statement does not see what it inserts.
 WITH posted AS (
     INSERT INTO {schema}.inbox (session, op, item)
     SELECT %s, p.op, p.item
     FROM unnest(%b::bytea[], %b::bytea[]) WITH ORDINALITY AS p (op, item, n) ORDER BY p.n
     ON CONFLICT (session, op) DO NOTHING
-    RETURNING 1
+    RETURNING length(item) AS size
+), waiting AS (
+    SELECT length(i.item) AS size FROM {schema}.inbox AS i WHERE i.session = %s AND %s
 )
-SELECT count(*) FROM posted
+SELECT p.*, w.* FROM
+    (SELECT count(*), coalesce(sum(size), 0) FROM posted) AS p,
+    (SELECT count(*), coalesce(sum(size), 0) FROM waiting) AS w
 
 -- name: tell
 WITH told AS (

@@ -124,6 +124,9 @@ VALUES (?, ?, ?, ?, ?, ?)
 SELECT id, CAST(op_id AS BLOB), CAST(kind AS BLOB), CAST(payload AS BLOB), posted_at, sum
 FROM inbox WHERE session = :id ORDER BY id LIMIT :limit
 
+-- name: inbox_size
+SELECT count(*), coalesce(sum(length(payload)), 0) FROM inbox WHERE session = :id
+
 -- name: waiting
 SELECT tenant, agent, session FROM session AS s
 WHERE EXISTS (SELECT 1 FROM inbox WHERE inbox.session = s.id)
