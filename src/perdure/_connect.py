@@ -159,6 +159,10 @@ def _store_at(url: str) -> Store:
     if not colon or len(scheme) == 1:  # a path, or one with a drive letter
         return _file(_plain_path(url, "file:./"))
     make = _SCHEMES.get(scheme.lower())
+    if make is None and scheme.lower().startswith(("redis", "valkey")):
+        from perdure.stores.redis.settings import SEVERAL
+
+        make = _redis(scheme) if SEVERAL.fullmatch(scheme.lower()) else None
     if make is None:
         shown = repr(scheme) if _SCHEME.fullmatch(scheme) else "what stands before its colon"
         message = (

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.servers import LONG, at_exit_of_this_process, die_with_parent, free_port, stop
@@ -54,16 +54,35 @@ class Valkey:
             "--logfile", str(self.folder / "log"), *(options or self._options),
         ]
         # fmt: on
+        self._launch(command)
+        self._until(lambda: self.say("PING") == b"+PONG")
+
+    def _launch(self, command: list[str]) -> None:
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  # two C calls
         )
+
+    def _until(self, is_up: Callable[[], bool]) -> None:
+        assert self._process is not None
         end = time.monotonic() + LONG
-        while self.say("PING") != b"+PONG":
-            assert self._process.poll() is None, (self.folder / "log").read_text()
+        while not is_up():
+            assert self._process.poll() is None, f"the server ended: see {self.folder / 'log'}"
             assert time.monotonic() < end, "the server did not come up"
             time.sleep(0.01)
+
+    def start_as_sentinel(self) -> None:
+        """Start it as a Sentinel, which watches primaries and keeps nothing."""
+        config = self.folder / "sentinel.conf"  # it writes to it
+        config.write_text(f"port {self.port}\nbind 127.0.0.1\ndir {self.folder}\n")
+        self._launch([str(self._binary), str(config), "--sentinel"])
+        self._until(self._listens)
+
+    def _listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+            return True
+        return False
 
     def say(self, *words: str | bytes) -> bytes:
         """Send one command, and return the first line of its answer; b"" if there is none."""

@@ -28,9 +28,34 @@ from perdure.testing.conformance._kit import (
     read,
     take,
 )
-from tests.servers import LONG
+from tests.servers import LONG, free_port
 from tests.servers.valkey import Valkey, valkey
 from tests.stores.redis.conftest import OpenStore, hasty
+
+
+async def test_a_sentinel_is_refused_with_the_cure(tmp_path: Path) -> None:
+    sentinel = Valkey(tmp_path)
+    try:
+        sentinel.start_as_sentinel()
+        for db in ("0", "3"):
+            with pytest.raises(ConfigError, match=r"is a Sentinel.*Name the primary"):
+                await RedisStore(sentinel.url.removesuffix("0") + db).open()
+    finally:
+        sentinel.kill()
+
+
+async def test_a_cluster_of_several_primaries_is_refused_with_the_cure() -> None:
+    ports = free_port(), free_port()
+    modes = [("--cluster-enabled", "yes", "--cluster-port", str(port)) for port in ports]
+    with valkey(*modes[0]) as one, valkey(*modes[1]) as two:
+        assert one.say("CLUSTER", "ADDSLOTSRANGE", "0", "8191") == b"+OK"
+        assert two.say("CLUSTER", "ADDSLOTSRANGE", "8192", "16383") == b"+OK"
+        assert one.say("CLUSTER", "MEET", "127.0.0.1", str(two.port), str(ports[1])) == b"+OK"
+        with anyio.fail_after(LONG):
+            while b"cluster_size:2" not in one.ask("CLUSTER", "INFO"):
+                await anyio.sleep(0.05)
+        with pytest.raises(ConfigError, match=r"a cluster with 2 primaries.*use PostgreSQL or S3"):
+            await RedisStore(one.url).open()
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,25 @@ def test_a_url_that_does_not_fit_is_refused_without_showing_it(rest: str) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+sentinel://me:s3cr@one:26379,two:26379/mymaster",
+        "rediss+sentinel://one:26379/mymaster/0",
+        "redis-sentinel://one:26379/mymaster",
+        "valkey+sentinel://one",
+        "redis+cluster://one:7000",
+        "redis://one:7000,two:7001,three:7002/0",
+        "redis://me:s3cr@one,two/0?prefix=x",
+        "valkey://one:1,two/0",
+    ],
+)
+def test_sentinels_and_clusters_are_refused_with_the_cure(url: str) -> None:
+    with pytest.raises(ConfigError, match="talks to one primary: use redis://host") as caught:
+        connect(url)
+    assert "s3cr" not in str(caught.value)
+
+
 def test_a_sockets_path_is_absolute() -> None:
     with pytest.raises(ConfigError, match="absolute"):
         store_for("unix://run/v.sock")

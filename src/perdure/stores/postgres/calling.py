@@ -21,6 +21,7 @@ from perdure.stores.postgres import direct, leases, log
 from perdure.stores.postgres.connections import Connection, Connections
 from perdure.stores.postgres.listening import Listener
 from perdure.stores.postgres.migrate import durability_of, migrate
+from perdure.stores.postgres.password import Password, password_reader
 from perdure.stores.postgres.rows import Holding
 from perdure.stores.postgres.settings import Settings
 from perdure.stores.postgres.statements import Statements
@@ -169,7 +170,9 @@ class Calls:
         self._others.close()
 
 
-async def open_calls(settings: Settings, sql: Statements, owner: str) -> Calls:
+async def open_calls(
+    settings: Settings, sql: Statements, owner: str, password: Password | None = None
+) -> Calls:
     """Connect, make or update the tables, and make the owner known.
 
     Raises:
@@ -181,7 +184,10 @@ async def open_calls(settings: Settings, sql: Statements, owner: str) -> Calls:
     """
     others = Threads(max(settings.connections - PARALLELISM, 1), name="perdure postgres")
     try:
-        connections, durability = await others.run(_enter, settings, sql, owner)
+        reader = None
+        if password is not None:
+            reader = password_reader(password, settings.location, settings.timeout)
+        connections, durability = await others.run(_enter, settings, sql, owner, reader)
     except BaseException:
         others.close()
         raise
@@ -190,8 +196,10 @@ async def open_calls(settings: Settings, sql: Statements, owner: str) -> Calls:
     return calls
 
 
-def _enter(settings: Settings, sql: Statements, owner: str) -> tuple[Connections, str]:
-    connections = Connections(settings)
+def _enter(
+    settings: Settings, sql: Statements, owner: str, password: Callable[[], str] | None
+) -> tuple[Connections, str]:
+    connections = Connections(settings, password)
     try:
         with connections.borrow(LONG) as connection:
             migrate(connection, settings.schema, settings.location)

@@ -127,8 +127,10 @@ class _Used:
 class Connections:
     """The open connections of one store."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, password: Callable[[], str] | None = None) -> None:
         self._settings = settings
+        self._password = password
+        self._given = ""  # the newest one that was used, for messages to leave out
         self._driver = driver()
         self.errors: type[psycopg.Error] = self._driver.Error
         """What the driver raises."""
@@ -177,9 +179,12 @@ class Connections:
         return connection
 
     def _reached(self) -> Connection:
+        secret: dict[str, str] = {}
+        if self._password is not None:
+            self._given = secret["password"] = self._password()
         try:
             connection: Connection = self._driver.connect(
-                self._conninfo, autocommit=True, prepare_threshold=0
+                self._conninfo, autocommit=True, prepare_threshold=0, **secret
             )
         except self.errors as error:
             raise self.mapped(error, "reach") from error
@@ -208,6 +213,7 @@ class Connections:
         """Return a driver's error in perdure's words, without any password."""
         mapped = trouble(error, doing, self._settings.location)
         hidden = self._settings.hide(str(mapped))
+        hidden = hidden.replace(self._given, "…") if self._given else hidden
         return type(mapped)(hidden, **mapped.facts)
 
     def failed(self, error: psycopg.Error, connection: Connection, doing: str) -> PerdureError:

@@ -43,6 +43,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """For people."""
     secrets: tuple[str, ...] = ()
     """What no text may show."""
+    has_password: bool = False
+    """Whether the URL holds one."""
 
     def __repr__(self) -> str:
         return f"Settings({self.location!r})"
@@ -88,6 +90,7 @@ def settings_of(url: str, *, schema: str | None = None, connections: int | None 
         connections=_connections(connections, own.get("connections")),
         timeout=_timeout(own.get("timeout")),
         location=f"postgresql://{user}{at}{hosts}{slash}{database}{shown}",
+        has_password=bool(password or given.get("password")),
         secrets=tuple({form for text in hidden for form in (text, unquote(text)) if form}),
     )
 

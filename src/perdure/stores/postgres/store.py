@@ -17,7 +17,7 @@ import msgspec
 
 from perdure._lib.ids import random_id
 from perdure._lib.unopened import unopened
-from perdure.errors import StoreUnavailableError
+from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.model.keys import SessionKey
 from perdure.model.manifest import Manifest
 from perdure.store import (
@@ -41,6 +41,7 @@ from perdure.stores.postgres import blobs as _blobs
 from perdure.stores.postgres import directory, inbox, leases, log
 from perdure.stores.postgres import documents as _documents
 from perdure.stores.postgres.calling import PARALLELISM, Calls, open_calls
+from perdure.stores.postgres.password import Password
 from perdure.stores.postgres.rows import MAX_RECORD_BYTES, Holding, Run
 from perdure.stores.postgres.settings import settings_of
 from perdure.stores.postgres.statements import Statements
@@ -67,6 +68,8 @@ class PostgresStore:
         schema: The schema of the tables, made when it is missing; by default ``perdure``.
         connections: The most connections at once, one more for listening aside.
         owner: This store's id as a holder of leases; by default one that nobody can guess.
+        password: The password, or a function that returns one, plain or async: it is called for
+            each new connection, so that a token may expire.
 
     Raises:
         ConfigError: The URL or an argument does not fit.
@@ -80,8 +83,13 @@ class PostgresStore:
         schema: str | None = None,
         connections: int | None = None,
         owner: str | None = None,
+        password: Password | None = None,
     ) -> None:
         self._settings = settings_of(url, schema=schema, connections=connections)
+        if password is not None and self._settings.has_password:
+            message = "password= and a password in the URL: leave one of them out"
+            raise ConfigError(message, option="password")
+        self._password = password
         self._owner = owner or random_id()
         self._sql = Statements(self._settings.schema)
         self._opened: Calls | None = None
@@ -123,7 +131,7 @@ class PostgresStore:
         """
         if self._opened:
             return
-        self._opened = await open_calls(self._settings, self._sql, self._owner)
+        self._opened = await open_calls(self._settings, self._sql, self._owner, self._password)
 
     async def aclose(self) -> None:
         """Close every connection; leases that were not released look like a dead owner's."""

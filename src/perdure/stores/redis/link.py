@@ -12,8 +12,9 @@ sent, because what was sent may have been done.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import anyio
 import anyio.to_thread
@@ -21,7 +22,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from perdure._lib.host import Host, HostClosedError
 from perdure._lib.unopened import unopened
-from perdure.errors import MissingExtraError
+from perdure.errors import ConfigError, MissingExtraError, StoreUnavailableError
 from perdure.stores.redis.scripts import Call, all_scripts
 from perdure.stores.redis.settings import Settings
 from perdure.stores.redis.trouble import in_doubt, meaning_of, unreachable
@@ -50,6 +51,8 @@ class Link:
         self.location: str = settings.location
         self.waits: bool = False
         """Whether each write waits until the server has synced it."""
+        self.mode: str = ""
+        """standalone or cluster, as the server says; empty where INFO is forbidden."""
         self._host: Host | None = None
         self._pid = 0
 
@@ -57,6 +60,7 @@ class Link:
         """Start the host, and see that the server answers.
 
         Raises:
+            ConfigError: It is a Sentinel.
             MissingExtraError: The driver is not installed.
             StoreUnavailableError: The server does not answer, or refuses us.
 
@@ -72,10 +76,25 @@ class Link:
         self._host = host = Host(on_teardown=self._last_calls)
         await host.start()
         try:
-            await self.send([Call(b"PING"), *_loads()])
+            await self._greet()
         except BaseException:
             await self.aclose()
             raise
+
+    async def _greet(self) -> None:
+        """See what the server is, and load the scripts."""
+        try:
+            ping, info, *loaded = await self.ask(
+                [Call(b"PING"), Call(b"INFO", "server"), *_loads()]
+            )
+        except StoreUnavailableError as error:
+            if "unknown command 'SELECT'" not in str(error):
+                raise
+            raise _no_data(self.location) from error  # it has no databases to choose from
+        self.mode = _mode_in(info)
+        if self.mode == "sentinel":
+            raise _no_data(self.location)
+        self._sound([ping, *loaded])
 
     async def aclose(self) -> None:
         """Close every connection; without effect in a forked child."""
@@ -338,3 +357,21 @@ def _tls(files: dict[str, str]) -> ssl.SSLContext:
     if "ssl_certfile" in files:
         context.load_cert_chain(files["ssl_certfile"], files.get("ssl_keyfile"))
     return context
+
+
+def _mode_in(info: Any) -> str:
+    """Return what the server says it is; nothing where INFO is forbidden."""
+    found = None if isinstance(info, BaseException) else _MODE.search(bytes(info))
+    return "" if found is None else found[1].decode()
+
+
+def _no_data(location: str) -> ConfigError:
+    message = (
+        f"{location} is a Sentinel, which keeps no data: perdure talks to one primary and asks no "
+        "Sentinel for it. Name the primary, or an address that always leads to it (a proxy or a "
+        "DNS name that a failover moves)"
+    )
+    return ConfigError(message, option="url")
+
+
+_MODE: Final = re.compile(rb"(?:redis|server)_mode:(\w+)")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -22,15 +23,18 @@ _PAUSES = "no-appendfsync-on-rewrite"
 _POLICY: Final = "maxmemory-policy"
 _ASKED = (_POLICY, "appendonly", "appendfsync", "save", _PAUSES)
 _POLL = 0.05
+_SIZE: Final = re.compile(r"cluster_size:(\d+)")
 
 
 async def examine(link: Link) -> str:
     """Return what OK means on this server, and have each write wait for the disk where it can.
 
     Raises:
-        ConfigError: The server may throw data away when its memory is full.
+        ConfigError: The server may throw data away when its memory is full, or is one of several
+            primaries of a cluster.
 
     """
+    await _require_one_primary(link)
     said = await _settings(link)
     policy = await _policy(link, said)
     if policy not in {None, _KEEPS}:
@@ -42,6 +46,27 @@ async def examine(link: Link) -> str:
         wait = said.get("appendfsync") == "everysec" and await _has_waitaof(link)
     link.waits = wait
     return durability_of(said, waits=wait)
+
+
+async def _require_one_primary(link: Link) -> None:
+    """Refuse a cluster that keeps sessions on several servers: redirections are not followed."""
+    if link.mode != "cluster":
+        return
+    (reply,) = await link.ask([Call(b"CLUSTER INFO")])
+    found = None if isinstance(reply, BaseException) else _SIZE.search(_text(reply))
+    if found is not None and int(found[1]) > 1:
+        message = (
+            f"{link.location} is a node of a cluster with {found[1]} primaries: perdure keeps a "
+            "store on one primary and follows no redirections. Name a server without "
+            "cluster-enabled, or a cluster of one primary; to spread over more use PostgreSQL or S3"
+        )
+        raise ConfigError(message, option="url")
+
+
+def _text(reply: Any) -> str:
+    if isinstance(reply, dict):
+        return "".join(f"{_text(name)}:{_text(one)}\n" for name, one in reply.items())
+    return reply.decode() if isinstance(reply, bytes) else str(reply)
 
 
 async def warnings(link: Link) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from perdure.errors import ConfigError
 __all__ = ["SCHEMES", "Settings", "settings_from"]
 
 SCHEMES: Final = ("redis", "rediss", "valkey", "valkeys", "unix")
+SEVERAL: Final = re.compile(r"(redis|valkey)s?(\+|-)(sentinel|cluster)")
+"""Schemes of other clients for what perdure does not speak to."""
 _TLS: Final = frozenset({"rediss", "valkeys"})
 _PORT: Final = 6379
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")
@@ -66,6 +68,14 @@ def settings_from(url: str) -> Settings:
         ConfigError: It does not fit; the message never shows user or password.
 
     """
+    scheme = url.partition(":")[0].lower()
+    if SEVERAL.fullmatch(scheme) or _names_several(url):
+        raise _wrong(
+            "it names a Sentinel, a cluster or several hosts, and perdure talks to one primary",
+            "use redis://host:6379/0 with the primary, or with an address that always leads to it "
+            "(a proxy, or a DNS name that a failover moves); to spread over servers use "
+            "PostgreSQL or S3",
+        )
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -98,6 +108,12 @@ def settings_from(url: str) -> Settings:
         history=options.get("history", ""),
         wait=_yes("wait", options.get("wait", "yes")),
     )
+
+
+def _names_several(url: str) -> bool:
+    """Say whether hosts stand in a row, behind whatever user and password there are."""
+    place = url.partition("://")[2].partition("?")[0].rpartition("@")[2]
+    return "," in place.partition("/")[0] and not url.startswith("unix:")
 
 
 def _options(query: str) -> dict[str, str]:

@@ -134,7 +134,8 @@ class RedisStore:
         """Reach the server, see how it is set up, and become known as an owner.
 
         Raises:
-            ConfigError: The server may throw data away when its memory is full.
+            ConfigError: The server may throw data away when its memory is full, is a Sentinel, or
+                one of several primaries of a cluster.
             MissingExtraError: The driver is not installed.
             StoreUnavailableError: The server does not answer, or refuses us.
 
