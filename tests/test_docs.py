@@ -178,18 +178,6 @@ def test_every_path_that_a_page_names_is_there(page: Path) -> None:
     assert missing == []
 
 
-def test_the_page_on_the_first_designs_knows_their_names_and_ours() -> None:
-    page = text(ROOT / "docs" / "seeds.md")
-    names = text(ROOT / "tests" / "seeds_names.txt").split()
-    assert [name for name in names if f"`{name}`" not in page] == []
-    for line, home in re.findall(r"^\| .+? \| (`\w+`, in `(perdure\.\w+)`)", page, re.MULTILINE):
-        assert hasattr(importlib.import_module(home), line.split("`")[1]), line
-    kept = re.search(r"keep their names, in `perdure.agent`: (.+?)\.\n", page, re.DOTALL)
-    assert kept is not None
-    module = importlib.import_module("perdure.agent")
-    assert [name for name in re.findall(r"`(\w+)`", kept[1]) if not hasattr(module, name)] == []
-
-
 def test_every_decision_is_listed_and_says_why() -> None:
     index = text(ROOT / "docs" / "decisions" / "README.md")
     assert DECISIONS

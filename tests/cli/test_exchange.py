@@ -11,7 +11,7 @@ from tests.cli.conftest import Command
 from tests.interchange.samples import MEMORY, SESSION, read, write
 
 
-@pytest.mark.parametrize("layout", ["full", "seed"])
+@pytest.mark.parametrize("layout", ["full", "files", "seed"])
 def test_a_session_goes_into_another_store_and_is_the_same(
     command: Command, store: Path, tmp_path: Path, layout: str
 ) -> None:

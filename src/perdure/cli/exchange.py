@@ -36,7 +36,7 @@ from perdure.store import Store, open_read_only
 
 __all__ = ["export", "import_"]
 
-Layout = Literal["full", "seed", "bundle"]
+Layout = Literal["full", "files", "seed", "bundle"]
 
 
 def export(
@@ -55,10 +55,10 @@ def export(
 
     Args:
         id: The agent's id.
-        layout: ``full``: one JSON value; ``seed``: the files that other runtimes know, from
-            session.json to raw_traces.jsonl; ``bundle``: the log, the documents and the blobs,
-            as lines of JSON, which is the same out of every store.
-        out: The file, or with --layout seed the folder, to write; new, or an empty folder.
+        layout: ``full``: one JSON value; ``files``: the files that other runtimes know, from
+            session.json to raw_traces.jsonl (``seed`` is the same); ``bundle``: the log, the
+            documents and the blobs, as lines of JSON, which is the same out of every store.
+        out: The file, or with --layout files the folder, to write; new, or an empty folder.
             Default: the standard output.
         plain: Only what the format has a place for, without the log that lets an import
             lose nothing.
@@ -66,9 +66,11 @@ def export(
             missing.
 
     """
+    if layout == "seed":  # the layout of the designs that perdure began from
+        layout = "files"
     if salvage:
-        if plain or layout == "seed":
-            raise ConfigError("--salvage writes a bundle: leave out --plain and --layout seed")
+        if plain or layout == "files":
+            raise ConfigError("--salvage writes a bundle: leave out --plain and --layout files")
         return anyio.run(partial(_salvage, id, out=out, where=where))
     return anyio.run(partial(_export, id, layout=layout, out=out, log=not plain, where=where))
 
@@ -93,7 +95,7 @@ async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where
     if out is None:
         write_json(_pretty(state))
         return 0
-    if layout == "seed":
+    if layout == "files":
         names = [*await write_folder(out, state), *await _export_beside(id, out, where)]
     else:
         await anyio.to_thread.run_sync(_publish, out, _pretty(state) + b"\n")

@@ -216,7 +216,7 @@ def pretty(data: bytes) -> bytes:
 
 @final
 class FolderStorage:
-    """Keep one agent's state in a folder of its own, in the seed's own files.
+    """Keep one agent's state in a folder of its own, in the files that an export writes.
 
     Args:
         path: The folder; made when something is saved.

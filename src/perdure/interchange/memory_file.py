@@ -1,4 +1,4 @@
-"""A storage of working memory in a folder of its own: memory.json, in the seed's own form.
+"""A storage of working memory in a folder of its own: memory.json, as an export has it.
 
 The file is read at the first touch, once, however many wait for it; changes are written
 together, by ``flush``, which happens at intervals while the storage is entered. Each flush
