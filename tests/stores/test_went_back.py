@@ -9,14 +9,18 @@ import copy
 import logging
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
+import anyio
+import obstore
 import pytest
 
 from perdure import (
     AcknowledgedRecordsLostError,
+    Lease,
     Message,
     Session,
     SessionManager,
@@ -30,8 +34,10 @@ from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.redis import RedisStore
 from perdure.stores.sqlite import SqliteStore
-from tests.servers import postgres, valkey
+from tests.servers import postgres, s3, valkey
+from tests.stores.s3.gateway import LOST, Gateway
 
+deep = pytest.mark.deep
 QUIET = Shutdown(signals=False)
 
 
@@ -44,14 +50,47 @@ class Place:
     """Somewhere that stores keep things, and that can go back to what it was."""
 
     def __init__(
-        self, store: Callable[[], Store], keep: Callable[[], None], go_back: Callable[[], None]
+        self,
+        store: Callable[[], Store],
+        keep: Callable[[], None],
+        go_back: Callable[[], None],
+        beats: Callable[[], object] | None = None,
     ) -> None:
         self.store = store
-        self.keep = keep
-        self.go_back = go_back
+        self._keep = keep
+        self._go_back = go_back
+        self._beats = beats
+        self._open = 0
 
-    def connect(self) -> SessionManager:
-        return connect(self.store(), autosave=None, shutdown=QUIET)
+    @asynccontextmanager
+    async def connect(self) -> AsyncGenerator[SessionManager, None]:
+        often = Lease(heartbeat=0.1) if self._beats is not None else Lease()
+        manager = connect(self.store(), autosave=None, shutdown=QUIET, lease=often)
+        async with manager as sessions:
+            self._open += 1
+            try:
+                yield sessions
+            finally:
+                self._open -= 1
+
+    async def keep(self) -> None:
+        """Remember how it is; a bucket tells states apart that lie a heartbeat from one another."""
+        self._keep()
+        if self._beats is not None:
+            await self._beat()
+
+    async def go_back(self) -> None:
+        """Go back; where only a heartbeat tells, wait until each owner's has."""
+        self._go_back()
+        for _ in range(2 if self._beats is not None else 0):  # the first one is over by the second
+            await self._beat()
+
+    async def _beat(self) -> None:
+        assert self._beats is not None
+        before = self._beats()
+        with anyio.fail_after(60):
+            while len(self._beats().items() - before.items()) < self._open:  # type: ignore[attr-defined]
+                await anyio.sleep(0.02)
 
 
 def memory() -> Place:
@@ -105,10 +144,11 @@ def postgresql() -> Place:
 
     def go_back() -> None:
         names = tables()
-        server.run(f"TRUNCATE {', '.join(f'{schema}.{name}' for name in names)}")
+        steps = [f"TRUNCATE {', '.join(f'{schema}.{name}' for name in names)}"]
         for name in names:
             row = f"INSERT INTO {schema}.{name} OVERRIDING SYSTEM VALUE"
-            server.run(f"{row} SELECT * FROM old_{schema}.{name}")
+            steps.append(f"{row} SELECT * FROM old_{schema}.{name}")
+        server.run("; ".join(steps))  # in one transaction: a heartbeat comes before, or behind
 
     return Place(lambda: PostgresStore(server.url, schema=schema), keep, go_back)
 
@@ -132,7 +172,31 @@ def redis() -> Place:
     return Place(lambda: RedisStore(f"{server.url}?prefix={prefix}"), keep, go_back)
 
 
-@pytest.fixture(params=["memory", "file", "sqlite", "postgres", "redis"])
+def bucket(tmp_path: Path) -> Place:
+    server, old = s3.shared(), dict[str, bytes]()
+    client = server.client(s3.prefix_of(tmp_path))
+
+    def names() -> list[str]:
+        return [one["path"] for page in obstore.list(client) for one in page]
+
+    def keep() -> None:
+        old.update({name: bytes(obstore.get(client, name).bytes()) for name in names()})
+
+    def go_back() -> None:
+        obstore.delete(client, [name for name in names() if name not in old])
+        for name, data in old.items():
+            obstore.put(client, name, data, use_multipart=False)
+
+    def beats() -> dict[str, object]:
+        owners = [one for page in obstore.list(client, "owners/") for one in page]
+        return {one["path"]: one["e_tag"] for one in owners}
+
+    return Place(lambda: s3.store_on(server, tmp_path), keep, go_back, beats)
+
+
+@pytest.fixture(
+    params=["memory", "file", "sqlite", "postgres", "redis", pytest.param("s3", marks=deep)]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     makes: dict[str, Callable[[], Place]] = {
         "memory": memory,
@@ -140,6 +204,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         "sqlite": lambda: sqlite(tmp_path),
         "postgres": postgresql,
         "redis": redis,
+        "s3": lambda: bucket(tmp_path),
     }
     return makes[request.param]()
 
@@ -171,11 +236,11 @@ async def test_acknowledged_records_that_are_gone_are_told_and_rescued(place: Pl
         await say(session, "one")
         session.memory.set("color", "blue")
         await session.save()
-        place.keep()
+        await place.keep()
         await say(session, "two")
         session.memory.set("color", "red")
         await say(session, "three")
-        place.go_back()
+        await place.go_back()
         await refused(session, "four")
         with pytest.raises(AcknowledgedRecordsLostError, match=r"fork_unsaved\(new_id\)"):
             session.append(Message.user("five"))
@@ -208,11 +273,11 @@ async def test_a_session_that_is_gone_is_made_again_from_memory(place: Place) ->
     async with place.connect() as sessions:
         async with sessions.open("before") as other:
             await say(other, "stays")
-        place.keep()
+        await place.keep()
         session = await sessions.open("a")
         await say(session, "one")
         await say(session, "two")
-        place.go_back()
+        await place.go_back()
         error = await refused(session, "three")
         assert error.facts["durable"] == session.durable_version
         await session.fork_unsaved("b")
@@ -227,10 +292,10 @@ async def test_what_others_have_written_since_is_not_touched(place: Place) -> No
     async with place.connect() as sessions, place.connect() as others:
         async with sessions.open("before") as other:
             await say(other, "stays")
-        place.keep()
+        await place.keep()
         session = await sessions.open("a")
         await say(session, "mine")
-        place.go_back()
+        await place.go_back()
         theirs = await others.open("a")  # under the same epoch, from the same record on
         await say(theirs, "theirs")
         await refused(session, "mine 2")
@@ -245,9 +310,9 @@ async def test_what_is_gone_is_named_until_somebody_decides(place: Place) -> Non
     async with place.connect() as sessions:
         session = await sessions.open("a")
         await say(session, "one")
-        place.keep()
+        await place.keep()
         await say(session, "two")
-        place.go_back()
+        await place.go_back()
         await refused(session, "three")
         assert await session.discard_unsaved() == 1
         assert sessions.health().status == "ok"
@@ -255,7 +320,55 @@ async def test_what_is_gone_is_named_until_somebody_decides(place: Place) -> Non
         async with place.connect() as sessions:
             session = await sessions.open("a")
             await say(session, "two")
-            place.go_back()
+            await place.go_back()
             await refused(session, "three")
     (lost,) = raised.value.facts["report"].lost
     assert lost.missing > 0
+
+
+@deep
+async def test_what_a_bucket_took_after_it_had_gone_back_is_rescued_too(tmp_path: Path) -> None:
+    place = bucket(tmp_path)
+    async with place.connect() as sessions:
+        session = await sessions.open("a")
+        await say(session, "one")
+        await place.keep()
+        await say(session, "two")
+        place._go_back()
+        await say(session, "three")  # before any heartbeat: the bucket cannot know
+        for _ in range(2):
+            await place._beat()
+        error = await refused(session, "four")
+        durable, missing = error.facts["durable"], error.facts["missing"]
+        assert isinstance(durable, int)
+        assert isinstance(missing, int)
+        assert 0 < missing < durable
+        await session.fork_unsaved("b")
+        async with sessions.open("b") as rescue:
+            assert said(rescue) == await shown(rescue) == ["one", "two", "three", "four"]
+
+
+@deep
+async def test_a_heartbeat_whose_answer_was_lost_costs_a_look_and_no_session(
+    tmp_path: Path,
+) -> None:
+    with Gateway(s3.shared().port) as gateway:
+        store = s3.store_on(s3.shared(), tmp_path, endpoint=gateway.endpoint)
+        often = Lease(heartbeat=0.1)
+        async with connect(store, autosave=None, shutdown=QUIET, lease=often) as sessions:
+            session = await sessions.open("a")
+            await say(session, "one")
+            lost = anyio.Event()
+            here = anyio.lowlevel.current_token()
+
+            def fault(method: str, path: str) -> int | None:
+                if method == "PUT" and "/owners/" in path and not lost.is_set():
+                    anyio.from_thread.run_sync(lost.set, token=here)
+                    return LOST
+                return None
+
+            gateway.fault = fault
+            await lost.wait()
+            for number in range(3):
+                await say(session, str(number))
+            assert sessions.health().lost == {}

@@ -42,7 +42,11 @@ async def judged_refusal(store: Store, batch: Batch, outcome: Outcome, begun: in
     except StoreUnavailableError as error:
         return Outcome(Status.IN_DOUBT, error)  # sent again, and judged then
     except PerdureError:
-        return outcome
+        kept = None
+    if kept is None and isinstance(outcome.error, PerdureError):
+        # What a bucket took after it had gone back lies behind a gap.
+        gone = outcome.error.facts.get("gone")
+        kept = min(gone - 1, durable) if isinstance(gone, int) else None
     if kept is None:
         return outcome
     lost = records_lost(batch.key, durable=durable, kept=kept)

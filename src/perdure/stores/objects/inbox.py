@@ -284,10 +284,31 @@ class Wishes:
         return Asked(tuple(waiting[_HANDOVER]), tuple(waiting[_MAIL]))
 
 
-def heartbeat(bucket: Bucket, owner: str, beat: int, wishes: Wishes) -> None:
-    """Renew an owner's heartbeat, and collect what others want of it."""
-    mine = Beat(owner, beat, platform.node(), os.getpid())
-    bucket.put(layout.owner_name(owner), heads.sealed(mine))
+def heartbeat(
+    bucket: Bucket, owner: str, beat: int, wishes: Wishes, tag: str | None
+) -> tuple[str | None, bool]:
+    """Renew an owner's heartbeat, and collect what others want of it.
+
+    Only this owner writes the object. So one that is not as it was written last (its *tag*) tells
+    that a heartbeat arrived whose answer was lost, or that the bucket went back to an
+    earlier state; it costs no request more to notice that.
+
+    Returns:
+        The new tag, None if it is not known, and whether the bucket may have gone back.
+
+    """
+    mine = heads.sealed(Beat(owner, beat, platform.node(), os.getpid()))
+    name = layout.owner_name(owner)
+    new = bucket.create(name, mine) if tag is None else bucket.replace(name, mine, tag)
+    is_other = new is None
+    if new is None:
+        found = bucket.get(name)
+        new = bucket.create(name, mine) if found is None else bucket.replace(name, mine, found.tag)
+    _collect(bucket, owner, wishes)
+    return new, is_other and tag is not None
+
+
+def _collect(bucket: Bucket, owner: str, wishes: Wishes) -> None:
     prefix = layout.ask_name(owner, "", "s/").rpartition("/")[0] + "/"
     names = [one.name for one in bucket.listed(prefix)]
     found = dict(zip(names, bucket.many(bucket.get, names), strict=True))

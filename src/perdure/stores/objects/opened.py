@@ -45,11 +45,15 @@ _LEAVE = 2.0
 class Opened:
     """A bucket that was tried out, and the threads that use it. Made on a running event loop."""
 
-    def __init__(self, bucket: Bucket, owner: str, wishes: inbox.Wishes, beat: int) -> None:
+    def __init__(
+        self, bucket: Bucket, owner: str, wishes: inbox.Wishes, beat: int, tag: str | None
+    ) -> None:
         self.bucket = bucket
         self._owner = owner
         self._wishes = wishes
         self._beat = beat
+        self._tag = tag
+        """The heartbeat's, as it was written last."""
         self._beats = 0
         self._appends = Threads(PARALLELISM, name="perdure append")
         self._others = anyio.CapacityLimiter(_OTHERS)
@@ -61,12 +65,13 @@ class Opened:
         """Make a bucket, try it out, and become known as an owner; all of it in a thread."""
         wishes, beat = inbox.Wishes(), first_beat()
         lock, left, made = threading.Lock(), threading.Event(), list[Bucket]()
+        tags = list[str | None]()
 
         def begin() -> Bucket:
             bucket = make()
             try:
                 probing.require_conditions(bucket, location)
-                inbox.heartbeat(bucket, owner, beat, wishes)
+                tags.append(inbox.heartbeat(bucket, owner, beat, wishes, None)[0])
             except BaseException:
                 bucket.close()
                 raise
@@ -84,7 +89,7 @@ class Opened:
                 for bucket in made:
                     bucket.close()
             raise
-        return cls(bucket, owner, wishes, beat)
+        return cls(bucket, owner, wishes, beat, tags[0])
 
     @property
     def mine(self) -> bool:
@@ -111,10 +116,17 @@ class Opened:
             function, self.bucket, *args, abandon_on_cancel=True, limiter=self._others
         )
 
-    async def heartbeat(self) -> Asked:
-        """Beat once more; what a cancelled beat collected, the next one tells."""
+    async def heartbeat(self, doubt: Callable[[], object]) -> Asked:
+        """Beat once more; what a cancelled beat collected, the next one tells.
+
+        Calls *doubt* if the bucket may have gone back to an earlier state.
+        """
         self._beat += 1
-        await self.hop(inbox.heartbeat, self._owner, self._beat, self._wishes)
+        self._tag, may_be_older = await self.hop(
+            inbox.heartbeat, self._owner, self._beat, self._wishes, self._tag
+        )
+        if may_be_older:
+            doubt()
         beats: dict[str, int] | None = None
         if not self._beats % _LOOK:
             beats = await self.hop(leases.beats, self._owner)

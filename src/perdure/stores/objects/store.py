@@ -258,7 +258,12 @@ class ObjectStore:
 
     async def heartbeat(self) -> Asked:
         """Renew this owner's heartbeat, and return what others want since the last one."""
-        return await self._here.heartbeat()
+        return await self._here.heartbeat(self._doubt)
+
+    def _doubt(self) -> None:
+        """Have each session look, before its next append, whether its log is still there."""
+        for writer in list(self._writers.values()):
+            writer.is_doubted = True
 
     async def news(self, at_most: float) -> None:
         """Sleep: a bucket tells nobody anything."""

@@ -19,6 +19,10 @@ So each append is one request, and needs no look at who holds the lease. A reque
 up and arrives late can fill a name that merging made free; such a stray lies below the head's
 ``floor``, where nobody reads, and nobody was told that it was written.
 
+**A bucket that went back** to an earlier state lets a holder go on behind records that are gone.
+Its heartbeat notices that at no cost; then one listing, and a look at its newest commit, tell
+whether what it was told is durable is there.
+
 Blocking; runs in a thread.
 """
 
@@ -44,6 +48,8 @@ from perdure.stores.objects.heads import Head
 __all__ = ["MAX_RECORD_BYTES", "Writer", "lost"]
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
+_MOST = 1024
+"""Commits that are remembered before those that were merged are sorted out."""
 
 
 class Writer:
@@ -51,12 +57,14 @@ class Writer:
 
     __slots__ = (
         "_bucket",
+        "_firsts",
         "begun",
         "crc",
         "epoch",
         "folder",
         "folding",
         "head",
+        "is_doubted",
         "key",
         "life",
         "lock",
@@ -82,6 +90,10 @@ class Writer:
         self.crc: int = crc
         self.loose: int = 0
         """Commits since the log was merged last."""
+        self._firsts: list[int] = [begun]
+        """The first records of the commits that were made here, and are not merged."""
+        self.is_doubted: bool = False
+        """Whether the bucket may have gone back to an earlier state."""
         self.lock: threading.Lock = threading.Lock()
         """Of the log's end."""
         self.folding: threading.Lock = threading.Lock()
@@ -97,6 +109,8 @@ class Writer:
             if self.over:
                 return Outcome(Status.CONFLICT, lost(self.key, batch.epoch))
             try:
+                if self.is_doubted:
+                    self._require_commits()
                 return self._append(batch)
             except LeaseLostError as error:
                 self.over = True
@@ -119,12 +133,58 @@ class Writer:
                 rest, first=self.head + 1, epoch=self.epoch, owner=self.owner, seed=self.crc
             )
             if self._bucket.create(name, data) is not None:
+                self._note(self.head + 1)
                 self.head += len(rest)
                 self.crc = crc
                 self.loose += 1
                 return Outcome(Status.OK, written=len(data))
             if self._adopt(name, data):
                 return Outcome(Status.OK)
+
+    def _note(self, first: int) -> None:
+        self._firsts.append(first)
+        if len(self._firsts) > _MOST and self.seen is not None:
+            floor = self.seen[0].floor
+            self._firsts = [one for one in self._firsts if one > floor]
+
+    def _require_commits(self) -> None:
+        """Raise LeaseLostError if commits that were acknowledged are not there any more."""
+        prefix = layout.log_prefix(self.folder, self.life)
+        there = {layout.first_of(one.name) for one in self._bucket.listed(prefix)}
+        # Behind the listing: what was merged meanwhile lies below the floor by now.
+        seen = self.seen or reading.look(self._bucket, self.key)
+        floor = 0 if seen is None else seen[0].floor
+        gone = [first for first in self._firsts if first > floor and first not in there]
+        last = self._commit(self._firsts[-1])
+        if not gone and (last is None or last.crc != self.crc):
+            gone = self._firsts[-1:]  # somebody else has begun anew
+        if gone:
+            self._take_away([one for one in self._firsts if one > min(gone) and one in there])
+            raise lost(self.key, self.epoch, gone=min(gone))
+        self.is_doubted = False
+
+    def _commit(self, first: int) -> framing.Commit | None:
+        """Return a commit as it lies there, if it is one."""
+        name = layout.log_name(self.folder, self.life, first)
+        found = self._bucket.get(name)
+        if found is None or found.data == framing.GONE:
+            return None
+        return framing.commit(name, first, found.data)
+
+    def _take_away(self, firsts: Sequence[int]) -> None:
+        """Keep aside what was taken behind the gap: it would damage the log for everybody.
+
+        It goes with the session, or when somebody scrubs the store under a later epoch.
+        """
+        for first in firsts:
+            there = self._commit(first)
+            if there is None or there.header.epoch != self.epoch:
+                continue
+            if there.header.owner == self.owner:
+                name = layout.log_name(self.folder, self.life, first)
+                aside = f"{self.folder}/doc/{self.epoch:010d}-behind-{first:020d}"
+                if self._bucket.copy(name, aside):
+                    self._bucket.remove([name])
 
     def _adopt(self, name: str, data: bytes) -> bool:
         """Go on behind a commit that an attempt of ours made, whose answer was lost.
@@ -142,6 +202,7 @@ class Writer:
         if there.header.epoch != self.epoch or there.header.owner != self.owner:
             raise lost(self.key, self.epoch, newest=there.header.epoch)
         if not there.header.cut:
+            self._note(self.head + 1)
             self.head, self.crc = there.header.last, there.crc
             return False
         self.over = True
@@ -184,8 +245,11 @@ def _check(batch: Batch, head: int) -> None:
         raise NotStorableError(message, key=batch.key, first=batch.first, head=head)
 
 
-def lost(key: SessionKey, epoch: int, *, newest: int | None = None) -> LeaseLostError:
-    """Return the error for an epoch that may not write any more."""
+def lost(
+    key: SessionKey, epoch: int, *, newest: int | None = None, gone: int | None = None
+) -> LeaseLostError:
+    """Return the error for an epoch that may not write any more; *gone*, if its records are."""
     said = f": the newest is {newest}" if newest else ""
+    said = said if gone is None else f": its records from {gone} on are not there any more"
     message = f"epoch {epoch} of {key} may not write{said}; open the session again"
-    return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
+    return LeaseLostError(message, key=key, epoch=epoch, newest=newest, gone=gone)
