@@ -237,6 +237,13 @@ class Application:
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/v1/responses", self.responses, methods=["POST"]),
                 Route("/v1/messages", self.messages, methods=["POST"]),
+                # The same, where Azure and Vertex have it.
+                Route(
+                    "/azure/openai/deployments/{name}/chat/completions",
+                    self.chat,
+                    methods=["POST"],
+                ),
+                Route("/vertex/{rest:path}", self.messages, methods=["POST"]),
             ]
         )
 
@@ -245,6 +252,7 @@ class Application:
         from starlette.responses import JSONResponse
 
         body = await request.json()
+        body.setdefault("model", "m")  # some have it in the path
         self.requests.append(body)
         self.number += 1
         if key != KEY:
@@ -279,7 +287,8 @@ class Application:
         )
 
     async def chat(self, request: Any) -> Any:
-        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        key = request.headers.get("api-key") or bearer
         body, refused = await self.received(request, broken_chat, key)
         if refused is not None:
             return refused

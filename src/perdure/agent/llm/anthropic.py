@@ -11,7 +11,17 @@ from perdure.agent.llm.assembly import AnthropicAnswer
 from perdure.agent.llm.failures import Asked, cut, ended
 from perdure.agent.llm.model import Chunk, ToolSpec, Usage
 from perdure.agent.llm.prompt_cache import CacheTime, with_breakpoints
-from perdure.agent.llm.sdk import CONNECT_TIMEOUT, SdkClient, events_of, key_for, require
+from perdure.agent.llm.sdk import (
+    CONNECT_TIMEOUT,
+    MAX_RETRIES,
+    TIMEOUT,
+    SdkClient,
+    asked_with,
+    events_of,
+    key_for,
+    require,
+    require_no_other,
+)
 from perdure.errors import ConfigError
 from perdure.model.messages import Message
 from perdure.providers import parse, render
@@ -38,17 +48,20 @@ class AnthropicModel:
         max_tokens: The longest answer; the API wants to be told.
         base_url: Where it is, if not at Anthropic; the environment may have ANTHROPIC_BASE_URL.
         api_key: The key, instead of the environment variable ANTHROPIC_API_KEY.
-        max_retries: How often the client asks again by itself.
+        max_retries: How often the client asks again by itself: twice if not given.
         context_window: How many tokens the model may be asked with, if you know: then old turns are
             compacted before it refuses a request, not after.
-        timeout: Seconds that an answer may take to begin, or pause.
+        timeout: Seconds that an answer may take to begin, or pause: 600 if not given.
+        client: The package's asynchronous client to use as it is, and not to close: an
+            ``AsyncAnthropicBedrock`` or ``AsyncAnthropicVertex``, say.
         prompt_cache: How long Anthropic keeps what it has read of a conversation, ``"5m"`` or
             ``"1h"``: the next request reads it at a tenth of the price. None asks for no cache.
         options: What else goes into each request, such as ``thinking``.
 
     Raises:
         MissingExtraError: The ``anthropic`` package is not installed.
-        ConfigError: There is no key, or ``prompt_cache`` does not fit.
+        ConfigError: There is no key, ``prompt_cache`` does not fit, or ``client`` is a blocking one
+            or was given with what it has itself.
 
     """
 
@@ -59,9 +72,10 @@ class AnthropicModel:
         max_tokens: int = 8192,
         base_url: str | None = None,
         api_key: str | None = None,
-        max_retries: int = 2,
+        max_retries: int | None = None,
         context_window: int | None = None,
-        timeout: float = 600.0,
+        timeout: float | None = None,
+        client: Any = None,
         prompt_cache: CacheTime | None = "5m",
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -69,26 +83,18 @@ class AnthropicModel:
             message = f"prompt_cache={prompt_cache!r} does not fit: choose '5m', '1h' or None"
             raise ConfigError(message, option="prompt_cache")
         require("anthropic")
-        url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or OFFICIAL
-        key = key_for("ANTHROPIC_API_KEY", api_key, keyless=url != OFFICIAL)
         self.name: str = name
         self.context_window: int | None = context_window
         self._max_tokens = max_tokens
         self._options = dict(options or {})
         self._prompt_cache = prompt_cache
-        self._asked = Asked(
-            provider="anthropic", model=name, url=url, variable="ANTHROPIC_API_KEY", key=key
-        )
-
-        def make(anthropic: Any) -> Any:
-            limits = anthropic.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT))
-            client = anthropic.AsyncAnthropic(
-                base_url=url, api_key=key or "none", max_retries=max_retries, timeout=limits
-            )
-            _ = client.messages  # imported with its first use: better here, in a thread
-            return client
-
-        self._sdk = SdkClient("anthropic", make)
+        given = {
+            "base_url": base_url,
+            "api_key": api_key,
+            "max_retries": max_retries,
+            "timeout": timeout,
+        }
+        self._asked, self._sdk = _client_of(name, client, given)
 
     def __repr__(self) -> str:
         return f"<AnthropicModel {self._asked!r}>"
@@ -140,6 +146,29 @@ class AnthropicModel:
         if self._prompt_cache is None or "cache_control" in request:  # the API does it by itself
             return request
         return with_breakpoints(request, self._prompt_cache)
+
+
+def _client_of(name: str, client: Any, given: dict[str, Any]) -> tuple[Asked, SdkClient]:
+    """Return who is asked, and the client that asks: the given one, or one to be made."""
+    if client is not None:
+        require_no_other(client, "anthropic", **given)
+        return asked_with(client, "anthropic", name), SdkClient("anthropic", given=client)
+    url = given["base_url"] or os.environ.get("ANTHROPIC_BASE_URL") or OFFICIAL
+    key = key_for("ANTHROPIC_API_KEY", given["api_key"], keyless=url != OFFICIAL)
+    retries = MAX_RETRIES if given["max_retries"] is None else given["max_retries"]
+    timeout = TIMEOUT if given["timeout"] is None else given["timeout"]
+
+    def make(anthropic: Any) -> Any:
+        limits = anthropic.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT))
+        made = anthropic.AsyncAnthropic(
+            base_url=url, api_key=key or "none", max_retries=retries, timeout=limits
+        )
+        _ = made.messages  # imported with its first use: better here, in a thread
+        return made
+
+    variable = "ANTHROPIC_API_KEY"
+    asked = Asked(provider="anthropic", model=name, url=url, variable=variable, key=key)
+    return asked, SdkClient("anthropic", make)
 
 
 def _rendered(messages: Sequence[Any]) -> dict[str, Any]:

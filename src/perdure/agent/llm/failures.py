@@ -14,6 +14,7 @@ from perdure.errors import ContextOverflowError, ModelError, ModelUnavailableErr
 __all__ = ["Asked", "cut", "ended", "failure_of"]
 
 _LONGEST: Final = 500
+_REFUSED: Final = 400
 _TOO_LARGE: Final = 413
 _NEVER_OVERFLOW: Final = frozenset({401, 403, 404, 429})
 _FOR_NOW: Final = frozenset({408, 409, 425, 429})
@@ -26,7 +27,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     url: str
     variable: str
-    """The environment variable of its key."""
+    """The environment variable of its key; empty for a client that signs in by itself."""
     key: str
     """Left out of every message; empty if there is none."""
 
@@ -55,6 +56,8 @@ def failure_of(asked: Asked, error: Exception, *, begun: bool) -> ModelError | N
 
     """
     status = getattr(error, "status_code", None)
+    if isinstance(status, int) and status < _REFUSED:
+        return ended(asked, getattr(error, "body", None))
     if isinstance(status, int):
         return _answered(asked, error, status)
     names = {kind.__name__ for kind in type(error).__mro__}
@@ -113,9 +116,10 @@ def _answered(asked: Asked, error: Exception, status: int) -> ModelError:
     if status == _TOO_LARGE or (overflow is not None and status not in _NEVER_OVERFLOW):
         return _too_long(asked, overflow or Overflow(), why, **facts)
     if status in {401, 403}:
-        text = (
-            f"{asked!r} refused the key ({status}): check the environment variable {asked.variable}"
-        )
+        cure = "check what the client signs in with"
+        if asked.variable:
+            cure = f"check the environment variable {asked.variable}"
+        text = f"{asked!r} refused the key ({status}): {cure}"
         return ModelError(text, **facts)
     if status == 404:
         text = f"{asked!r} was not found (404): check the model's name and base_url: {why}"

@@ -12,7 +12,17 @@ from urllib.parse import urlsplit
 from perdure.agent.llm.assembly import ChatAnswer, ResponsesAnswer
 from perdure.agent.llm.failures import Asked, cut, ended
 from perdure.agent.llm.model import Chunk, ToolSpec, Usage
-from perdure.agent.llm.sdk import CONNECT_TIMEOUT, SdkClient, events_of, key_for, require
+from perdure.agent.llm.sdk import (
+    CONNECT_TIMEOUT,
+    MAX_RETRIES,
+    TIMEOUT,
+    SdkClient,
+    asked_with,
+    events_of,
+    key_for,
+    require,
+    require_no_other,
+)
 from perdure.errors import ConfigError
 from perdure.model.messages import Message
 from perdure.providers import parse, render
@@ -45,15 +55,18 @@ class OpenAIModel:
         api_key: The key, instead of the environment variable OPENAI_API_KEY. A server of one's own
             may do without.
         issuer: Whose reasoning and signatures it understands; by default OpenAI, or the host.
-        max_retries: How often the client asks again by itself.
+        max_retries: How often the client asks again by itself: twice if not given.
         context_window: How many tokens the model may be asked with, if you know: then old turns are
             compacted before it refuses a request, not after.
-        timeout: Seconds that an answer may take to begin, or pause.
+        timeout: Seconds that an answer may take to begin, or pause: 600 if not given.
+        client: The package's asynchronous client to use as it is, and not to close: an
+            ``AsyncAzureOpenAI``, say. ``name`` is the deployment's then.
         options: What else goes into each request, such as ``temperature``.
 
     Raises:
         MissingExtraError: The ``openai`` package is not installed.
-        ConfigError: There is no key, or ``api`` does not fit.
+        ConfigError: There is no key, ``api`` does not fit, or ``client`` is a blocking one or was
+            given with what it has itself.
 
     """
 
@@ -65,36 +78,28 @@ class OpenAIModel:
         base_url: str | None = None,
         api_key: str | None = None,
         issuer: str | None = None,
-        max_retries: int = 2,
+        max_retries: int | None = None,
         context_window: int | None = None,
-        timeout: float = 600.0,
+        timeout: float | None = None,
+        client: Any = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if api not in {"chat", "responses"}:
             raise ConfigError(f"api={api!r} does not fit: choose chat or responses", option="api")
         require("openai")
-        url = base_url or os.environ.get("OPENAI_BASE_URL") or OFFICIAL
-        official = _is_official(url)
-        key = key_for("OPENAI_API_KEY", api_key, keyless=not official)
+        given = {
+            "base_url": base_url,
+            "api_key": api_key,
+            "max_retries": max_retries,
+            "timeout": timeout,
+        }
+        self._asked, self._sdk = _client_of(name, api, client, given)
+        url = self._asked.url
         self.name: str = name
         self.context_window: int | None = context_window
         self._api = api
-        self._issuer = issuer or ("openai" if official else urlsplit(url).hostname or url)
+        self._issuer = issuer or ("openai" if _is_official(url) else urlsplit(url).hostname or url)
         self._options = dict(options or {})
-        self._asked = Asked(
-            provider="openai", model=name, url=url, variable="OPENAI_API_KEY", key=key
-        )
-
-        def make(openai: Any) -> Any:
-            limits = openai.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT))
-            client = openai.AsyncOpenAI(
-                base_url=url, api_key=key or "none", max_retries=max_retries, timeout=limits
-            )
-            # Imported with the first use, which takes half a second: better here, in a thread.
-            _ = client.chat.completions if api == "chat" else client.responses
-            return client
-
-        self._sdk = SdkClient("openai", make)
 
     def __repr__(self) -> str:
         return f"<OpenAIModel {self._asked!r}>"
@@ -186,6 +191,29 @@ class OpenAIModel:
         if not all(isinstance(message, Message) for message in messages):
             return list(messages)
         return list(render(messages, format, to=self._issuer).messages)
+
+
+def _client_of(name: str, api: str, client: Any, given: dict[str, Any]) -> tuple[Asked, SdkClient]:
+    """Return who is asked, and the client that asks: the given one, or one to be made."""
+    if client is not None:
+        require_no_other(client, "openai", **given)
+        return asked_with(client, "openai", name), SdkClient("openai", given=client)
+    url = given["base_url"] or os.environ.get("OPENAI_BASE_URL") or OFFICIAL
+    key = key_for("OPENAI_API_KEY", given["api_key"], keyless=not _is_official(url))
+    retries = MAX_RETRIES if given["max_retries"] is None else given["max_retries"]
+    timeout = TIMEOUT if given["timeout"] is None else given["timeout"]
+
+    def make(openai: Any) -> Any:
+        limits = openai.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT))
+        made = openai.AsyncOpenAI(
+            base_url=url, api_key=key or "none", max_retries=retries, timeout=limits
+        )
+        # Imported with the first use, which takes half a second: better here, in a thread.
+        _ = made.chat.completions if api == "chat" else made.responses
+        return made
+
+    asked = Asked(provider="openai", model=name, url=url, variable="OPENAI_API_KEY", key=key)
+    return asked, SdkClient("openai", make)
 
 
 def _is_official(url: str) -> bool:

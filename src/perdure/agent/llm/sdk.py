@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
@@ -23,10 +24,36 @@ from perdure.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from perdure.agent.context import AgentContext
 
-__all__ = ["CONNECT_TIMEOUT", "SdkClient", "events_of", "key_for", "require"]
+__all__ = [
+    "CONNECT_TIMEOUT",
+    "MAX_RETRIES",
+    "TIMEOUT",
+    "SdkClient",
+    "asked_with",
+    "events_of",
+    "key_for",
+    "require",
+    "require_no_other",
+]
 
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds that a connection may take."""
+MAX_RETRIES: Final = 2
+TIMEOUT: Final = 600.0
+"""Seconds that an answer may take to begin, or pause."""
+
+
+def asked_with(client: Any, provider: str, model: str) -> Asked:
+    """Return who is asked with a client that was given, for messages."""
+    key = getattr(client, "api_key", None)
+    url = str(getattr(client, "base_url", ""))
+    return Asked(
+        provider=provider,
+        model=model,
+        url=url,
+        variable="",
+        key=key if isinstance(key, str) else "",
+    )
 
 
 def require(package: str) -> None:
@@ -83,6 +110,11 @@ async def events_of(
     try:
         async with opening as response:
             begun = True
+            if _is_framed(response):
+                async with await response.parse() as stream:
+                    async for event in stream:
+                        yield event.model_dump(mode="json", exclude_unset=True, warnings=False)
+                return
             async with aclosing(response.iter_lines()) as incoming:
                 async for line in incoming:
                     event = lines.take(line)
@@ -95,6 +127,30 @@ async def events_of(
         raise failure from error
 
 
+def _is_framed(response: Any) -> bool:
+    """Say whether an answer comes in frames that only its client reads, as those of Bedrock do."""
+    return "amazon.eventstream" in str(response.headers.get("content-type", ""))
+
+
+def require_no_other(client: Any, package: str, **others: Any) -> None:
+    """Check a client that was given, and that nothing was given for one to be made with.
+
+    Raises:
+        ConfigError: It is a blocking one, or there are options that only it can have.
+
+    """
+    known = [f"{name}=" for name, value in others.items() if value is not None]
+    if known:
+        message = f"{', '.join(known)} beside client=: give them to the client itself"
+        raise ConfigError(message, option=known[0].removesuffix("="))
+    if not inspect.iscoroutinefunction(getattr(client, "close", None)):
+        message = (
+            f"client= is a {type(client).__name__}: give one of the asynchronous clients of the "
+            f"package {package}, whose names begin with Async"
+        )
+        raise ConfigError(message, option="client")
+
+
 @final
 class SdkClient:
     """A client of one provider for the loop that uses it.
@@ -102,12 +158,16 @@ class SdkClient:
     Args:
         package: What to import.
         make: Makes the client of the package.
+        given: A client that somebody else has made, and closes: it is used as it is.
 
     """
 
-    def __init__(self, package: str, make: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, package: str, make: Callable[[Any], Any] | None = None, given: Any = None
+    ) -> None:
         self._package = package
         self._make = make
+        self._given = given
         self._lock = anyio.Lock()
         self._client: Any = None
         self._home: Affinity | None = None
@@ -115,6 +175,8 @@ class SdkClient:
 
     async def get(self) -> Any:
         """Return the client, made if this loop has none yet."""
+        if self._given is not None:
+            return self._given
         if self._client is not None and self._is_home():
             return self._client
         if self._home is None or not self._is_home():
@@ -122,6 +184,7 @@ class SdkClient:
         async with self._lock:
             if self._client is None:
                 package = await anyio.to_thread.run_sync(importlib.import_module, self._package)
+                assert self._make is not None  # there is a way to make it, or one was given
                 self._client = await anyio.to_thread.run_sync(self._make, package)
             return self._client
 
