@@ -12,7 +12,7 @@ from anyio import to_thread
 from perdure._lib.several import each
 from perdure.autosave.shutdown import ShutdownReport, Unsaved
 from perdure.autosave.tracked import State, Tracked
-from perdure.errors import SessionClosedError
+from perdure.errors import SessionClosedError, UnsupportedVersionError
 from perdure.model.keys import SessionKey
 from perdure.session import process_exit, spilling
 from perdure.session.keeping import Keeper
@@ -110,6 +110,8 @@ class Closing:
         folder, is_named = self.runtime.spill_folder, self.runtime.shutdown.spill is not None
         left = report.unsaved + report.in_doubt
         tracked = [one.tracked for one in map(self.runtime.sessions.get, _keys(left)) if one]
+        refused = map(self.runtime.sessions.get, _keys(report.quarantined))
+        tracked += [one.tracked for one in refused if one and not _is_refused(one.tracked)]
         if is_named:  # else what becomes of it is up to whoever looks at `sessions.lost`
             tracked += [one for one in self.runtime.saver.lost if one.pending]
         if folder is None or not tracked:
@@ -156,7 +158,7 @@ class Closing:
         """
         folder, tracked = self.runtime.spill_folder, self._rest()
         news = [one for one in tracked if _id_of(one) not in self._kept and one.pending]
-        news = [one for one in news if one.end is not State.QUARANTINED]
+        news = [one for one in news if not _is_refused(one)]
         if folder is not None:
             spilled = {_id_of(one) for one in news if self._spill_one(folder, one)}
             if spilled and _settled(folder):
@@ -225,7 +227,7 @@ def _with_folder(report: ShutdownReport, spilled: set[_Id], folder: str) -> Shut
                 for one in getattr(report, name)
             ]
         )
-        for name in ("unsaved", "in_doubt")
+        for name in ("unsaved", "in_doubt", "quarantined")
     }
     return msgspec.structs.replace(report, **lists)
 
@@ -233,13 +235,13 @@ def _with_folder(report: ShutdownReport, spilled: set[_Id], folder: str) -> Shut
 def _with_spilled(report: ShutdownReport, spilled: set[_Id], _folder: str) -> ShutdownReport:
     lists: dict[str, tuple[Unsaved, ...]] = {}
     kept: list[Unsaved] = []
-    for name in ("unsaved", "in_doubt", "lost"):
+    for name in ("unsaved", "in_doubt", "quarantined", "lost"):
         ones: tuple[Unsaved, ...] = getattr(report, name)
         # A file has what was unsaved, not what a store has lost: that is still to be told.
         safe = [one for one in ones if _id(one) in spilled and not one.missing]
         kept += safe
         lists[name] = tuple([one for one in ones if one not in safe])
-    clean = not (any(lists.values()) or report.quarantined)
+    clean = not any(lists.values())
     return msgspec.structs.replace(report, **lists, spilled=tuple(kept), clean=clean)
 
 
@@ -253,6 +255,15 @@ def _id(one: Unsaved) -> _Id:
 
 def _id_of(one: Tracked) -> _Id:
     return one.key, one.durable, one.version
+
+
+def _is_refused(one: Tracked) -> bool:
+    """Say whether the store would refuse a session's records again, wherever they were kept.
+
+    Not so where a newer release has changed the format: that takes them from a file.
+    """
+    quarantined = one.end is State.QUARANTINED
+    return quarantined and not isinstance(one.last_error, UnsupportedVersionError)
 
 
 def _keys(ones: tuple[Unsaved, ...]) -> list[SessionKey]:

@@ -7,12 +7,18 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, final
 
-from perdure.errors import CorruptRecordError, NotStorableError, PerdureError
+from perdure.errors import (
+    CorruptRecordError,
+    NotStorableError,
+    PerdureError,
+    StoreUnavailableError,
+    UnsupportedVersionError,
+)
 from perdure.model.keys import SessionKey
 from perdure.store import Batch, Outcome, Status
-from perdure.stores.sqlite.connecting import connect, make_durable
+from perdure.stores.sqlite.connecting import connect, format_of, make_durable
 from perdure.stores.sqlite.log import Planned, Tail, append_one, planned, save_all
-from perdure.stores.sqlite.sql import MOST_ROWS
+from perdure.stores.sqlite.sql import MIGRATIONS, MOST_ROWS
 from perdure.stores.sqlite.trouble import (
     InDoubtError,
     driver_error,
@@ -71,12 +77,29 @@ class Engine:
         con = self.connection
         con.execute("BEGIN IMMEDIATE")
         try:
+            self._require_format(con)
             yield con
         except BaseException:
             self._roll_back()
             raise
         with self._committing():
             con.execute("COMMIT")
+
+    def _require_format(self, con: sqlite3.Connection) -> None:
+        """Notice a newer release beside this one, which has changed the format since.
+
+        At the latest the next heartbeat does; then nothing is written under the older format.
+        """
+        ((found,),) = con.execute("PRAGMA user_version")
+        if found == len(MIGRATIONS):
+            return
+        try:
+            format_of(con, self.path)
+        finally:
+            self._roll_back()
+            self._drop()
+        message = f"{self.path} was changed to format {found} meanwhile: try again"
+        raise StoreUnavailableError(message, path=self.path)
 
     @contextlib.contextmanager
     def _committing(self) -> Iterator[None]:
@@ -172,7 +195,9 @@ class Engine:
         if isinstance(error, (driver_error(), UnicodeDecodeError)):
             told = trouble(error, "append to", self.path)
             told.__cause__ = error
-        if isinstance(told, CorruptRecordError | NotStorableError) and status is Status.TRANSIENT:
+        if isinstance(told, UnsupportedVersionError):
+            status = Status.PERMANENT
+        elif isinstance(told, CorruptRecordError | NotStorableError) and status is Status.TRANSIENT:
             if len(batches) > 1:  # one session's damage must not be the others'
                 return [outcome for batch in batches for outcome in self.append([batch])]
             status = Status.PERMANENT

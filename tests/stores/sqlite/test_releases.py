@@ -1,0 +1,76 @@
+"""A newer release that changes the format beneath a running program, which then says so."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from perdure import Lease, Message, SessionQuarantinedError, Shutdown, connect
+from perdure.errors import UnsupportedVersionError
+from perdure.stores.sqlite import SqliteStore
+
+NEWER = 99
+
+
+def changed_to(path: Path, format_: int) -> int:
+    """Give a database another format, as a release with one does; return the one that it had."""
+    con = sqlite3.connect(path)
+    ((before,),) = con.execute("PRAGMA user_version")
+    con.execute(f"PRAGMA user_version = {format_}")
+    con.commit()
+    con.close()
+    return int(before)
+
+
+async def raised(error: type[Exception], act: Callable[[], Awaitable[object]]) -> str:
+    """Try until it raises; the next heartbeat finds out at the latest."""
+    with anyio.fail_after(60):
+        while True:
+            try:
+                await act()
+            except error as told:
+                return str(told)
+            await anyio.sleep(0.02)
+
+
+async def test_a_newer_format_is_told_and_what_is_unsaved_is_kept_for_the_newer_release(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger="perdure")
+    path, spill = tmp_path / "a.db", str(tmp_path / "spill")
+    options = {
+        "autosave": None,
+        "shutdown": Shutdown(signals=False, spill=spill),
+        "lease": Lease(heartbeat=0.05),
+    }
+    saved = 0
+    async with connect(SqliteStore(path), **options) as sessions:
+        session = await sessions.open("ada")
+        format_ = changed_to(path, NEWER)
+
+        async def say() -> None:
+            nonlocal saved
+            session.append(Message.user(str(saved)))
+            await session.save()
+            saved += 1
+
+        message = await raised(SessionQuarantinedError, say)
+        assert "refuses record" in message
+        for said in (
+            message,
+            await raised(UnsupportedVersionError, lambda: sessions.open("b")),
+        ):
+            assert f"has format {NEWER}, and this release, perdure " in said
+            assert f"reads up to {format_}: a newer release has it now, so use that" in said
+        assert sessions.health().status != "ok"
+    with pytest.raises(UnsupportedVersionError):
+        await connect(SqliteStore(path), **options)
+    changed_to(path, format_)  # to be the release that knows it
+    async with connect(SqliteStore(path), **options) as sessions:
+        async with sessions.open("ada") as session:
+            assert [one.text for one in session.context()] == [str(n) for n in range(saved + 1)]
