@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 import anyio
@@ -175,3 +177,30 @@ async def test_a_session_that_could_not_be_opened_is_out_of_memory(tmp_path: Pat
                 await sessions.open("a")
         left = [one for one in held() if id(one) not in before]
         assert not left
+
+
+class Request:
+    """What a server keeps in a context variable while it handles one."""
+
+
+async def test_what_a_caller_s_context_holds_is_out_of_memory_while_saving_goes_on() -> None:
+    request: ContextVar[Request | None] = ContextVar("request", default=None)
+    kept: list[weakref.ref[Request]] = []
+
+    async def handle(session: Session) -> None:
+        request.set(mine := Request())
+        kept.append(weakref.ref(mine))
+        session.append(Message.user("hello"))
+        await session.save()
+
+    async with connect("memory:", shutdown=Shutdown(signals=False)) as sessions:
+        unsaved = await sessions.open("unsaved", autosave=None)
+        async with sessions.open("a") as session:
+            async with anyio.create_task_group() as group:
+                group.start_soon(handle, session)
+            unsaved.append(Message.user("for a while"))
+            with anyio.move_on_after(12):  # autosave has looked twice whether all is well
+                while kept[0]() is not None:
+                    await anyio.sleep(0.01)
+                    gc.collect()
+            assert kept[0]() is None

@@ -37,7 +37,8 @@ def loop_timer() -> Callable[[float, Callable[[], None]], Callable[[], None]]:
     """Return what has the event loop that runs now call a function after so many seconds.
 
     No task of anybody's is needed for it on asyncio. What it returns takes the call back.
-    The function must not raise.
+    The function must not raise. It sees no context variables of whoever asks for it: a timer that
+    goes on would keep them alive.
 
     Raises:
         RuntimeError: No event loop is running here.
@@ -47,9 +48,10 @@ def loop_timer() -> Callable[[float, Callable[[], None]], Callable[[], None]]:
     if trio is not None and trio.lowlevel.in_trio_run():
         return _later_on_trio
     import asyncio
+    from contextvars import Context
 
     loop = asyncio.get_running_loop()
-    return lambda seconds, call: loop.call_later(seconds, call).cancel
+    return lambda seconds, call: loop.call_later(seconds, call, context=Context()).cancel
 
 
 def _later_on_trio(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
