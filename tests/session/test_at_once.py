@@ -143,6 +143,51 @@ async def test_hooks_of_two_sessions_do_not_wait_for_each_other() -> None:
         assert b.durable_version == b.version
 
 
+class OddError(BaseException):
+    """As test frameworks use to skip or to fail."""
+
+
+async def awaits_a_cancelled_task(_: object) -> None:
+    task = asyncio.ensure_future(asyncio.sleep(GUARD))
+    task.cancel()
+    await task
+
+
+def asks_a_cancelled_future(_: object) -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.cancel()
+    future.result()
+
+
+async def is_odd(_: object) -> None:
+    raise OddError
+
+
+def is_odd_at_once(_: object) -> None:
+    raise OddError
+
+
+BADLY = [awaits_a_cancelled_task, asks_a_cancelled_future, is_odd, is_odd_at_once]
+
+
+@pytest.mark.parametrize("event", ["before_save", "saved", "opened", "closed", "drain"])
+@pytest.mark.parametrize("hook", BADLY)
+def test_a_hook_that_ends_badly_fails_as_any_other(event: Any, hook: Any) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(GUARD):
+            async with memory() as sessions:
+                sessions.on(event, hook)
+                async with sessions.open("a") as session:
+                    for _ in range(2):
+                        session.append(Message.user("hello"))
+                        await session.save()
+                    assert sessions.health().status == "ok"
+                    await session.aclose()
+            assert sessions.lost == ()
+
+    asyncio.run(main())
+
+
 # turns
 
 

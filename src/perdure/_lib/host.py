@@ -30,6 +30,7 @@ from anyio.lowlevel import cancel_shielded_checkpoint
 
 from perdure._lib import within
 from perdure._lib.exits import Exit, exit_in, interrupter
+from perdure._lib.waiting import was_cancelled
 from perdure.errors import SessionClosedError
 
 __all__ = ["Host", "HostClosedError"]
@@ -323,9 +324,11 @@ class Host:
             await task.fn(*task.args)
         except Exception as error:  # noqa: BLE001  # reported
             self._report(error)
-        except anyio.get_cancelled_exc_class():
+        except anyio.get_cancelled_exc_class() as error:
             # A task that asyncio.run cancels natively would cancel the whole group with it.
-            if self._group is None:
+            if not was_cancelled(error):
+                self._report(error)
+            elif self._group is None:
                 raise
         except BaseException as error:
             found = exit_in(error)

@@ -1,10 +1,27 @@
-"""Waiting for what is sure to come, also where the one who waits is cancelled."""
+"""Cancellation: waiting through one, and telling one's own from somebody else's."""
 
 from __future__ import annotations
 
+import sys
+
 import anyio
 
-__all__ = ["wait_through"]
+__all__ = ["wait_through", "was_cancelled"]
+
+
+def was_cancelled(error: BaseException) -> bool:
+    """Whether an exception says that this very task is cancelled.
+
+    On asyncio user code may bring one from elsewhere, by awaiting a task that was cancelled: that
+    is a failure as any other.
+    """
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        return isinstance(error, trio.Cancelled)
+    import asyncio
+
+    task = asyncio.current_task()  # none, where a bare callback is called
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 async def wait_through(done: anyio.Event) -> None:

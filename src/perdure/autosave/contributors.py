@@ -14,7 +14,9 @@ from typing import final
 import anyio
 
 from perdure._lib import within
+from perdure._lib.exits import exit_in
 from perdure._lib.host import Host
+from perdure._lib.waiting import was_cancelled
 from perdure.autosave.core import Core
 from perdure.autosave.events import CaptureFailed
 from perdure.autosave.tracked import Tracked
@@ -118,13 +120,22 @@ class Contributors:
         try:
             with anyio.fail_after(self._core.engine.capture_timeout):
                 await t.before_capture()
-        except (KeyboardInterrupt, SystemExit) as error:
-            self._host.leave(error)  # and the save goes on all the same
-        except Exception as error:  # noqa: BLE001  # reported
-            self._core.books.events.append(CaptureFailed(key=t.key, error=error))
+        except BaseException as error:
+            if was_cancelled(error):
+                raise
+            self._failed(t, error)  # and the save goes on all the same
         finally:
             stay.leave()
             t.contributing = False
+
+    def _failed(self, t: Tracked, error: BaseException) -> None:
+        found = exit_in(error)
+        if found is not None:
+            self._host.leave(found)
+            return
+        if not isinstance(error, Exception):
+            error = RuntimeError(f"it ended with {error!r}")
+        self._core.books.events.append(CaptureFailed(key=t.key, error=error))
 
     async def _run(self, runner: object) -> None:
         try:

@@ -10,6 +10,7 @@ import msgspec
 from anyio import to_thread
 
 from perdure._lib.several import each
+from perdure._lib.waiting import was_cancelled
 from perdure.autosave.shutdown import ShutdownReport, Unsaved
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import SessionClosedError, UnsupportedVersionError
@@ -82,8 +83,9 @@ class Closing:
     async def _run(self) -> None:
         try:
             self.report = await self._shut_down()
-        except Exception:
-            self.done.set()
+        except BaseException as error:
+            if not was_cancelled(error):
+                self.done.set()
             raise
         else:
             self.done.set()

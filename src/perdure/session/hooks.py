@@ -8,7 +8,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, get_args
 
+from perdure._lib.exits import exit_in
 from perdure._lib.host import Host, HostClosedError
+from perdure._lib.waiting import was_cancelled
 from perdure.errors import ConfigError
 
 __all__ = ["EventName", "Hook", "Hooks"]
@@ -81,10 +83,12 @@ class Hooks:
         for hook in tuple(self._hooks.get(event, ())):
             try:
                 result = hook(facts)
-            except (KeyboardInterrupt, SystemExit) as error:
-                self._host.leave(error)
-            except Exception:
-                log.exception("a hook failed", extra={"event": event})
+            except BaseException as error:
+                found = exit_in(error)
+                if found is not None:
+                    self._host.leave(found)
+                else:
+                    log.exception("a hook failed", extra={"event": event})
             else:
                 if inspect.isawaitable(result):
                     self._follow(event, result)
@@ -108,5 +112,7 @@ class Hooks:
 async def _finish(event: str, result: Awaitable[None]) -> None:
     try:
         await result
-    except Exception:
+    except BaseException as error:
+        if was_cancelled(error) or exit_in(error) is not None:
+            raise  # the host takes it
         log.exception("a hook failed", extra={"event": event})
