@@ -15,7 +15,7 @@ from perdure.agent import Agent, McpServer, Segment, ToolStarted, TurnFailed, na
 
 async def main(name: str, question: str, base_url: str | None = None) -> int:
     model = named_model(name, base_url=base_url)
-    clock = McpServer([sys.executable, "-m", "mcp_server_time"], name="time")
+    clock = McpServer([sys.executable, "-m", "mcp_server_time"], name="time", trusted=True)
     async with Agent.create("clock", model=model, mcp=[clock], persistent_session=True) as agent:
         async for event in agent.stream(question):
             if isinstance(event, Segment):

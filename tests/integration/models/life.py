@@ -43,7 +43,7 @@ def event_facts(event: AgentEvent) -> dict[str, Any]:
 
 
 async def main(kind: str, url: str, folder: str) -> None:
-    server = McpServer([sys.executable, "-m", "mcp_server_time"], name="time")
+    server = McpServer([sys.executable, "-m", "mcp_server_time"], name="time", trusted=True)
     kept = PersistentSession(storage=f"file:{folder}")
     made = Agent.create("ada", model=model(kind, url), mcp=[server], persistent_session=kept)
     async with made as agent:
