@@ -271,6 +271,8 @@ async def waiting(root: Path) -> None:
         await sessions.post("waiting", Encoded("app:rating", b'{"stars": 4}'), key="post-2")
         opened = await sessions.open("waiting")
         await opened.save()
+        while list(root.glob("agents/waiting/inbox-*/*.json")):  # what was taken is removed later
+            await anyio.sleep(0.01)
         await opened.aclose()
         await sessions.post("waiting", Message.user("the third"), key="post-3")
         await sessions.post("waiting", Message.user("the first again"), key="post-1")
