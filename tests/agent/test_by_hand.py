@@ -186,5 +186,5 @@ async def test_before_the_first_fold_nothing_is_missing(
         async with await AgentFactory(sessions).restore_agent("ada", configured()) as agent:
             report = agent.restore_report
             assert report is not None
-            assert "not written yet" in str(report)
+            assert "no snapshot yet" in str(report)
             assert "missing" not in str(report)

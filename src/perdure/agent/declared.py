@@ -24,7 +24,7 @@ from perdure.declare.values import DOCUMENT, own, shared
 from perdure.declare.variables import initial_values
 from perdure.errors import ConfigError, SessionError
 from perdure.model.keys import DEFAULT_SESSION
-from perdure.session.inside import folder_of, is_branch
+from perdure.session.inside import folder_of, in_background, is_branch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,6 +74,11 @@ class AgentDeclared:
     def belongs_to(self, agent: Keeping, base: type) -> None:
         """Take note of the agent: of its code's folder, and of its ``setup``."""
         self.code_dir, self._agent = _code_dir(type(agent), base), agent
+
+    async def flush(self) -> None:
+        """Keep what was set in the config and not awaited."""
+        if self._config is not None:
+            await self._config.flush()
 
     async def set_up(self) -> None:
         """Call the agent's own ``setup``."""
@@ -196,7 +201,8 @@ async def declare(context: AgentContext) -> None:
     declared.found, keys = found, found.declaration.config
     make = initial_values(found.agent_name or context.config.name)
     parts = _parts(context, keys, is_branch=await is_branch(context.session))
-    declared.config = await PersistentConfig.of(keys, parts, make)
+    start = partial(in_background, context.session)
+    declared.config = await PersistentConfig.of(keys, parts, make, start)
 
 
 def _parts(context: AgentContext, keys: Mapping[str, ConfigKey], *, is_branch: bool) -> list[Part]:

@@ -68,6 +68,8 @@ class Leaving:
 
     async def _keep(self) -> None:
         context = self._context
+        if context.session.is_writable:
+            await context.declared.flush()
         if self._save and context.session.is_writable:
             try:
                 keep_custom_data(context)

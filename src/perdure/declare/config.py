@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+import weakref
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, final
@@ -20,7 +29,13 @@ from perdure.declare.places import FolderPlace, Place, state_dir
 from perdure.declare.schema import ConfigKey
 from perdure.declare.values import Saved, begun, changed
 from perdure.declare.variables import initial_values
-from perdure.errors import ConfigError, NotStorableError, TooLargeError, UnknownConfigKeyError
+from perdure.errors import (
+    ConfigError,
+    NotStorableError,
+    StoreUnavailableError,
+    TooLargeError,
+    UnknownConfigKeyError,
+)
 
 __all__ = ["MAX_VALUE_BYTES", "Part", "PersistentConfig"]
 
@@ -45,6 +60,71 @@ class Part(NamedTuple):
     """The session whose values they are; None where several share them."""
     is_branch: bool = False
     """Whether another session's values may have come along: they are begun anew."""
+
+
+@final
+class _Setting(Coroutine[Any, Any, None]):
+    """A change that was taken; awaiting it waits until it is durable.
+
+    A coroutine, so that a task can be made of it; one that nobody has to await.
+    """
+
+    __slots__ = ("_awaited", "_until", "data", "error", "is_done", "key", "part")
+
+    def __init__(
+        self,
+        part: Part,
+        key: str,
+        data: bytes,
+        until: Callable[[_Setting], Awaitable[None]],
+    ) -> None:
+        self.part, self.key, self.data = part, key, data
+        self._until = until
+        self._awaited: Coroutine[Any, Any, None] | None = None
+        self.error: Exception | None = None
+        self.is_done: bool = False
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._waiting().__await__()
+
+    def send(self, value: Any, /) -> Any:
+        """Go on, as a task does."""
+        return self._waiting().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise where it waits, as a task does."""
+        return self._waiting().throw(*error)
+
+    def close(self) -> None:
+        """Wait no more; it is kept all the same."""
+        if self._awaited is not None:
+            self._awaited.close()
+
+    def _waiting(self) -> Coroutine[Any, Any, None]:
+        if self._awaited is None:
+            self._awaited = self._durable()
+        return self._awaited
+
+    async def _durable(self) -> None:
+        await self._until(self)
+        if self.error is not None:
+            raise self.error
+
+    def failed(self, error: Exception) -> None:
+        """Take note of why it was not kept."""
+        self.error = error
+        if self._awaited is None:
+            message = "config.%s was set and could not be kept"
+            log.error(message, self.key, exc_info=error, extra={"key": self.key})
+
+
+def _keep_left(place: FolderPlace, pending: list[_Setting]) -> None:
+    """Keep what was set and never awaited, when the config is gone or the process ends."""
+    for setting in pending:
+        try:
+            place.change_now(partial(changed, key=setting.key, value=setting.data))
+        except Exception as error:  # noqa: BLE001  # nobody is left to raise it to
+            setting.failed(error)
 
 
 @final
@@ -83,12 +163,29 @@ class PersistentConfig:
         self._parts: Sequence[Part] | None = None
         self._keys: Mapping[str, ConfigKey] = {}
         self._values: dict[str, bytes] = {}
+        self._pending: list[_Setting] = []  # set, and not kept yet
+        self._start: Callable[[Callable[[], Awaitable[object]]], None] | None = None
         self._lock = anyio.Lock()
 
     @classmethod
-    async def of(cls, keys: Mapping[str, ConfigKey], parts: Sequence[Part], make: Initial) -> Self:
-        """Return the config of keys whose values lie in several places; for agents."""
+    async def of(
+        cls,
+        keys: Mapping[str, ConfigKey],
+        parts: Sequence[Part],
+        make: Initial,
+        start: Callable[[Callable[[], Awaitable[object]]], None],
+    ) -> Self:
+        """Return the config of keys whose values lie in several places; for agents.
+
+        Args:
+            keys: What is declared.
+            parts: Where the values lie.
+            make: Makes a value.
+            start: Runs something in the background.
+
+        """
         config = cls()
+        config._start = start
         await config._begin(keys, parts, make)
         return config
 
@@ -108,7 +205,8 @@ class PersistentConfig:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Do nothing: whatever was set is durable."""
+        """Keep what was set, so that all of it is durable."""
+        await self.flush()
 
     async def _load(self) -> Self:
         """Read the schema and the values, and make those that are not there yet.
@@ -122,6 +220,7 @@ class PersistentConfig:
 
         """
         place = FolderPlace(state_dir(self._state_dir))
+        weakref.finalize(self, _keep_left, place, self._pending)
         declared = await anyio.to_thread.run_sync(self._read_schema)
         keys = declared.declaration.config
         make = initial_values(declared.agent_name or self._agent_name)
@@ -181,14 +280,17 @@ class PersistentConfig:
         if self._parts is None:
             message = "this config is not loaded: use `async with PersistentConfig(…) as config`"
             raise ConfigError(message)
-        return self._values
+        return self._values | {one.key: one.data for one in self._pending}
 
     # writing
 
-    async def set(self, key: str, value: Any) -> None:
-        """Change a value, and return when that is durable: it survives a kill then.
+    def set(self, key: str, value: Any) -> Coroutine[Any, Any, None]:
+        """Change a value; await it to have it durable: it survives a kill then.
 
-        Cancelling may come too late, never half-way.
+        It is taken, and shown, at once. What nobody awaits is kept all the same: by an agent in the
+        background, else with the next change, at the end of ``async with``, or when the process
+        ends; only a kill may be faster. One that cannot be kept is not shown any more, and logged
+        if nobody awaits it. Cancelling may come too late, never half-way.
 
         Args:
             key: One that is declared.
@@ -206,10 +308,33 @@ class PersistentConfig:
         self._loaded()
         if self._strict and key not in self._keys:
             raise _unknown(key, self._keys)
-        data = _encoded(key, value)
-        part = self._part_of(key)
+        setting = _Setting(self._part_of(key), key, _encoded(key, value), self._until)
+        if self._start is not None:
+            self._start(self._soon)
+        self._pending.append(setting)
+        return setting
+
+    async def flush(self) -> None:
+        """Keep what was set and not awaited; what cannot be kept is logged."""
+        await self._until(None)
+
+    async def _soon(self) -> None:
+        """Keep what nobody has awaited; where the store is down, it waits for `flush`."""
+        await self._until(None, patiently=True)
+
+    async def _until(self, wanted: _Setting | None, *, patiently: bool = False) -> None:
+        """Keep what was set, in its order, up to one; None for all."""
         async with self._lock:
-            await self._save(part, key, data)
+            while self._pending and (wanted is None or not wanted.is_done):
+                setting = self._pending[0]
+                try:
+                    await self._save(setting.part, setting.key, setting.data)
+                except Exception as error:  # noqa: BLE001  # whoever awaits it gets it
+                    if patiently and isinstance(error, StoreUnavailableError):
+                        return
+                    setting.failed(error)
+                setting.is_done = True
+                self._pending.remove(setting)
 
     async def _save(self, part: Part, key: str, data: bytes) -> None:
         def show(saved: Saved) -> None:

@@ -232,7 +232,7 @@ class WorkingContextSnapshotBootstrapper:
             steps.append(
                 RestoreStep("missing", "the snapshot")
                 if memory.snapshot_was_written
-                else RestoreStep("not written yet", "the snapshot: it comes with the first fold")
+                else RestoreStep("no snapshot", "yet: it comes with the first fold")
             )
             return False
         payload = await store.read(agent_id)

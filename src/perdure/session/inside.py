@@ -39,6 +39,7 @@ __all__ = [
     "has_content",
     "has_worker",
     "home_of",
+    "in_background",
     "is_branch",
     "ledger_of",
     "let_go",
@@ -82,6 +83,16 @@ def has_content(session: Session) -> bool:
     """Say whether anything was ever said in a session."""
     contents = session._contents
     return bool(contents.turns or contents.messages or contents.context.size)
+
+
+def in_background(session: Session, job: Callable[[], Awaitable[object]]) -> None:
+    """Start a job beside the session's own tasks.
+
+    Raises:
+        SessionClosedError: The manager is closed: nothing was started.
+
+    """
+    session._runtime.host.spawn(job)
 
 
 def home_of(session: Session) -> Affinity:
