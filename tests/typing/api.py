@@ -21,6 +21,7 @@ from perdure import (
     Encoded,
     Engine,
     FormatError,
+    InboxFullError,
     Lease,
     LeaseError,
     LeaseHeldError,
@@ -234,6 +235,7 @@ def errors_are_one_tree() -> None:
     except (
         AcknowledgedRecordsLostError,
         StoreUnavailableError,
+        InboxFullError,
         TooLargeError,
         NotStorableError,
         StoreError,

@@ -55,8 +55,8 @@ class Given:
     __slots__ = ("entries", "system")
 
     def __init__(self, entries: list[Any], system: Any) -> None:
-        self.entries = entries
-        self.system = system
+        self.entries: list[Any] = entries
+        self.system: Any = system
         """The instructions, where they came beside the conversation; None for none."""
 
 
