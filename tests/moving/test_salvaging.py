@@ -30,7 +30,7 @@ async def _fill(store: Store) -> None:
 async def _salvaged(store: Store, folder: Path) -> tuple[Any, list[str]]:
     """Salvage the session into files; return the report, and what it says there."""
     await store.open()
-    with pytest.raises(CorruptRecordError):
+    with pytest.raises(CorruptRecordError, match="`perdure export ada --salvage --out FILE`"):
         await write_bundle(store, SessionKey("ada"), folder / "refused")
     found = await salvage(store, SessionKey("ada"), folder / "left")
     await store.aclose()

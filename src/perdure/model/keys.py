@@ -48,6 +48,22 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
 msgspec.json.Decoder(SessionKey)
 
 
+def salvage_cure(key: SessionKey) -> str:
+    """Say what helps with a damaged session whose log nobody has a copy of.
+
+    >>> salvage_cure(SessionKey("my agent", "two"))
+    "bring out what is left of it by `perdure export 'my agent' --session two --salvage --out FILE`"
+    """
+    import shlex
+
+    names = [key.agent]
+    names += ["--session", key.session] if key.session != DEFAULT_SESSION else []
+    names += ["--tenant", key.tenant] if key.tenant else []
+    return (
+        f"bring out what is left of it by `perdure export {shlex.join(names)} --salvage --out FILE`"
+    )
+
+
 def require_filters(
     *, tenant: str = "", owner: str | None = None, tag: str | None = None, prefix: str = ""
 ) -> None:

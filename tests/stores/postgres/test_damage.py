@@ -103,6 +103,9 @@ async def test_a_damaged_manifest_counts_as_lost_and_the_log_is_there(
     )
     assert (await store.read_documents(KEY)).manifest is None
     assert len(entries(await read(store))) == 8
+    assert [info.damaged for info in await store.sessions()] == [True]  # as `ls` shows it
+    await store.write_documents(KEY, documents, manifest_of(grant, grant.head, documents))
+    assert [info.damaged for info in await store.sessions()] == [False]
 
 
 async def test_a_damaged_document_is_named(

@@ -185,6 +185,9 @@ async def test_damaged_documents_are_told_and_the_log_is_left(
     assert found.found == {}
     assert found.damaged == ("memory.json", "session.json")
     assert len(await read(store)) == 1
+    assert [info.damaged for info in await store.sessions()] == [True]  # as `ls` shows it
+    await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
+    assert [info.damaged for info in await store.sessions()] == [False]
 
 
 async def test_a_damaged_item_is_named(store: RedisStore, server: Valkey, url: str) -> None:

@@ -20,7 +20,8 @@ import anyio
 from perdure._lib.ids import random_id
 from perdure._lib.several import all_of
 from perdure._lib.unopened import unopened
-from perdure.model.keys import SessionKey
+from perdure.errors import CorruptRecordError
+from perdure.model.keys import SessionKey, salvage_cure
 from perdure.model.manifest import Manifest
 from perdure.store import (
     Asked,
@@ -131,6 +132,21 @@ class ObjectStore:
         if here is not None and here.mine:
             await here.leave()
 
+    async def _look(self, key: SessionKey, function: Callable[[Bucket], T]) -> T:
+        """Read something of a session; objects do not say whose they are when they are damaged.
+
+        Raises:
+            CorruptRecordError: It is damaged.
+
+        """
+        try:
+            return await self._hop(function)
+        except CorruptRecordError as error:
+            if "key" in error.facts:
+                raise
+            message = f"session {key} is damaged: {error}, or {salvage_cure(key)}"
+            raise CorruptRecordError(message, **error.facts, key=str(key)) from error
+
     async def _hop(self, function: Callable[[Bucket, *Ts], T], *args: *Ts) -> T:
         return await self._here.hop(function, *args)
 
@@ -171,7 +187,7 @@ class ObjectStore:
             stream.window = 1  # one damaged object hides no others then
         left = limit
         while left is None or left > 0:
-            records = (await self._hop(lambda _: stream.part()))[:left]
+            records = (await self._look(key, lambda _: stream.part()))[:left]
             if not records:
                 return
             yield LogChunk(tuple(records))
@@ -179,7 +195,7 @@ class ObjectStore:
 
     async def head(self, key: SessionKey) -> int:
         """Return the seq of the log's last record, 0 for an unknown session."""
-        return await self._hop(reading.head_of, key)
+        return await self._look(key, lambda bucket: reading.head_of(bucket, key))
 
     # documents
 
@@ -187,7 +203,7 @@ class ObjectStore:
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         """Read documents, verified against their manifest; see the port."""
-        return await self._hop(folding.documents, key, names)
+        return await self._look(key, lambda bucket: folding.documents(bucket, key, names))
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest

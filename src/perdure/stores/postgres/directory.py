@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from perdure.codec.frames import open_sealed
 from perdure.model.keys import SessionKey
 from perdure.store import SessionInfo
 from perdure.stores.postgres.connections import Connection
@@ -67,8 +68,9 @@ def listed(connection: Connection, sql: Statements, wanted: Wanted) -> list[Sess
             title=title,
             tags=tuple(tags or ()),
             turns=turns or 0,
+            damaged=sealed is not None and open_sealed(sealed) is None,
         )
-        for agent, session, epoch, head, created, updated, of, title, tags, turns in rows
+        for agent, session, epoch, head, created, updated, of, title, tags, turns, sealed in rows
     ]
 
 

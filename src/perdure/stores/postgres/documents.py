@@ -16,7 +16,7 @@ from perdure.codec import json
 from perdure.codec.frames import open_sealed, seal
 from perdure.codec.matching import matched
 from perdure.errors import CorruptRecordError, FormatError, UnsupportedVersionError
-from perdure.model.keys import SessionKey
+from perdure.model.keys import SessionKey, salvage_cure
 from perdure.model.manifest import FORMAT, Manifest
 from perdure.store import Documents
 from perdure.stores.postgres.connections import Connection
@@ -82,7 +82,8 @@ def _manifest(key: SessionKey, sealed: bytes, head: int) -> Manifest | None:
     if manifest.as_of_seq > head:
         message = (
             f"the log of {key} ends at record {head}, but documents were made from record "
-            f"{manifest.as_of_seq}: rows are missing; restore the tables from a copy"
+            f"{manifest.as_of_seq}: rows are missing; restore the tables from a copy, or "
+            f"{salvage_cure(key)}"
         )
         raise CorruptRecordError(message, key=str(key), head=head, as_of_seq=manifest.as_of_seq)
     return manifest

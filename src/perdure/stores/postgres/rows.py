@@ -14,7 +14,7 @@ import msgspec
 
 from perdure.codec.frames import Position, lines
 from perdure.errors import CorruptRecordError, NotStorableError, TooLargeError
-from perdure.model.keys import SessionKey
+from perdure.model.keys import SessionKey, salvage_cure
 from perdure.model.records import Entry, Record
 from perdure.store import Batch
 
@@ -95,7 +95,8 @@ class Run:
     def _damaged(self, row: Row, why: str) -> CorruptRecordError:
         message = (
             f"the log of {self._key} is damaged in the commit of records {row.first} to "
-            f"{row.last}: {why}; it was left as it is, restore the table commits from a copy"
+            f"{row.last}: {why}; it was left as it is: restore the table commits from a copy, or "
+            f"{salvage_cure(self._key)}"
         )
         return CorruptRecordError(
             message, key=str(self._key), first=row.first, last=row.last, table="commits"
@@ -106,7 +107,7 @@ def missing(key: SessionKey, state: State, low: int, high: int) -> CorruptRecord
     """Return the error for records that must be there and are not."""
     message = (
         f"the log of {key} ends at record {state.head}, and the rows with its records {low} to "
-        f"{high} are missing: restore the table commits from a copy"
+        f"{high} are missing: restore the table commits from a copy, or {salvage_cure(key)}"
     )
     return CorruptRecordError(message, key=str(key), first=low, last=high, table="commits")
 

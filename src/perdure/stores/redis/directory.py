@@ -12,6 +12,7 @@ from typing import Any, final
 import msgspec
 
 from perdure.codec.decoders import decoder_of
+from perdure.codec.frames import open_sealed
 from perdure.model.keys import SessionKey
 from perdure.store import SessionInfo
 from perdure.stores.redis.blobs import Blobs
@@ -25,7 +26,7 @@ from perdure.stores.redis.scripts import Call, script
 __all__ = ["Directory"]
 
 _PAGE = 256
-_FIELDS = (b"e", b"d", b"h", b"c", b"u", b"a")
+_FIELDS = (b"e", b"d", b"h", b"c", b"u", b"a", b"m")
 
 
 @final
@@ -133,7 +134,7 @@ class Fits(msgspec.Struct, frozen=True):
 
 
 def _info(key: SessionKey, fields: Sequence[Any]) -> SessionInfo | None:
-    epoch, deleted, head, created, updated, shown = fields
+    epoch, deleted, head, created, updated, shown, manifest = fields
     if epoch is None or deleted is not None:
         return None
     try:
@@ -150,6 +151,7 @@ def _info(key: SessionKey, fields: Sequence[Any]) -> SessionInfo | None:
         title=said.title,
         tags=said.tags,
         turns=said.turns,
+        damaged=manifest is not None and open_sealed(manifest) is None,
     )
 
 

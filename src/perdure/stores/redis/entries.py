@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from perdure.codec import frames
 from perdure.codec.frames import Position
 from perdure.errors import CorruptRecordError, NotStorableError, TooLargeError
-from perdure.model.keys import SessionKey
+from perdure.model.keys import SessionKey, salvage_cure
 from perdure.model.records import Entry, Record
 from perdure.store import Batch
 
@@ -37,8 +37,7 @@ def damaged(key: SessionKey, where: str, why: str) -> CorruptRecordError:
     """Return the error for something of a session that is not what its place calls for."""
     message = (
         f"{where} of session {key} is damaged on the server ({why}): it was left as it is; "
-        "restore the session from a backup, or bring out what is left of it by `perdure export ID "
-        "--salvage --out FILE`"
+        f"restore the session from a backup, or {salvage_cure(key)}"
     )
     return CorruptRecordError(message, key=str(key), where=where)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.errors import CorruptRecordError, LeaseLostError
-from perdure.model.keys import SessionKey
+from perdure.model.keys import SessionKey, salvage_cure
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -154,7 +154,6 @@ def damaged(key: SessionKey, what: str) -> CorruptRecordError:
     """Return the error for damage to one session."""
     message = (
         f"session {key} is damaged in the database: {what}; nothing was changed: restore it from "
-        "a copy, or bring out what is left of the session by `perdure export ID --salvage --out "
-        "FILE`"
+        f"a copy, or {salvage_cure(key)}"
     )
     return CorruptRecordError(message, key=str(key))

@@ -96,7 +96,8 @@ def trouble(error: sqlite3.Error | UnicodeDecodeError, doing: str, where: str) -
     if is_damage(error):
         message = (
             f"cannot {doing} {where}: {error}: the database is damaged, and was left as it is; "
-            "restore it from a copy, or save what can be read with sqlite3's .recover"
+            "restore it from a copy, or bring out what is left of each session by `perdure export "
+            "ID --salvage --out FILE`, or of the tables by sqlite3's .recover"
         )
         return CorruptRecordError(message, path=where)
     if code == _TOOBIG:

@@ -1,6 +1,7 @@
 -- name: sessions
 SELECT s.agent, s.session, s.epoch, s.head, extract(epoch FROM s.created_at)::float8,
-    extract(epoch FROM s.updated_at)::float8, m.owner, m.title, m.tags, m.turns
+    extract(epoch FROM s.updated_at)::float8, m.owner, m.title, m.tags, m.turns,
+    m.sealed
 FROM {schema}.tenants AS t
 JOIN {schema}.sessions AS s ON s.tenant = t.id
 LEFT JOIN {schema}.manifests AS m ON m.session = s.id
