@@ -174,6 +174,24 @@ def broken_messages(body: dict[str, Any]) -> str | None:
     return f"tool_use ids without tool_result: {waiting}" if waiting else None
 
 
+def broken_contents(body: dict[str, Any]) -> str | None:
+    asked: list[str] = []
+    for at, content in enumerate(body["contents"]):
+        if content.get("role") not in {"user", "model"} or not content.get("parts"):
+            return f"contents[{at}]: Please use a valid role: user, model, and give parts"
+        calls = [p["functionCall"]["name"] for p in content["parts"] if "functionCall" in p]
+        answers = [
+            p["functionResponse"]["name"] for p in content["parts"] if "functionResponse" in p
+        ]
+        if answers != asked:
+            return f"contents[{at}]: function response parts {answers} for calls {asked}"
+        signed = [p.get("thoughtSignature") for p in content["parts"] if "functionCall" in p]
+        if signed and not signed[0]:
+            return f"contents[{at}]: Function call is missing a thought_signature"
+        asked = calls
+    return f"function calls without a response: {asked}" if asked else None
+
+
 # A model with a window.
 
 
@@ -237,6 +255,7 @@ class Application:
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/v1/responses", self.responses, methods=["POST"]),
                 Route("/v1/messages", self.messages, methods=["POST"]),
+                Route("/{version}/models/{rest:path}", self.contents, methods=["POST"]),
                 # The same, where Azure and Vertex have it.
                 Route(
                     "/azure/openai/deployments/{name}/chat/completions",
@@ -404,6 +423,46 @@ class Application:
                 said = [block_text(b["content"]) for b in blocks if b["type"] == "tool_result"]
                 last, results = (texts[-1], []) if texts else (last, [*results, *said])
         return self.failure(last) or streamed(self.message_events(body, last, results), last)
+
+    async def contents(self, request: Any) -> Any:
+        key = request.headers.get("x-goog-api-key")
+        body, refused = await self.received(request, broken_contents, key)
+        if refused is not None:
+            return refused
+        last, results = "", []
+        for content in body["contents"]:
+            for part in content["parts"] if content["role"] == "user" else ():
+                if "functionResponse" in part:
+                    results.append(part["functionResponse"]["response"]["output"])
+                elif part.get("text"):
+                    last, results = part["text"], []
+        said = [json.dumps(one) if isinstance(one, dict) else str(one) for one in results]
+        return self.failure(last) or streamed(self.content_events(last, said), last)
+
+    async def content_events(self, last: str, results: list[str]) -> AsyncIterator[Any]:
+        head = {"responseId": f"resp_{self.number}", "modelVersion": "m"}
+
+        def event(*parts: Any, **fields: Any) -> Any:
+            candidate = {"index": 0, "content": {"role": "model", "parts": list(parts)}, **fields}
+            return None, {**head, "candidates": [candidate]}
+
+        text, calls = reply_to(last, results)
+        if "blocked" in last:
+            yield None, {**head, "promptFeedback": {"blockReason": "SAFETY"}}
+            return
+        if "think" in last:
+            for piece in pieces("Let me think about it."):
+                yield event({"text": piece, "thought": True})
+        for piece in pieces(text):
+            yield event({"text": piece})
+        for at, arguments in enumerate(calls):
+            signed = {"thoughtSignature": "c2lnbmVk"} if not at else {}
+            call = {"name": "get_current_time", "args": arguments}
+            yield event({"functionCall": call, **signed})
+        usage = {"promptTokenCount": 11, "candidatesTokenCount": 3, "thoughtsTokenCount": 2}
+        usage |= {"cachedContentTokenCount": 3, "totalTokenCount": 16}
+        name, data = event({"text": ""}, finishReason="STOP")
+        yield name, {**data, "usageMetadata": usage}
 
     async def message_events(self, body: Any, last: str, results: list[str]) -> AsyncIterator[Any]:
         text, calls = reply_to(last, results)

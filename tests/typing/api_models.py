@@ -10,6 +10,7 @@ from perdure.agent import (
     Agent,
     AgentConfig,
     AnthropicModel,
+    GeminiModel,
     McpServer,
     Model,
     OpenAIModel,
@@ -38,6 +39,8 @@ async def models() -> None:
     assert_type(Usage().cache_write_tokens, int)
     AnthropicModel("m", prompt_cache="1h")
     AnthropicModel("m", prompt_cache=None)
+    gemini: Model = GeminiModel("m", api_key="k", options={"temperature": 0.5})
+    AgentConfig(name="x", model=gemini)
 
 
 async def servers() -> None:

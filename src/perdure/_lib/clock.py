@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-__all__ = ["loop_clock", "loop_timer"]
+__all__ = ["loop_clock", "loop_timer", "on_trio"]
 
 
 def loop_clock() -> Callable[[], float]:
@@ -33,6 +33,12 @@ def loop_clock() -> Callable[[], float]:
     return loop.time
 
 
+def on_trio() -> bool:
+    """Say whether trio runs this."""
+    trio = sys.modules.get("trio")
+    return trio is not None and trio.lowlevel.in_trio_run()
+
+
 def loop_timer() -> Callable[[float, Callable[[], None]], Callable[[], None]]:
     """Return what has the event loop that runs now call a function after so many seconds.
 
@@ -44,8 +50,7 @@ def loop_timer() -> Callable[[float, Callable[[], None]], Callable[[], None]]:
         RuntimeError: No event loop is running here.
 
     """
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
+    if on_trio():
         return _later_on_trio
     import asyncio
     from contextvars import Context

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from perdure.agent.llm import AnthropicModel as AnthropicModel
     from perdure.agent.llm import Chunk as Chunk
     from perdure.agent.llm import EchoModel as EchoModel
+    from perdure.agent.llm import GeminiModel as GeminiModel
     from perdure.agent.llm import Model as Model
     from perdure.agent.llm import OpenAIModel as OpenAIModel
     from perdure.agent.llm import ScriptedModel as ScriptedModel
@@ -187,6 +188,7 @@ _HOMES = {
         "AnthropicModel",
         "Chunk",
         "EchoModel",
+        "GeminiModel",
         "Model",
         "OpenAIModel",
         "ScriptedModel",

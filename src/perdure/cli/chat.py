@@ -45,8 +45,8 @@ def chat(
 
     Args:
         id: Which conversation.
-        model: openai:NAME, openai-responses:NAME or anthropic:NAME. The key comes from
-            OPENAI_API_KEY or ANTHROPIC_API_KEY.
+        model: openai:NAME, openai-responses:NAME, anthropic:NAME or gemini:NAME. The key comes
+            from OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY.
         base_url: Where the model is, if not at its provider: any server that speaks the same API.
         mcp: The command or URL of an MCP server whose tools it may call; may be given again.
         instructions: What the model is told first.

@@ -1,6 +1,7 @@
 """Models: what an agent asks of one, those of providers, and one that follows a script."""
 
 from perdure.agent.llm.anthropic import AnthropicModel
+from perdure.agent.llm.gemini import GeminiModel
 from perdure.agent.llm.model import Chunk, Model, ToolSpec, Usage
 from perdure.agent.llm.named import named_model
 from perdure.agent.llm.openai import OpenAIModel
@@ -10,6 +11,7 @@ __all__ = [
     "AnthropicModel",
     "Chunk",
     "EchoModel",
+    "GeminiModel",
     "Model",
     "OpenAIModel",
     "ScriptedModel",

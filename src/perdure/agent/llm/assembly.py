@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.providers.fitting import read_json
 
-__all__ = ["AnthropicAnswer", "ChatAnswer", "ResponsesAnswer", "merged_delta"]
+__all__ = ["AnthropicAnswer", "ChatAnswer", "GeminiAnswer", "ResponsesAnswer", "merged_delta"]
 
 _NAMES: Final = frozenset({"id", "type", "role", "name", "index", "object", "format", "status"})
 """Fields that a later part repeats, and does not continue."""
@@ -226,6 +226,61 @@ class AnthropicAnswer:
         for index, text in self._json.items():
             self._blocks[index]["input"] = _decoded(text)
         return {**self._message, "content": [self._blocks[at] for at in sorted(self._blocks)]}
+
+
+class GeminiAnswer:
+    """An answer of generateContent, from its chunks."""
+
+    __slots__ = ("_around", "_candidate", "_parts", "blocked")
+
+    def __init__(self) -> None:
+        self._around: dict[str, Any] = {}
+        self._candidate: dict[str, Any] = {}
+        self._parts: list[dict[str, Any]] = []
+        self.blocked: str | None = None
+        """Why there is no answer, if the request was refused."""
+
+    def take(self, chunk: Mapping[str, Any]) -> tuple[str, str]:
+        """Add a chunk; return what it says of the text and of the reasoning."""
+        apart = {"candidates", "sdkHttpResponse", "automaticFunctionCallingHistory", "parsed"}
+        said = {key: value for key, value in chunk.items() if key not in apart}
+        self._around.update(said)
+        self.blocked = (chunk.get("promptFeedback") or {}).get("blockReason") or self.blocked
+        candidate = dict(next(iter(chunk.get("candidates") or ()), {}))
+        content = candidate.pop("content", None) or {}
+        self._candidate.update(candidate)
+        text = reasoning = ""
+        for part in content.get("parts") or ():
+            self._add(dict(part))
+            if part.get("thought"):
+                reasoning += _text(part.get("text"))
+            else:
+                text += _text(part.get("text"))
+        return text, reasoning
+
+    def _add(self, part: dict[str, Any]) -> None:
+        """Continue the last part with the next one, if both are only words of one kind."""
+        last = self._parts[-1] if self._parts else {}
+        are_words = {"text"} <= set(part) <= {"text", "thought"} >= set(last) >= {"text"}
+        if are_words and bool(part.get("thought")) == bool(last.get("thought")):
+            last["text"] += part["text"]
+        else:
+            self._parts.append(part)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last chunk has come."""
+        return "finishReason" in self._candidate
+
+    @property
+    def usage(self) -> dict[str, Any] | None:
+        """What it took."""
+        return self._around.get("usageMetadata")
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer as it would have come in one piece."""
+        content = {"role": "model", "parts": self._parts}
+        return {**self._around, "candidates": [{**self._candidate, "content": content}]}
 
 
 def _decoded(text: str) -> Any:

@@ -37,6 +37,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def place(self) -> str:
         """The address without user, password and query."""
+        if not self.url:
+            return "its client's address"
         parts = urlsplit(self.url)
         port = f":{parts.port}" if parts.port else ""
         return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
@@ -55,25 +57,32 @@ def failure_of(asked: Asked, error: Exception, *, begun: bool) -> ModelError | N
         begun: Whether the answer had begun.
 
     """
-    status = getattr(error, "status_code", None)
+    status = _status_of(error)
     if isinstance(status, int) and status < _REFUSED:
         return ended(asked, getattr(error, "body", None))
     if isinstance(status, int):
         return _answered(asked, error, status)
     names = {kind.__name__ for kind in type(error).__mro__}
     facts = {"provider": asked.provider, "model": asked.model}
-    if begun and names & {"APIConnectionError", "TransportError"}:
+    if begun and names & {"APIConnectionError", "TransportError", "ClientError"}:
         return cut(asked, _short(asked, error))
-    if "APITimeoutError" in names:
+    if names & {"APITimeoutError", "TimeoutException", "TimeoutError"}:
         message = f"{asked!r} has not answered in time: ask again, or give a longer timeout="
         return ModelUnavailableError(message, **facts)
-    if "APIConnectionError" in names:
+    if names & {"APIConnectionError", "TransportError", "ClientConnectionError"}:
         message = (
             f"{asked!r} cannot be reached: check base_url and the network "
             f"({_short(asked, error.__cause__ or error)})"
         )
         return ModelUnavailableError(message, **facts)
     return None
+
+
+def _status_of(error: Exception) -> object:
+    """Return the status with which a provider answered; Google's client calls it the code."""
+    status: object = getattr(error, "status_code", None)
+    is_googles = type(error).__module__.startswith("google.genai")
+    return getattr(error, "code", None) if status is None and is_googles else status
 
 
 def cut(asked: Asked, cause: str = "") -> ModelUnavailableError:

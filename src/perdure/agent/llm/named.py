@@ -1,4 +1,4 @@
-"""Models by name: ``"openai:NAME"``, ``"openai-responses:NAME"``, ``"anthropic:NAME"``."""
+"""Models by name: ``PROVIDER:NAME``, such as ``anthropic:NAME``; `PROVIDERS` lists them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PROVIDERS", "named_model"]
 
-PROVIDERS: Final = ("openai", "openai-responses", "anthropic")
+PROVIDERS: Final = ("openai", "openai-responses", "anthropic", "gemini")
 
 
 def named_model(name: str, **options: Any) -> Model:
@@ -34,6 +34,10 @@ def named_model(name: str, **options: Any) -> Model:
         from perdure.agent.llm.anthropic import AnthropicModel
 
         return AnthropicModel(model, **options)
+    if provider == "gemini":
+        from perdure.agent.llm.gemini import GeminiModel
+
+        return GeminiModel(model, **options)
     from perdure.agent.llm.openai import OpenAIModel
 
     return OpenAIModel(model, api="responses" if provider != "openai" else "chat", **options)

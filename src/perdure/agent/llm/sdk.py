@@ -33,6 +33,7 @@ __all__ = [
     "events_of",
     "key_for",
     "require",
+    "require_alone",
     "require_no_other",
 ]
 
@@ -132,6 +133,19 @@ def _is_framed(response: Any) -> bool:
     return "amazon.eventstream" in str(response.headers.get("content-type", ""))
 
 
+def require_alone(**others: Any) -> None:
+    """Check that nothing was given beside a client for one to be made with.
+
+    Raises:
+        ConfigError: There are options that only the client can have.
+
+    """
+    known = [f"{name}=" for name, value in others.items() if value is not None]
+    if known:
+        message = f"{', '.join(known)} beside client=: give them to the client itself"
+        raise ConfigError(message, option=known[0].removesuffix("="))
+
+
 def require_no_other(client: Any, package: str, **others: Any) -> None:
     """Check a client that was given, and that nothing was given for one to be made with.
 
@@ -139,10 +153,7 @@ def require_no_other(client: Any, package: str, **others: Any) -> None:
         ConfigError: It is a blocking one, or there are options that only it can have.
 
     """
-    known = [f"{name}=" for name, value in others.items() if value is not None]
-    if known:
-        message = f"{', '.join(known)} beside client=: give them to the client itself"
-        raise ConfigError(message, option=known[0].removesuffix("="))
+    require_alone(**others)
     if not inspect.iscoroutinefunction(getattr(client, "close", None)):
         message = (
             f"client= is a {type(client).__name__}: give one of the asynchronous clients of the "
@@ -206,4 +217,5 @@ class SdkClient:
         """Close its connections; it is made again if it is used again."""
         client, self._client = self._client, None
         if client is not None and self._is_home():
-            await client.close()
+            closing = getattr(client, "aclose", None) or client.close
+            await closing()
