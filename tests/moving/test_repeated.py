@@ -272,6 +272,21 @@ async def test_what_the_source_deleted_is_deleted_in_the_target_too() -> None:
     assert [info.key.agent for info in await target.sessions()] == ["own", "p"]
 
 
+async def test_a_post_to_what_the_source_deleted_waits_in_the_target_for_a_new_session() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source, target)
+    await migrate(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+        await sessions.post("a", Message.user("anew"))
+    await opened(source, target)
+    done = await migrate(source, target)
+    assert (done.failed, done.deleted, done.posted) == ({}, 1, 1)
+    await says(target, "a", "two")
+    assert await said(target, "a") == (["anew", "two"], ["anew", "two"])
+
+
 async def test_a_session_that_was_deleted_and_begun_anew_replaces_its_copy() -> None:
     source, target = MemoryStore(), MemoryStore()
     await says(source, "a", "one", "two")

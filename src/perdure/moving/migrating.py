@@ -45,7 +45,7 @@ from perdure.moving.receipts import State, state_of
 from perdure.moving.taking import Digest, content, dead_letters_of, digest_of, items
 from perdure.session.lineage import followed
 from perdure.session.places import require_no_backup
-from perdure.store import DeadLetter, Document, Grant, Posted, Store
+from perdure.store import DeadLetter, Document, Grant, Holder, Posted, Store
 
 __all__ = [
     "AT_ONCE",
@@ -284,7 +284,7 @@ class _Mover:
             self.found.there += 1
         elif await self._is_empty(key):
             self.found.empty += 1
-            self._require_beginning(key, await self._compare(key))
+            await self._empty_it(key, holder)
         else:
             await self._bring(key)
         try:
@@ -301,6 +301,19 @@ class _Mover:
         head = await self._source.head(key)
         async with contextlib.aclosing(content(self._source, key, head)) as records:
             return await anext(records, None) is None
+
+    async def _empty_it(self, key: SessionKey, before: Holder | None) -> None:
+        """Have the target keep nothing either, if what it has came from here and was deleted."""
+        seen = await self._compare(key)
+        if not seen.differs:
+            return
+        now = await self._source.holder(key)
+        if now is not None and now.deleted:
+            await self._follow_deletion(key)
+            return
+        if (now and now.epoch) != (before and before.epoch):
+            raise _ChangedError(f"{key} changed while it was read: try again", key=str(key))
+        self._require_beginning(key, seen)
 
     async def _bring(self, key: SessionKey) -> None:
         for left in reversed(range(TRIES)):
