@@ -91,6 +91,21 @@ async def test_a_spill_of_a_life_that_was_deleted_stays_out_of_the_next(tmp_path
     assert len(list(tmp_path.iterdir())) == 1
 
 
+async def test_a_spill_of_a_store_that_was_here_before_stays_out_of_the_new_one(
+    tmp_path: Path,
+) -> None:
+    await lose_the_store(MemoryBacking(), tmp_path, "transient")
+    anew = MemoryBacking()  # at the same place, with a log that ends where the other one's did
+    async with manager(anew, tmp_path / "none") as sessions, sessions.open("a") as session:
+        session.append(Message.user("saved"))
+    for _ in range(2):
+        async with manager(anew, tmp_path) as sessions, sessions.open("a") as session:
+            assert said(session) == ["saved"]
+            steps = [step.detail for step in session.restore_report.steps]
+            assert any("it is of another store" in str(detail) for detail in steps)
+    assert len([one for one in tmp_path.iterdir() if one.is_file()]) == 1
+
+
 async def test_one_spill_that_fails_costs_the_others_nothing(tmp_path: Path) -> None:
     class Sealing(MemoryStore):
         def seal_spill(self, key: SessionKey, *where: object) -> object:

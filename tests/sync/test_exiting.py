@@ -157,3 +157,55 @@ def test_a_store_that_is_gone_does_not_hold_up_the_end(tmp_path: Path) -> None:
     ended = run(body, tmp_path / "agents")
     assert ended.returncode == 0
     assert "unsaved" in ended.stderr or "in doubt" in ended.stderr
+
+
+LATE = """
+import atexit, sys, threading
+import perdure
+from perdure import Message
+
+def late():
+    import perdure.sync  # for the first time, behind the main thread's end
+
+    {use}
+
+def work():
+    threading.main_thread().join()
+    late()
+
+{begin}
+"""
+CLOSED = """
+    with perdure.sync.connect(sys.argv[1]) as sessions, sessions.open("mia") as session:
+        session.append(Message.user("late"))
+"""
+LEFT_OPEN = """
+    global sessions, session
+    sessions = perdure.sync.connect(sys.argv[1], autosave=None)
+    session = sessions.open("mia")
+    session.append(Message.user("late"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "begin"),
+    [
+        (CLOSED, "threading.Thread(target=work).start()"),
+        (LEFT_OPEN, "threading.Thread(target=work).start()"),
+        # Later Pythons start no thread for an exit handler.
+        *([(CLOSED, "atexit.register(late)")] if sys.version_info < (3, 12) else []),
+    ],
+    ids=["closed", "left open", "in an exit handler"][: 3 if sys.version_info < (3, 12) else 2],
+)
+def test_a_first_use_behind_the_end_of_the_main_thread_is_saved(
+    use: str, begin: str, tmp_path: Path
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LATE.format(use=use.strip(), begin=begin), str(tmp_path / "agents")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert texts(tmp_path / "agents") == ["late"]

@@ -18,8 +18,9 @@ from perdure.store import Batch, Outcome, Status, Store
 
 if TYPE_CHECKING:
     from perdure.model.keys import SessionKey
+    from perdure.session.spilling import Spilled
 
-__all__ = ["judged_refusal", "records_lost"]
+__all__ = ["is_begun_by", "judged_refusal", "records_lost"]
 
 
 class _Begun(msgspec.Struct):
@@ -101,6 +102,22 @@ async def _record(store: Store, key: SessionKey, seq: int) -> Record | None:
             for record in chunk.records:
                 return record
     return None
+
+
+async def is_begun_by(store: Store, key: SessionKey, spilled: Spilled) -> bool:
+    """Say whether a spill file's epoch was begun in this store, and not in another of its name.
+
+    True where nobody can tell: the record was not known, or has been pruned.
+    """
+    if not spilled.begun:
+        return True
+    log = store.read_log(key, after=spilled.begun - 1, limit=1)
+    async with contextlib.aclosing(log):
+        async for chunk in log:
+            for record in chunk.records:
+                is_pruned = record.seq > spilled.begun
+                return is_pruned or _is_ours(record, spilled.epoch, spilled.owner)
+    return True
 
 
 def _is_ours(record: Record, epoch: int, owner: str) -> bool:

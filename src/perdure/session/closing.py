@@ -17,6 +17,7 @@ from perdure.errors import SessionClosedError, UnsupportedVersionError
 from perdure.model.keys import SessionKey
 from perdure.session import process_exit, spilling
 from perdure.session.keeping import Keeper
+from perdure.session.lineage import followed
 from perdure.session.runtime import Runtime
 from perdure.session.session import Session
 
@@ -135,7 +136,15 @@ class Closing:
             entries = spilling.sealed(
                 self.runtime.store, key, epoch=epoch, base=base, entries=tracked.pending
             )
-            path = spilling.write(folder, key, epoch=epoch, base=base, entries=entries)
+            path = spilling.write(
+                folder,
+                key,
+                epoch=epoch,
+                base=base,
+                entries=entries,
+                owner=self.runtime.store.owner,
+                begun=followed(self.runtime.store).begun_at(key, epoch),
+            )
         except Exception as error:  # the others' are to be kept all the same
             log.exception("spill failed", extra={"session": str(key)}, exc_info=error)
             return False

@@ -149,6 +149,11 @@ class Lineage(Through):
                 self._begun[batch.key] = epoch, begun
         return outcome
 
+    def begun_at(self, key: SessionKey, epoch: int) -> int:
+        """Return the seq of the epoch record under which this store holds a session; 0: unknown."""
+        known, begun = self._begun.get(key, (0, 0))
+        return begun if known == epoch else 0
+
     def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
         """Append one batch without a task, where the inner store can; see the file store."""
         begin = getattr(type(self.inner), "begin_append", None)

@@ -28,6 +28,7 @@ from perdure.model.keys import SessionKey
 from perdure.model.records import Entry, Record
 from perdure.restore.ladder import restore
 from perdure.session import spilling
+from perdure.session.acknowledged import is_begun_by
 from perdure.session.entries import check_said
 from perdure.session.events import SessionOpened
 from perdure.session.flights import Flight
@@ -253,6 +254,8 @@ class Opener:
             spilled = await spilling.opened(self._runtime.store, key, found)
         except (ConfigError, FormatError) as error:  # sealed for a life whose key is gone
             return str(error)
+        if not await is_begun_by(self._runtime.store, key, spilled):
+            return "it is of another store, which was at this place before"
         records: list[Record] = []
         chunks = self._runtime.store.read_log(key, after=max(spilled.base - 1, 0))
         async with contextlib.aclosing(chunks):

@@ -106,6 +106,8 @@ class ExitHandler:
         return lambda: loop.run_until_complete(self._closed())
 
     async def _closed(self) -> None:
+        if not self._owned:  # it was left to its owner just now, behind the main thread's end
+            return
         await self._close()
         if _asyncio_loop(self._loop) is not None:
             from asyncio import sleep
@@ -209,6 +211,8 @@ def _close(handlers: Sequence[ExitHandler]) -> None:
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0.0))
     for one in handlers:
+        if not one.is_ours:
+            continue
         if not one.is_running:
             one.release_threads()
         one.uninstall()

@@ -4,7 +4,8 @@ A spill file holds one session's unsaved groups, in the log's own line format be
 header with the session's key and the last durable record. The next open of the
 session here appends what the log does not hold yet, and removes the file. Records that
 the log holds already must be the same, byte for byte; if somebody else has written
-other ones since, the file is kept and named in the restore report.
+other ones since, the file is kept and named in the restore report. So is one of a store that
+was at this place before: the log's epoch record names another owner.
 
 Blocking: called in threads, or when nothing else can be waited for any more.
 """
@@ -59,6 +60,10 @@ class Spilled(msgspec.Struct, frozen=True):
     """The last record that was known to be durable."""
     records: tuple[Record, ...]
     """The groups that follow it."""
+    owner: str = ""
+    """Who held the session, by the id that its epoch record names."""
+    begun: int = 0
+    """That record's seq; 0 where it was not known any more."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -66,6 +71,8 @@ class _Header(msgspec.Struct, frozen=True):
     key: SessionKey
     epoch: int
     base: int
+    owner: str = ""
+    begun: int = 0
 
 
 def folder_for(store: Store, wanted: str | Literal[False] | None) -> str | None:
@@ -90,7 +97,16 @@ def is_there(folder: str) -> bool:
         return False
 
 
-def write(folder: str, key: SessionKey, *, epoch: int, base: int, entries: Sequence[Entry]) -> str:
+def write(
+    folder: str,
+    key: SessionKey,
+    *,
+    epoch: int,
+    base: int,
+    entries: Sequence[Entry],
+    owner: str = "",
+    begun: int = 0,
+) -> str:
     """Keep a session's unsaved entries in a file of its own; return its path.
 
     It is durable once `settle` was called behind the last of several.
@@ -99,7 +115,7 @@ def write(folder: str, key: SessionKey, *, epoch: int, base: int, entries: Seque
         OSError: It could not be written.
 
     """
-    header = msgspec.json.encode(_Header(FORMAT, key, epoch, base))
+    header = msgspec.json.encode(_Header(FORMAT, key, epoch, base, owner, begun))
     lines, _ = frames.encode(entries, first=base + 1, epoch=epoch, crc=0)
     path = Path(folder).expanduser()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -219,4 +235,6 @@ def _read(name: str, data: bytes, key: SessionKey) -> Spilled | None:
     scanner = frames.Scanner(header.epoch, start)
     records = scanner.feed(rest)
     whole = scanner.end.offset == len(rest)
-    return Spilled(name, header.epoch, header.base, tuple(records)) if whole else None
+    if not whole:
+        return None
+    return Spilled(name, header.epoch, header.base, tuple(records), header.owner, header.begun)
