@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,42 @@ async def test_a_document_that_an_old_holder_wrote_late_is_damaged(
     got = await other.read_documents(KEY)
     assert got.damaged == ("session.json",)
     assert got.found["plugins/x.json"].data == b"new"
+
+
+async def test_a_fold_that_ends_while_manifests_are_read_is_no_damage(
+    store, open_store, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the old manifest, and looks for the coming one when it is in place."""
+    from perdure._lib.files import Folder
+
+    grant, head = await folded(store)
+    here, after = root / "agents/agent", tmp_path / "after"
+    before = contents(here)
+    await store.write_documents(KEY, NEW, manifest_of(grant, head, NEW))
+    shutil.copytree(here, after)
+    for name, data in before.items():
+        (here / name).write_bytes(data)
+    reader = await open_store("reader")
+    names, read = Folder.names, Folder.read
+    begun: list[str] = []
+
+    def read_amid_a_fold(self: Folder, name: str) -> bytes | None:
+        if name == "session.json" and not begun:  # the old manifest was read: a fold begins
+            begun.append(name)
+            shutil.copy(after / "manifest-1.json", here / "manifest-1.next")
+            for document in NEW:
+                shutil.copy(after / document, here / document)
+        data = read(self, name)
+        if name == "manifest-1.json" and (here / "manifest-1.next").exists():
+            (here / "manifest-1.next").rename(here / "manifest-1.json")
+        return data
+
+    monkeypatch.setattr(Folder, "read", read_amid_a_fold)
+    monkeypatch.setattr(Folder, "names", lambda self: sorted(names(self)))
+    got = await reader.read_documents(KEY)
+    assert not (here / "manifest-1.next").exists()
+    assert got.damaged == ()
+    assert {name: one.data for name, one in got.found.items()} == NEW
 
 
 async def test_a_fold_that_is_overtaken_in_the_middle_replaces_no_manifest(

@@ -79,14 +79,20 @@ def read_manifests(folder: Folder, key: SessionKey, *, since: int = 0) -> list[S
         CorruptRecordError: One belongs to another session.
 
     """
+    for _ in range(_TRIES):
+        files = {
+            (name, found[1]): folder.read(name)
+            for name in folder.names()
+            if (found := manifest_epoch(name)) is not None and found[0] >= since
+        }
+        # One that is gone since it was listed may have become one that was read before that.
+        if None not in files.values():
+            break
     seen = []
-    for name in folder.names():
-        found = manifest_epoch(name)
-        if found is None or found[0] < since:
-            continue
-        manifest = _manifest_of(folder, name, key)
+    for (name, coming), data in files.items():
+        manifest = None if data is None else _manifest_of(folder, name, data, key)
         if manifest is not None:
-            seen.append(Seen(manifest, found[1]))
+            seen.append(Seen(manifest, coming))
     return sorted(seen, key=lambda one: (one.coming, -one.manifest.epoch))
 
 
@@ -101,10 +107,7 @@ def require_folded(folder: Folder, key: SessionKey, seen: list[Seen], head: int)
         raise CorruptRecordError(message, path=folder.path, head=head, as_of_seq=folded)
 
 
-def _manifest_of(folder: Folder, name: str, key: SessionKey) -> Manifest | None:
-    data = folder.read(name)
-    if data is None:
-        return None  # a fold has just ended
+def _manifest_of(folder: Folder, name: str, data: bytes, key: SessionKey) -> Manifest | None:
     path = f"{folder.path}/{name}"
     number = unsealed(data, _Format)
     if number is not None and number.format > FORMAT:
