@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -63,6 +64,42 @@ def tests(session: nox.Session) -> None:
     """Run the tests against the built wheel, on each Python that is there."""
     session.install(".[test]")
     session.run("pytest", *session.posargs, env={**os.environ, "PERDURE_TEST_INSTALLED": "1"})
+
+
+@nox.session(python=PYTHONS[0])
+def lowest(session: nox.Session) -> None:
+    """Run tests with the lowest versions that pyproject.toml allows; by default the security's."""
+    floors = Path(session.create_tmp()) / "floors.txt"
+    floors.write_text("".join(f"{floor}\n" for floor in lowest_versions()), encoding="utf-8")
+    session.install("-c", str(floors), ".[test]")
+    session.run(
+        "pytest",
+        *(session.posargs or ["-q", "tests/test_security.py", "tests/stores/wrapped"]),
+        env={**os.environ, "PERDURE_TEST_INSTALLED": "1"},
+    )
+
+
+def lowest_versions() -> list[str]:
+    """Return what each requirement of the project allows at least, pinned."""
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    extras = project["optional-dependencies"]
+    given = [*project["dependencies"], *(one for extra in extras.values() for one in extra)]
+    bounds = (re.match(r"([\w.-]+)(?:\[\w+\])?>=([\w.]+)", one) for one in given)
+    return sorted({f"{bound[1]}=={bound[2]}" for bound in bounds if bound is not None})
+
+
+@nox.session(python=PYTHONS[0])
+def sbom(session: nox.Session) -> None:
+    """Write what an installation with all extras brings along: dist/perdure-VERSION.cdx.json."""
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    extras = [name for name in project["optional-dependencies"] if name not in {"test", "check"}]
+    session.install(f".[{','.join(extras)}]")
+    written = Path("dist") / f"perdure-{project['version']}.cdx.json"
+    written.parent.mkdir(exist_ok=True)
+    made = [PYTHON, "-m", "cyclonedx_py", "environment", session.virtualenv.location]
+    options = ["--pyproject", "pyproject.toml", "--mc-type", "library", "--output-reproducible"]
+    session.run(*made, *options, "--of", "JSON", "-o", str(written), external=True)
+    session.log(f"written to {written}")
 
 
 @nox.session(python=PYTHONS[0])

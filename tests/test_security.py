@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from perdure import ConfigError, Message, PerdureError, PersistentConfig, Shutdown, connect
 from perdure.model.records import MESSAGE, Entry
@@ -22,6 +24,7 @@ from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import EncryptedStore
 from perdure.testing.conformance._kit import KEY, manifest_of, name_of
 from tests.integration.journeys.backends import BACKENDS, ENVIRONMENT, store_of
+from tests.source_tree import pyproject
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "perdure"
@@ -200,6 +203,26 @@ def test_nobody_can_guess_the_id_of_a_lease_holder(tmp_path: Path) -> None:
             owners.add(make().owner)
         assert len(owners) == 50
         assert min(map(len, owners)) >= 16  # 64 bits and more
+
+
+# what perdure brings along
+
+
+def test_no_lower_bound_allows_a_release_with_a_known_hole() -> None:
+    page = (ROOT / "docs" / "decisions" / "0001-dependencies.md").read_text(encoding="utf-8")
+    known = re.findall(r"^\| `([\w-]+)` \| ([\d.]+) \| .*\|$", page, re.MULTILINE)
+    assert {"cryptography", "psycopg", "starlette", "pytest"} <= {name for name, _ in known}
+    project = pyproject()["project"]
+    given = [*project["dependencies"]]
+    for extra in project["optional-dependencies"].values():
+        given += extra
+    bounds = {
+        one.name: [Version(part.version) for part in one.specifier if part.operator == ">="]
+        for one in map(Requirement, given)
+    }
+    for name, lowest in known:
+        assert bounds[name], f"{name} has no lower bound"
+        assert max(bounds[name]) >= Version(lowest), name
 
 
 # the keyring
