@@ -415,3 +415,32 @@ def test_a_program_that_cancels_its_tasks_itself_keeps_what_was_accepted(
         asyncio.run(main())
     assert asyncio.run(look()) == ["accepted"]
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_closing_that_is_cancelled_while_the_store_closes_closes_it_whole(steps: int) -> None:
+    class Slow(MemoryStore):
+        closing = closed = 0
+
+        async def aclose(self) -> None:
+            self.closing += 1
+            for _ in range(5):
+                await asyncio.sleep(0)
+            await super().aclose()
+            self.closed += 1
+
+    async def main() -> None:
+        store = Slow()
+        sessions = await connect(store, shutdown=QUIET)
+        closing = asyncio.create_task(sessions.aclose())
+        async with asyncio.timeout(60):
+            while not store.closing:
+                await asyncio.sleep(0)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+        assert store.closed == store.closing == 1
+
+    asyncio.run(main())

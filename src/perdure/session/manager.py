@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 import anyio
 
 from perdure._lib.display import card
+from perdure._lib.host import Host
 from perdure._lib.waiting import wait_through
 from perdure.autosave.core import INHERIT, Inherit
 from perdure.autosave.refusals import require_outside
@@ -461,8 +462,28 @@ class SessionManager(Restoring):
 
     async def _disconnect(self, connected: Connected) -> None:
         connected.signals.uninstall()
+        host = connected.runtime.host
         with anyio.CancelScope(shield=True):
             try:
-                await self._store.aclose()
+                await (self._close_store(host) if host.running else self._store.aclose())
             finally:
-                await connected.runtime.host.aclose()
+                await host.aclose()
+
+    async def _close_store(self, host: Host) -> None:
+        """Close the store in the background: a native cancel, which no shield stops, waits too."""
+        errors: list[Exception] = []
+        closed = anyio.Event()
+        host.at_end(closed.set)
+
+        async def close() -> None:
+            try:
+                await self._store.aclose()
+            except Exception as error:  # noqa: BLE001  # for whoever closes
+                errors.append(error)
+            finally:
+                closed.set()
+
+        host.spawn(close)
+        await wait_through(closed)
+        if errors:
+            raise errors[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import subprocess
@@ -242,3 +243,25 @@ async def test_a_sqlite_that_is_too_old_is_named(
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 31, 1))
     monkeypatch.setattr(sqlite3, "sqlite_version", "3.31.1")
     await refused(path, ConfigError, r"is 3\.31\.1, and 3\.32 is needed")
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_an_open_that_is_cancelled_leaves_nothing_open(steps: int, tmp_path: Path) -> None:
+    async def main() -> None:
+        opening = asyncio.create_task(SqliteStore(tmp_path / "s.db", owner="me").open())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        again = SqliteStore(tmp_path / "s.db", owner="me")
+        async with asyncio.timeout(60):
+            while True:  # the thread that opens it may take its time
+                try:
+                    await again.open()
+                    break
+                except ConfigError:
+                    await asyncio.sleep(0.01)
+        await again.aclose()
+
+    asyncio.run(main())

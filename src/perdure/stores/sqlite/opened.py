@@ -121,8 +121,15 @@ class Opened(msgspec.Struct, frozen=True):
 async def enter(path: str, owner: str, timeout: float) -> Opened:  # noqa: ASYNC109  # SQLite's own
     """Open a database as an owner."""
     writes = Threads(1, name="perdure sqlite write", prompt=True)
-    with troubles("open", path):
-        engine, presence = await writes.run(_enter, path, owner, timeout)
+    entered: list[tuple[Engine, Presence]] = []
+    try:
+        with troubles("open", path):
+            await writes.run(lambda: entered.append(_enter(path, owner, timeout)))
+    except BaseException:  # cancelled, perhaps: then it is still being opened
+        writes.start(_leave_again, entered, then=bool)  # behind that, in the same thread
+        writes.close()
+        raise
+    ((engine, presence),) = entered
     reads = Threads(_READERS, name="perdure sqlite read")
     readers = Readers(path, timeout)
     return Opened(path, engine, readers, presence, writes, reads, os.getpid(), [0])
@@ -149,6 +156,12 @@ def _enter(path: str, owner: str, timeout: float) -> tuple[Engine, Presence]:
         presence.close()
         raise
     return engine, presence
+
+
+def _leave_again(entered: list[tuple[Engine, Presence]]) -> None:
+    for engine, presence in entered:
+        engine.close()
+        presence.close()
 
 
 async def enter_read_only(path: str, timeout: float) -> Opened:  # noqa: ASYNC109
