@@ -65,8 +65,8 @@ async def test_a_newer_format_is_told_and_what_is_unsaved_is_kept_for_the_newer_
             message,
             await raised(UnsupportedVersionError, lambda: sessions.open("b")),
         ):
-            assert f"has format {NEWER}, and this release, perdure " in said
-            assert f"reads up to {format_}: a newer release has it now, so use that" in said
+            assert f"has format {NEWER}, this release reads up to {format_}" in said
+            assert "use a newer release of perdure, here and wherever else" in said
         assert sessions.health().status != "ok"
     with pytest.raises(UnsupportedVersionError):
         await connect(SqliteStore(path), **options)

@@ -188,11 +188,9 @@ def format_of(con: sqlite3.Connection, path: str) -> int:
         message = f"{path} is another program's database: choose another file"
         raise ConfigError(message, path=path)
     if found > len(MIGRATIONS):
-        from perdure import __version__
-
         message = (
-            f"{path} has format {found}, and this release, perdure {__version__}, reads up to "
-            f"{len(MIGRATIONS)}: a newer release has it now, so use that everywhere"
+            f"{path} has format {found}, this release reads up to {len(MIGRATIONS)}: use a newer "
+            "release of perdure, here and wherever else the store is used"
         )
         raise UnsupportedVersionError(message, path=path, format=found, reads=len(MIGRATIONS))
     return found
