@@ -316,6 +316,11 @@ def test_reasoning_of_others_who_speak_the_format_goes_back_to_them_only() -> No
     assert "A greeting." not in str(render(messages, "openai").messages)
 
 
+def test_an_empty_answer_of_a_history_stays() -> None:
+    history = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+    assert_comes_back(history, "openai")
+
+
 NOT_SENT = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function"}]}
 
 
@@ -335,6 +340,18 @@ NOT_SENT = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "ty
         ([{"role": "user", "content": ["a"]}], "openai", 0, "content[0]", "give an object"),
         ([{"role": "tool", "content": "a"}], "openai", 0, "tool_call_id", "is missing"),
         ([NOT_SENT], "openai", 0, "tool_calls[0].function", "is missing"),
+        (
+            [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"id": "c", "name": "x", "function": WEATHER}],
+                }
+            ],
+            "openai",
+            0,
+            "tool_calls[0].name",
+            "beside the function",
+        ),
         ([{"type": "function_call"}], "openai-responses", 0, "call_id", "is missing"),
         (
             [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}],

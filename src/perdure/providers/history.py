@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Final
 
 from perdure.errors import FormatError
-from perdure.model.messages import Extra, Message, ToolCall
+from perdure.model.messages import CALL_FIELDS, Extra, Message, ToolCall
 from perdure.providers.fitting import STYLE, clean, style_of
 from perdure.providers.issued import raw
 from perdure.providers.replies import arguments
@@ -26,6 +26,7 @@ __all__ = [
     "entries_of",
     "misfit",
     "objects_in",
+    "require_apart",
     "role_in",
     "text_in",
     "written_call",
@@ -194,6 +195,14 @@ def text_in(format: str, owner: Mapping[str, Any], name: str, where: str) -> str
         return found
     why = "is missing" if found is None else f"is {found!r}"
     raise misfit(format, f"{where}.{name}", why, "give the text that the provider had there")
+
+
+def require_apart(format: str, extra: Extra, where: str) -> None:
+    """Refuse a field beside a call's own that could not be told from one of them."""
+    for name in extra:
+        if name in CALL_FIELDS:
+            cure = "leave it out, or write it where the provider has it"
+            raise misfit(format, f"{where}.{name}", "stands beside the function", cure)
 
 
 def written_call(call_id: str, name: str, text: Any, extra: Extra | None = None) -> ToolCall:

@@ -28,6 +28,7 @@ from perdure.providers.history import (
     content_in,
     misfit,
     objects_in,
+    require_apart,
     role_in,
     text_in,
     written_call,
@@ -174,7 +175,9 @@ def _sent(message: Message, call_ids: Sequence[str], own: Issued) -> dict[str, A
     listed_calls = [call for call in calls if call["type"] != "function_call"]
     if listed_calls:
         said["tool_calls"] = listed_calls
-    return {**said, "role": "assistant", "content": content} if said or content else None
+    if not said and not content and content != "":
+        return None
+    return {**said, "role": "assistant", "content": content}
 
 
 def _said(message: Message, own: Issued | None) -> Any:
@@ -395,6 +398,7 @@ def _sent_call(call: Entry, where: str) -> ToolCall:
     text = text_in(FORMAT, function, said, f"{where}.{kind}")
     extra: Extra = fields_of(call, frozenset({"id", "type", "function", "custom"}))
     _keep_beside(extra, kind, function, said)
+    require_apart(FORMAT, extra, where)
     if kind == "custom":
         return ToolCall(call_id, name, {"input": text}, {**extra, "type": raw("custom")})
     return written_call(call_id, name, text, extra)
