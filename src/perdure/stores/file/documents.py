@@ -79,6 +79,7 @@ def read_manifests(folder: Folder, key: SessionKey, *, since: int = 0) -> list[S
         CorruptRecordError: One belongs to another session.
 
     """
+    files: dict[tuple[str, bool], bytes | None] = {}
     for _ in range(_TRIES):
         files = {
             (name, found[1]): folder.read(name)
