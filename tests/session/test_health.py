@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
-from perdure import Message, Shutdown, connect
+from perdure import Lease, Message, Shutdown, connect
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests import _virtual
 
@@ -45,3 +46,26 @@ async def beats_that_fail() -> None:
 @pytest.mark.parametrize("backend", _virtual.BACKENDS)
 def test_heartbeats_that_fail_are_told(backend: str) -> None:
     _virtual.run(backend, partial(beats_that_fail))
+
+
+def test_a_heartbeat_whose_call_a_driver_has_cancelled_goes_on() -> None:
+    class Odd(MemoryStore):
+        beats = 0
+
+        async def heartbeat(self) -> Any:
+            self.beats += 1
+            if self.beats == 2:
+                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                future.cancel()
+                await future
+            return await super().heartbeat()
+
+    async def main() -> None:
+        store = Odd()
+        lease = Lease(heartbeat=0.01, ttl=30)
+        async with connect(store, lease=lease, shutdown=Shutdown(signals=False)):
+            async with asyncio.timeout(60):
+                while store.beats < 4:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(main())

@@ -11,9 +11,10 @@ import anyio
 import msgspec
 
 from perdure._lib.clock import loop_clock
-from perdure._lib.exits import Exit
+from perdure._lib.exits import Exit, exit_in
 from perdure._lib.host import Host
 from perdure._lib.logs import log_failure
+from perdure._lib.waiting import was_cancelled
 from perdure.autosave import events
 from perdure.autosave.driver import Autosaver
 from perdure.autosave.events import Event
@@ -108,7 +109,10 @@ class Connected:
                 if not failed:  # else that long has been waited
                     await store.news(self.runtime.lease.heartbeat)
                 asked = await beat(store, self.runtime.watch)
-            except Exception as error:  # noqa: BLE001  # without heartbeats every lease is lost
+            except BaseException as error:
+                # Without heartbeats every lease is lost; a driver may cancel its own call, too.
+                if was_cancelled(error) or exit_in(error) is not None:
+                    raise
                 if self.closing.done.is_set():
                     return
                 _tell_failed(error, again=failed)
@@ -211,7 +215,7 @@ class Connected:
         await self.signals.end_process_by_force()
 
 
-def _tell_failed(error: Exception, *, again: bool) -> None:
+def _tell_failed(error: BaseException, *, again: bool) -> None:
     level = logging.DEBUG if again else logging.WARNING  # one line for an outage
     log_failure(log, level, "heartbeat failed, it goes on trying", error)
 
