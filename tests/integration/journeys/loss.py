@@ -85,8 +85,9 @@ class Writer:
 
     def _hear(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said[line.strip()] += 1
+        with self.process.stdout as lines:
+            for line in lines:
+                self.said[line.strip()] += 1
 
     async def more(self, count: int) -> None:
         """Wait until it has saved so much more, in every session something."""
