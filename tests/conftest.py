@@ -39,6 +39,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("same")
 
 
+ABOVE_THE_LOOP = {
+    "agent", "checkpoints", "declare", "golden", "memory", "moving", "restore", "stores",
+}  # fmt: skip
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--trio-seed", help="another order in which trio runs what is ready")
 
@@ -60,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let no async test pass by without a loop under it; leave out what says nothing new."""
     items[:] = [item for item in items if not on_trio(item, "never")]
     for item in items:
-        if on_trio(item, "deep"):
+        if on_trio(item, "deep") or runs_on_trio(item) and is_above_the_loop(item):
             item.add_marker(pytest.mark.deep)
         if not isinstance(item, pytest.Function) or not is_async(item):
             continue
@@ -75,10 +80,16 @@ def on_trio(item: pytest.Item, when: str) -> bool:
     A class of the conformance suite says so by ``on_trio`` where what it wraps has been on
     both loops, and what it adds knows of none.
     """
-    cls = getattr(item, "cls", None)
-    if getattr(cls, "on_trio", None) != when:
-        return False
+    return getattr(getattr(item, "cls", None), "on_trio", None) == when and runs_on_trio(item)
+
+
+def runs_on_trio(item: pytest.Item) -> bool:
     return getattr(item, "callspec", None) is not None and "trio" in item.callspec.params.values()
+
+
+def is_above_the_loop(item: pytest.Item) -> bool:
+    """Whether what is tested meets the event loop only through what other tests hold to it."""
+    return item.path.relative_to(ROOT / "tests").parts[0] in ABOVE_THE_LOOP
 
 
 def is_async(item: pytest.Function) -> bool:

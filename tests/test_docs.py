@@ -107,6 +107,7 @@ def test_no_snippet_is_left_out() -> None:
     assert {name for _, name, _ in examples() if name} == given
 
 
+@pytest.mark.deep
 def test_the_examples_of_the_documents_run(tmp_path: Path) -> None:
     failed = {}
     for name, given, code in examples():
@@ -131,6 +132,7 @@ def test_the_examples_of_the_documents_run(tmp_path: Path) -> None:
     assert failed == {}
 
 
+@pytest.mark.deep
 def test_the_examples_in_docstrings_are_true() -> None:
     failed = [
         module for module in modules() if doctest.testmod(importlib.import_module(module)).failed

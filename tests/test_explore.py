@@ -22,6 +22,7 @@ def test_drawn(number: int) -> None:
 """
 
 
+@pytest.mark.deep
 def test_a_failure_is_told_with_its_seed_and_fails_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

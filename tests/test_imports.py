@@ -94,6 +94,7 @@ def test_import_perdure_brings_in_no_loop_and_nothing_slow() -> None:
     assert loaded_by("perdure")["perdure"] & (LOOPS | HEAVY) == set()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("package", packages())
 def test_every_module_imports_alone_and_light(package: str) -> None:
     inside = [one for one in modules() if one == package or one.startswith(f"{package}.")]

@@ -95,8 +95,8 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("power")
     command.add_argument("--cycles", type=int, default=20)
     command.add_argument("--system", choices=sorted(SYSTEMS), default="ext4")
-    commands.add_parser("mail")
-    commands.add_parser("compaction")
+    for name in ("mail", "compaction"):
+        commands.add_parser(name).add_argument("--every", type=int, default=1)
     command = commands.add_parser("effects")
     command.add_argument("--cycles", type=int, help="at points spread evenly; else at every point")
     command.add_argument("--asks", action="store_true", help="ask, instead of posting")
@@ -112,7 +112,6 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--every", type=int, default=1)
     command = commands.add_parser("readers")
     command.add_argument("--seconds", type=float, default=3.0)
-    commands.choices["compaction"].add_argument("--every", type=int, default=1)
     for name in ("compaction", "effects"):
         commands.choices[name].add_argument(
             "--backend", choices=["asyncio", "trio"], default="asyncio"

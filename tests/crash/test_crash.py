@@ -120,9 +120,9 @@ def test_of_those_who_race_for_an_epoch_one_gets_it() -> None:
 
 
 def test_a_kill_of_who_posts_or_takes_neither_loses_nor_doubles() -> None:
-    summary = crash("mail")
+    summary = crash("mail", "--every", "3")
     assert summary["problems"] == []
-    assert summary["kills"] >= 100
+    assert summary["kills"] >= 30
     assert summary["acknowledged"] >= summary["kills"]
 
 
@@ -160,10 +160,10 @@ def test_readers_beside_a_folding_writer_see_whole_prefixes() -> None:
 
 @pytest.mark.parametrize("scenario", ["acquire", "fold", "release", "roll", "delete"])
 def test_a_cut_of_power_after_any_call_loses_nothing(scenario: str) -> None:
-    summary = crash("cuts", "--scenario", scenario, "--limit", "40")
+    summary = crash("cuts", "--scenario", scenario, "--limit", "25")
     assert summary["problems"] == []
-    assert summary["opened"] == 40
-    assert summary["with_promises"] > 10
+    assert summary["opened"] == 25
+    assert summary["with_promises"] > 5
 
 
 def test_the_judge_sees_a_store_without_a_fence() -> None:
@@ -173,22 +173,22 @@ def test_the_judge_sees_a_store_without_a_fence() -> None:
 
 @pytest.mark.parametrize("lie", ["fsync", "fdatasync"])
 def test_the_judge_sees_a_missing_sync(lie: str) -> None:
-    summary = crash("cuts", "--scenario", "append", "--limit", "40", "--lie", lie)
+    summary = crash("cuts", "--scenario", "append", "--limit", "25", "--lie", lie)
     assert any("lost an acknowledged group" in text for text in summary["problems"])
 
 
 def test_damage_is_noticed_and_never_read_as_truth() -> None:
-    summary = crash("flip", "--cycles", "200")
+    summary = crash("flip", "--cycles", "100")
     assert summary["problems"] == []
-    assert summary["cycles"] == 200
-    assert summary["noticed"] > 150  # The rest met bytes that tell nothing: a heartbeat, a time.
+    assert summary["cycles"] == 100
+    assert summary["noticed"] > 75  # The rest met bytes that tell nothing: a heartbeat, a time.
 
 
 def test_damage_to_a_database_ends_no_read_but_by_data_or_an_error_that_says_so() -> None:
-    summary = crash("flip", "--cycles", "300", "--store", "sqlite", "--seed", "1")
+    summary = crash("flip", "--cycles", "150", "--store", "sqlite", "--seed", "1")
     assert summary["problems"] == []
-    assert summary["cycles"] == 300
-    assert summary["noticed"] > 50  # Most pages are another session's, or hold what has no sum.
+    assert summary["cycles"] == 150
+    assert summary["noticed"] > 25  # Most pages are another session's, or hold what has no sum.
 
 
 @pytest.mark.parametrize("scenario", ["acquire", "fold"])

@@ -17,7 +17,7 @@ from perdure.moving import backup, restore_backup, verify_backup, write_bundle
 from perdure.store import open_read_only
 from tests.moving.sessions import fill
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.deep]
 
 
 @asynccontextmanager

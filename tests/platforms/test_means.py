@@ -12,6 +12,7 @@ import pytest
 from tests.source_tree import ROOT
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it takes means away"),
 ]
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.source_tree import ROOT
 
+pytestmark = pytest.mark.deep
 PROJECT = ROOT / "examples" / "tests_of_your_own"
 SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
 ANYIO = ("-p", "anyio.pytest_plugin", "-o", "anyio_mode=auto")

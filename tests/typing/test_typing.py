@@ -87,12 +87,14 @@ def used_from(module: str) -> set[str]:
     return used
 
 
+@pytest.mark.deep
 def test_mypy_accepts_right_code_and_refuses_wrong_code(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert mypy([*RIGHT, every_name(tmp_path)], cache) == set()
     assert mypy([WRONG], cache) == marked(WRONG)
 
 
+@pytest.mark.deep
 def test_pyright_accepts_right_code_and_refuses_wrong_code(tmp_path: Path) -> None:
     right = pyright(*map(str, [*RIGHT, every_name(tmp_path)]))
     assert errors(right) == {}
@@ -101,6 +103,7 @@ def test_pyright_accepts_right_code_and_refuses_wrong_code(tmp_path: Path) -> No
     assert set(wrong) == {line for line, _ in marked(WRONG)}
 
 
+@pytest.mark.deep
 def test_every_type_that_others_can_see_is_written_down() -> None:
     report = pyright("--verifytypes", "perdure", "--ignoreexternal")["typeCompleteness"]
     incomplete = {

@@ -51,6 +51,7 @@ def urls(tmp_path: Path) -> dict[str, str]:
     return {"file": f"file:{tmp_path / 'data'}", "sqlite": f"sqlite:///{tmp_path / 'data.db'}"}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 def test_four_processes_take_turns_on_one_session(tmp_path: Path, kind: str) -> None:
     url = urls(tmp_path)[kind]
@@ -74,6 +75,7 @@ def test_four_processes_take_turns_on_one_session(tmp_path: Path, kind: str) -> 
         assert sum(one["epochs"] for one in told) > 2 * WORKERS
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 def test_a_worker_that_is_killed_amid_the_fight_loses_no_turn_of_others(
     tmp_path: Path, kind: str

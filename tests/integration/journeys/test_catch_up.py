@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.deep
 async def test_a_store_is_migrated_while_it_is_written(tmp_path: Path) -> None:
     await migrated(tmp_path, ("file", "sqlite"))
 

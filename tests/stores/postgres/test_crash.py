@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.deep
 
 
 def crash(*arguments: str) -> dict[str, Any]:
