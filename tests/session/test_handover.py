@@ -159,3 +159,21 @@ async def test_an_ask_that_comes_while_it_is_opened_is_not_forgotten() -> None:
                 await anyio.sleep(0.005)
         assert keeper.given(KEY) == 1
         assert keeper.given(KEY) == 0
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+async def test_a_handover_that_the_store_does_not_answer_is_one_line_in_the_log(
+    stopping: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SwitchedStore(MemoryStore())
+    async with connect(store, shutdown=Shutdown(signals=False)) as sessions:
+        connected = sessions._connected
+        assert connected is not None
+        store.down()
+        if stopping:
+            sessions.drain()
+        await connected.runtime.host.call(connected.keeper.hand_over, SessionKey("elsewhere"))
+        store.up()
+    told = [one for one in caplog.records if "handover failed" in one.getMessage()]
+    assert [one.exc_info for one in told] == ([] if stopping else [None])
+    assert "background task failed" not in caplog.text

@@ -192,6 +192,10 @@ class Keeper:
             await self._hand_over(key)
         except (LeaseLostError, SessionError):
             pass  # taken already; or stuck with what the store refuses, and whoever asks hears that
+        except StoreUnavailableError as error:  # whoever wants it asks again
+            if not self._runtime.draining:  # then everything is released, and the store closes
+                extra = {"session": str(key)}
+                log_failure(log, logging.WARNING, "a handover failed", error, extra=extra)
         finally:
             self._asked.discard(key)
 
