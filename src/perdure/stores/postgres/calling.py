@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, final
 
 import anyio
 
+from perdure._lib.backoff import backoff
 from perdure._lib.threads import Threads
 from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.store import Batch, Outcome, Status
@@ -36,6 +39,8 @@ PARALLELISM = 2
 """Appends at a time: one is encoded while the server commits the other."""
 LONG = 3600.0
 """Seconds that a migration, a sweep or a scrub may take."""
+GIVE_WAY = 5
+"""How often a call is made again after the server chose it to end a deadlock."""
 LEAVE = 2.0
 """Seconds that closing waits for the server to hear of it."""
 
@@ -134,14 +139,20 @@ class Calls:
         patience: float,
     ) -> T:
         self.connections.cut()
+        gave, repeatable = 0, tries > 1
         while True:
-            tries -= 1
             with self.connections.borrow(patience) as connection:
                 try:
                     return function(connection, self._sql, *args)
                 except self.connections.errors as error:
-                    if not tries or not (is_broken(error, connection) or gave_way(error)):
+                    if repeatable and gave < GIVE_WAY and gave_way(error):
+                        gave += 1
+                    elif tries > 1 and is_broken(error, connection):
+                        tries -= 1
+                    else:
                         raise self.connections.failed(error, connection, doing) from error
+            if gave:  # the other one needs a moment, or both meet again
+                time.sleep(backoff(gave, base=0.01, cap=0.1, chance=random.random()))
 
     def listen(self, owner: str, ring: Callable[[], None]) -> None:
         """Begin to listen for an owner's news; ``ring`` is called on the event loop."""
