@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import perdure
-from perdure import Message, Retention, SessionKey
+from perdure import Limits, Message, Retention, SessionKey
 from perdure.errors import ConfigError, StoreError
 from perdure.moving import backup, restore_backup, verify_backup, write_bundle
 from perdure.store import open_read_only
@@ -120,7 +120,11 @@ async def test_what_was_durable_when_the_backup_began_is_in_it(kind: str, tmp_pa
 
 async def test_a_run_writes_what_has_come_and_no_more(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
-    async with perdure.connect(source) as sessions, sessions.open("ada") as session:
+    unfolded = Limits(fold_ratio=float("inf"))  # a fold meanwhile is more to write
+    async with (
+        perdure.connect(source, limits=unfolded) as sessions,
+        sessions.open("ada") as session,
+    ):
         for number in range(100):
             session.append(Message.user(f"{number} " + "x" * 5000))
         await session.save()
