@@ -6,6 +6,7 @@ import gc
 import logging
 from pathlib import Path
 
+import anyio
 import pytest
 
 import perdure.sync
@@ -222,3 +223,16 @@ async def test_open_asks_a_store_that_is_down_no_more_than_twice() -> None:
         with pytest.raises(StoreUnavailableError):
             await sessions.open("a")
         assert store.calls["acquire"] == 2
+
+
+async def test_a_fork_that_nobody_waits_for_any_more_decides_what_was_lost_too() -> None:
+    backing = MemoryBacking()
+    async with managed(backing) as sessions:
+        session = await lose(sessions, backing)
+        with anyio.move_on_after(0):
+            await session.fork_unsaved("kept")
+        with anyio.fail_after(60):
+            while sessions.health().lost:
+                await anyio.sleep(0.005)
+        async with sessions.open("kept", create=False) as kept:
+            assert said(kept) == ["saved", "unsaved 1", "unsaved 2"]

@@ -138,6 +138,10 @@ async def fork_unsaved(
     key = tracked.key
     new = SessionKey(new_id, new_session or key.session, key.tenant)
     forker = Forker(Tending(runtime, keeper))
-    forked = await runtime.host.call(forker.fork_unsaved, tracked, new)
-    runtime.saver.settle_lost(tracked)
-    return forked
+
+    async def fork() -> Forked:
+        forked = await forker.fork_unsaved(tracked, new)
+        runtime.saver.settle_lost(tracked)  # here: it goes on though the caller is cancelled
+        return forked
+
+    return await runtime.host.call(fork)
