@@ -108,3 +108,47 @@ def test_a_hook_that_never_ends_does_not_hold_up_the_closing() -> None:
     sessions.open("mia")
     assert sessions.close().clean
     release.set()
+
+
+class OddError(BaseException):
+    """As test frameworks use to skip or to fail."""
+
+
+def test_a_hook_that_ends_badly_does_not_end_the_others(again: Connect) -> None:
+    told: list[Any] = []
+
+    def odd(facts: Any) -> None:
+        raise OddError
+
+    with again() as sessions:
+        sessions.on("saved", odd)
+        sessions.on("saved", told.append)
+        session = sessions.open("mia")
+        for _ in range(2):
+            session.append(Message.user("Hello"))
+            session.save()
+    assert len(told) == 2
+
+
+def test_what_is_given_and_ends_badly_comes_back_to_who_gave_it(again: Connect) -> None:
+    class Odd(dict[str, int]):
+        def items(self) -> Any:
+            raise OddError
+
+        def __iter__(self) -> Any:
+            raise OddError
+
+    raised: list[BaseException] = []
+
+    def describe() -> None:
+        try:
+            session.describe(note=Odd(a=1))
+        except OddError as error:
+            raised.append(error)
+
+    with again() as sessions:
+        session = sessions.open("mia")
+        thread = threading.Thread(target=describe, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert len(raised) == 1

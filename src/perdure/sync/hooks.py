@@ -50,5 +50,5 @@ class HookThread:
                 tell()
             except (KeyboardInterrupt, SystemExit) as error:
                 self._on_exit(error)  # it would end this thread without a word
-            except Exception:
+            except BaseException:  # it would end this thread, and no hook would be called again
                 log.exception("a hook failed")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 import anyio
 
 from perdure._lib.affinity import Affinity
+from perdure._lib.waiting import was_cancelled
 from perdure.errors import SessionClosedError, WrongLoopError
 
 if TYPE_CHECKING:
@@ -183,8 +184,10 @@ class LoopThread:
                 return
             try:
                 value = await make()
-            except Exception as error:  # noqa: BLE001  # the caller's
-                _fail(call.future, error)
+            except BaseException as error:
+                if was_cancelled(error):
+                    raise
+                _fail(call.future, error)  # the caller's
             else:
                 _succeed(call.future, value)
 
@@ -197,7 +200,7 @@ def closed() -> SessionClosedError:
 def _settle(future: Future[T], act: Callable[[], T]) -> None:
     try:
         value = act()
-    except Exception as error:  # noqa: BLE001  # the caller's
+    except BaseException as error:  # noqa: BLE001  # the caller's, who would wait for ever
         _fail(future, error)
     else:
         _succeed(future, value)
@@ -208,6 +211,6 @@ def _succeed(future: Future[T], value: T) -> None:
         future.set_result(value)
 
 
-def _fail(future: Future[Any], error: Exception) -> None:
+def _fail(future: Future[Any], error: BaseException) -> None:
     with contextlib.suppress(InvalidStateError):
         future.set_exception(error)
