@@ -10,11 +10,13 @@ meanwhile, in a thread of perdure's own. Ctrl-C and SIGTERM amid an answer keep 
 from __future__ import annotations
 
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import perdure.sync
 from perdure import Message
+
+AGENTS = ("amber", "basalt")
 
 
 def ask_model(messages: list[dict[str, Any]]) -> str:
@@ -25,25 +27,19 @@ def ask_model(messages: list[dict[str, Any]]) -> str:
     return f"Before that you said: {asked[-2]!r}. In all you have said {len(asked)} things."
 
 
-def converse(sessions: perdure.sync.SessionManager, agent: str, text: str) -> None:
+def converse(sessions: perdure.sync.SessionManager, agent: str, text: str) -> str:
     with sessions.open(agent) as session:
         with session.turn():
             session.append(Message.user(text))
             session.save()  # from here on the question outlives whatever happens
             session.append(Message.assistant(ask_model(session.context("openai"))))
-        print(f"{agent}: {session.context()[-1].text}")
+        return f"{agent}: {session.context()[-1].text}"
 
 
 def main(text: str) -> None:
-    with perdure.sync.connect() as sessions:
-        threads = [
-            threading.Thread(target=converse, args=(sessions, agent, text))
-            for agent in ("amber", "basalt")
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with perdure.sync.connect() as sessions, ThreadPoolExecutor() as threads:
+        for said in threads.map(lambda agent: converse(sessions, agent, text), AGENTS):
+            print(said)
 
 
 main(" ".join(sys.argv[1:]) or "Hello")

@@ -12,7 +12,7 @@ from tests.servers.s3 import shared, store_on
 class TestS3Store(StoreConformance):
     """Stores of one test share a prefix of this process's server."""
 
-    on_trio = "deep"
+    on_trio = "never"
 
     def make_store(self, place: Path, owner: str) -> S3Store:
         return store_on(shared(), place, owner=owner)

@@ -48,7 +48,7 @@ class TestEncryptedFileStore(Wrapped):
 class TestEncryptedSqliteStore(Wrapped):
     """Packed and encrypted, in a database."""
 
-    on_trio = "deep"
+    on_trio = "never"
 
     def make_store(self, place: Path, owner: str) -> Store:
         inner = SqliteStore(place / "kept" / "sessions.db", owner=owner)

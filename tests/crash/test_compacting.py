@@ -17,12 +17,12 @@ pytestmark = [
 def test_a_kill_at_any_step_of_a_compaction_leaves_the_memory_of_a_run_without_it() -> None:
     """S1-14, S1-15, S1-17: items and context are one group, so it has happened, or it has not.
 
-    Every third step; the command alone takes them all.
+    Every fifth step; the command alone takes them all.
     """
-    summary = crash("compaction", "--every", "3")
+    summary = crash("compaction", "--every", "5")
     assert summary["problems"] == []
-    assert summary["acknowledged"] == summary["kills"] >= 20
-    assert summary["cuts"] >= 3
+    assert summary["acknowledged"] == summary["kills"] >= 15
+    assert summary["cuts"] >= 2
     assert summary["items"] >= 5
 
 

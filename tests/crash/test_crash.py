@@ -120,9 +120,9 @@ def test_of_those_who_race_for_an_epoch_one_gets_it() -> None:
 
 
 def test_a_kill_of_who_posts_or_takes_neither_loses_nor_doubles() -> None:
-    summary = crash("mail", "--every", "3")
+    summary = crash("mail", "--every", "5")
     assert summary["problems"] == []
-    assert summary["kills"] >= 30
+    assert summary["kills"] >= 20
     assert summary["acknowledged"] >= summary["kills"]
 
 

@@ -1,4 +1,7 @@
-"""The same kills, stops and races for stores whose work is done on a server."""
+"""The same kills, stops and races for stores whose work is done on a server.
+
+PostgreSQL has its own: tests/stores/postgres/test_crash.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import pytest
 
 from tests.crash.test_crash import crash
 
-STORES = ["postgres", "redis", "s3"]
+STORES = ["redis", "s3"]
 
 pytestmark = [
     pytest.mark.deep,

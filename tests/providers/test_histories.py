@@ -57,7 +57,7 @@ def test_a_history_goes_back_as_it_came_and_to_all_others(
 
 @pytest.mark.deep
 @formats
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(data=st.data())
 def test_many_histories_go_back_as_they_came(format: Format, data: st.DataObject) -> None:
     messages = assert_comes_back(data.draw(HISTORIES[format]), format)

@@ -18,13 +18,8 @@ pytestmark = [
 
 @pytest.mark.deep
 async def test_a_store_is_migrated_while_it_is_written(tmp_path: Path) -> None:
-    await migrated(tmp_path, ("file", "sqlite"))
-
-
-@pytest.mark.deep
-async def test_a_store_is_migrated_to_a_server_while_it_is_written(tmp_path: Path) -> None:
     """The chain over all stores is a command: python -m tests.integration.journeys.catch_up."""
-    await migrated(tmp_path, ("sqlite", "postgres"))
+    await migrated(tmp_path, ("file", "postgres"))
 
 
 async def migrated(folder: Path, hops: Sequence[str]) -> None:
