@@ -217,6 +217,22 @@ async def test_a_group_that_stays_open_is_reported_once() -> None:
         assert event.age == pytest.approx(10, abs=0.1)
 
 
+async def test_a_group_is_as_old_as_its_first_record_when_what_was_before_it_is_saved() -> None:
+    async with rig() as r:
+        t = r.track()
+        r.append(t)
+        r.saver.open_group(t)
+        await anyio.sleep(1)
+        r.append(t)
+        await anyio.sleep(30)
+        assert r.stored(t) == 1
+        assert len(r.of(events.GroupOpenTooLong)) == 1
+        assert r.saver.health().oldest_unsaved_age == pytest.approx(30, abs=1)
+        r.saver.close_group(t)
+        await anyio.sleep(31)
+        assert r.stored(t) == 2
+
+
 # what goes wrong
 
 
