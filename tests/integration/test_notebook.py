@@ -102,7 +102,7 @@ def test_a_kernel_that_is_shut_down_has_saved(kind: str, tmp_path: Path) -> None
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize("kind", ["file", "sqlite"])
+@pytest.mark.parametrize("kind", ["file", "sqlite", "postgres"])
 def test_a_kernel_that_was_restarted_goes_on_with_everything(kind: str, tmp_path: Path) -> None:
     url = url_of(kind, tmp_path)
     with kernel(tmp_path) as one:
@@ -113,7 +113,7 @@ def test_a_kernel_that_was_restarted_goes_on_with_everything(kind: str, tmp_path
         assert one.run(READ.format(url=url)) == "0 1 2"
 
 
-@pytest.mark.parametrize("kind", ["file", "sqlite"])
+@pytest.mark.parametrize("kind", ["file", "sqlite", "postgres"])
 def test_a_kernel_that_is_interrupted_goes_on_with_its_sessions(kind: str, tmp_path: Path) -> None:
     url = url_of(kind, tmp_path)
     wait = "print('waiting', flush=True)\n{how}"

@@ -151,8 +151,8 @@ class Calls:
                         tries -= 1
                     else:
                         raise self.connections.failed(error, connection, doing) from error
-            if gave:  # the other one needs a moment, or both meet again
-                time.sleep(backoff(gave, base=0.01, cap=0.1, chance=random.random()))
+            if gave:  # the other one needs a moment to go on, or both meet again
+                time.sleep(backoff(gave, base=0.2, cap=1.0, chance=random.uniform(0.5, 1.0)))
 
     def listen(self, owner: str, ring: Callable[[], None]) -> None:
         """Begin to listen for an owner's news; ``ring`` is called on the event loop."""
