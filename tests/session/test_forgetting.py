@@ -256,7 +256,7 @@ async def test_opening_does_not_take_a_session_from_its_owner(again: Connect) ->
         await converse(sessions, "hers", "one", owner="ada")
         await converse(sessions, "nobody's", "two")
     async with again() as sessions:
-        refused = "hers belongs to 'ada', and was to be opened for 'mallory'"
+        refused = "hers belongs to 'ada', not to 'mallory'"
         with pytest.raises(SessionError, match=refused):
             await sessions.open("hers", owner="mallory")
         assert sessions.health().sessions == 0

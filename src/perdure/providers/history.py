@@ -128,7 +128,7 @@ def _leaf(value: object) -> object:
 
 def misfit(format: str, where: str, why: str, cure: str) -> FormatError:
     """Return the error for what does not fit into a history."""
-    message = f"{where} {why}, which is no history in the format {format!r}: {cure}"
+    message = f"invalid history in the format {format!r}: {where} {why}; {cure}"
     index = where.partition("[")[2].partition("]")[0]
     field = where.partition("].")[2]
     return FormatError(

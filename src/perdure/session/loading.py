@@ -315,7 +315,7 @@ def _require_owner(session: Session, wanted: Wanted) -> None:
     if wanted.owner is None or owner in (None, wanted.owner):
         return
     message = (
-        f"session {wanted.key} belongs to {_clipped(owner)}, and was to be opened for "
+        f"session {wanted.key} belongs to {_clipped(owner)}, not to "
         f"{_clipped(wanted.owner)}: choose another id or tenant; leave out owner= to open it as it "
         "is; or hand it on with session.describe(owner=…)"
     )

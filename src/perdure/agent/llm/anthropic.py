@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, final
 
 from perdure.agent.llm.assembly import AnthropicAnswer
-from perdure.agent.llm.failures import Asked, cut, ended
+from perdure.agent.llm.failures import cut, ended
 from perdure.agent.llm.model import Chunk, ToolSpec, Usage
 from perdure.agent.llm.prompt_cache import CacheTime, with_breakpoints
 from perdure.agent.llm.sdk import (
-    CONNECT_TIMEOUT,
-    MAX_RETRIES,
-    TIMEOUT,
-    SdkClient,
-    asked_with,
+    client_of,
     events_of,
-    key_for,
     require,
-    require_no_other,
 )
 from perdure.errors import ConfigError
 from perdure.model.messages import Message
@@ -94,7 +87,16 @@ class AnthropicModel:
             "max_retries": max_retries,
             "timeout": timeout,
         }
-        self._asked, self._sdk = _client_of(name, client, given)
+        self._asked, self._sdk = client_of(
+            "anthropic",
+            name,
+            client,
+            given,
+            make="AsyncAnthropic",
+            official=OFFICIAL,
+            is_official=lambda url: url == OFFICIAL,
+            warm=lambda made: made.messages,
+        )
 
     def __repr__(self) -> str:
         return f"<AnthropicModel {self._asked!r}>"
@@ -146,29 +148,6 @@ class AnthropicModel:
         if self._prompt_cache is None or "cache_control" in request:  # the API does it by itself
             return request
         return with_breakpoints(request, self._prompt_cache)
-
-
-def _client_of(name: str, client: Any, given: dict[str, Any]) -> tuple[Asked, SdkClient]:
-    """Return who is asked, and the client that asks: the given one, or one to be made."""
-    if client is not None:
-        require_no_other(client, "anthropic", **given)
-        return asked_with(client, "anthropic", name), SdkClient("anthropic", given=client)
-    url = given["base_url"] or os.environ.get("ANTHROPIC_BASE_URL") or OFFICIAL
-    key = key_for("ANTHROPIC_API_KEY", given["api_key"], keyless=url != OFFICIAL)
-    retries = MAX_RETRIES if given["max_retries"] is None else given["max_retries"]
-    timeout = TIMEOUT if given["timeout"] is None else given["timeout"]
-
-    def make(anthropic: Any) -> Any:
-        limits = anthropic.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT))
-        made = anthropic.AsyncAnthropic(
-            base_url=url, api_key=key or "none", max_retries=retries, timeout=limits
-        )
-        _ = made.messages  # imported with its first use: better here, in a thread
-        return made
-
-    variable = "ANTHROPIC_API_KEY"
-    asked = Asked(provider="anthropic", model=name, url=url, variable=variable, key=key)
-    return asked, SdkClient("anthropic", make)
 
 
 def _rendered(messages: Sequence[Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -10,18 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 from urllib.parse import urlsplit
 
 from perdure.agent.llm.assembly import ChatAnswer, ResponsesAnswer
-from perdure.agent.llm.failures import Asked, cut, ended
+from perdure.agent.llm.failures import cut, ended
 from perdure.agent.llm.model import Chunk, ToolSpec, Usage
 from perdure.agent.llm.sdk import (
-    CONNECT_TIMEOUT,
-    MAX_RETRIES,
-    TIMEOUT,
-    SdkClient,
-    asked_with,
+    client_of,
     events_of,
-    key_for,
     require,
-    require_no_other,
 )
 from perdure.errors import ConfigError
 from perdure.model.messages import Message
@@ -93,7 +86,16 @@ class OpenAIModel:
             "max_retries": max_retries,
             "timeout": timeout,
         }
-        self._asked, self._sdk = _client_of(name, api, client, given)
+        self._asked, self._sdk = client_of(
+            "openai",
+            name,
+            client,
+            given,
+            make="AsyncOpenAI",
+            official=OFFICIAL,
+            is_official=_is_official,
+            warm=lambda made: made.chat.completions if api == "chat" else made.responses,
+        )
         url = self._asked.url
         self.name: str = name
         self.context_window: int | None = context_window
@@ -191,29 +193,6 @@ class OpenAIModel:
         if not all(isinstance(message, Message) for message in messages):
             return list(messages)
         return list(render(messages, format, to=self._issuer).messages)
-
-
-def _client_of(name: str, api: str, client: Any, given: dict[str, Any]) -> tuple[Asked, SdkClient]:
-    """Return who is asked, and the client that asks: the given one, or one to be made."""
-    if client is not None:
-        require_no_other(client, "openai", **given)
-        return asked_with(client, "openai", name), SdkClient("openai", given=client)
-    url = given["base_url"] or os.environ.get("OPENAI_BASE_URL") or OFFICIAL
-    key = key_for("OPENAI_API_KEY", given["api_key"], keyless=not _is_official(url))
-    retries = MAX_RETRIES if given["max_retries"] is None else given["max_retries"]
-    timeout = TIMEOUT if given["timeout"] is None else given["timeout"]
-
-    def make(openai: Any) -> Any:
-        limits = openai.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT))
-        made = openai.AsyncOpenAI(
-            base_url=url, api_key=key or "none", max_retries=retries, timeout=limits
-        )
-        # Imported with the first use, which takes half a second: better here, in a thread.
-        _ = made.chat.completions if api == "chat" else made.responses
-        return made
-
-    asked = Asked(provider="openai", model=name, url=url, variable="OPENAI_API_KEY", key=key)
-    return asked, SdkClient("openai", make)
 
 
 def _is_official(url: str) -> bool:

@@ -29,7 +29,7 @@ __all__ = [
     "MAX_RETRIES",
     "TIMEOUT",
     "SdkClient",
-    "asked_with",
+    "client_of",
     "events_of",
     "key_for",
     "require",
@@ -55,6 +55,57 @@ def asked_with(client: Any, provider: str, model: str) -> Asked:
         variable="",
         key=key if isinstance(key, str) else "",
     )
+
+
+def client_of(
+    package: str,
+    model: str,
+    client: Any,
+    given: dict[str, Any],
+    *,
+    make: str,
+    official: str,
+    is_official: Callable[[str], bool],
+    warm: Callable[[Any], object],
+) -> tuple[Asked, SdkClient]:
+    """Return who is asked, and the client that asks: the given one, or one to be made.
+
+    For the packages of OpenAI and Anthropic, whose clients take the same options.
+
+    Args:
+        package: What to import; its variables begin with its name.
+        model: Which model is asked.
+        client: A client of the user's own, or None.
+        given: base_url, api_key, max_retries and timeout, each None if it was left out.
+        make: The name of the package's asynchronous client.
+        official: Where the provider itself is.
+        is_official: Whether an address needs a key.
+        warm: Uses what the client imports with its first use, half a second's work: better done
+            with the client, in a thread.
+
+    Raises:
+        ConfigError: There is no key, or ``client`` is a blocking one or not alone.
+
+    """
+    if client is not None:
+        require_no_other(client, package, **given)
+        return asked_with(client, package, model), SdkClient(package, given=client)
+    variable = f"{package.upper()}_API_KEY"
+    url = given["base_url"] or os.environ.get(f"{package.upper()}_BASE_URL") or official
+    key = key_for(variable, given["api_key"], keyless=not is_official(url))
+    retries = MAX_RETRIES if given["max_retries"] is None else given["max_retries"]
+    timeout = TIMEOUT if given["timeout"] is None else given["timeout"]
+
+    def made(module: Any) -> Any:
+        limits = module.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT))
+        one = getattr(module, make)(
+            base_url=url, api_key=key or "none", max_retries=retries, timeout=limits
+        )
+        warm(one)
+        return one
+
+    asked = Asked(provider=package, model=model, url=url, variable=variable, key=key)
+    return asked, SdkClient(package, made)
 
 
 def require(package: str) -> None:
