@@ -12,10 +12,11 @@ other would set, nobody can know.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any, final
+
+from perdure._lib.clock import on_trio
 
 __all__ = ["ThisTask"]
 
@@ -30,10 +31,11 @@ class ThisTask:
     __slots__ = ("_nurseried", "task")
 
     def __init__(self) -> None:
-        trio = sys.modules.get("trio")
-        self._nurseried = trio is not None and trio.lowlevel.in_trio_run()
-        if trio is not None and self._nurseried:
-            self.task: Any = trio.lowlevel.current_task()
+        self._nurseried = on_trio()
+        if self._nurseried:
+            from trio import lowlevel
+
+            self.task: Any = lowlevel.current_task()
             return
         import asyncio
 

@@ -29,6 +29,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import cancel_shielded_checkpoint
 
 from perdure._lib import within
+from perdure._lib.clock import on_trio
 from perdure._lib.exits import Exit, exit_in, interrupter
 from perdure._lib.waiting import was_cancelled
 from perdure.errors import SessionClosedError
@@ -127,7 +128,7 @@ class Host:
         if self._task is not None:
             raise RuntimeError("this host was started before: make a new one")
         self._interrupt = interrupter()
-        if _on_trio():
+        if on_trio():
             self._start_on_trio()
         else:
             # The one bare task of the library: the root of all others.
@@ -388,16 +389,9 @@ class Host:
         trio.lowlevel.spawn_system_task(watch, name="perdure host watch", context=context)
 
 
-def _on_trio() -> bool:
-    import sys
-
-    trio = sys.modules.get("trio")
-    return trio is not None and trio.lowlevel.in_trio_run()
-
-
 def _task_finder() -> Callable[[], bool]:
     """Return what says whether a task of the running loop is running, not a bare callback."""
-    if _on_trio():
+    if on_trio():
         return lambda: True  # trio runs callbacks in a task of its own
     import asyncio
 
@@ -407,7 +401,7 @@ def _task_finder() -> Callable[[], bool]:
 
 def _uncancel() -> None:
     """Take note that the cancellation was received, or later scopes would misread it."""
-    if _on_trio():
+    if on_trio():
         return
     import asyncio
 

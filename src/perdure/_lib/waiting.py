@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import anyio
+
+from perdure._lib.clock import on_trio
 
 __all__ = ["wait_through", "was_cancelled"]
 
@@ -15,9 +15,10 @@ def was_cancelled(error: BaseException) -> bool:
     On asyncio user code may bring one from elsewhere, by awaiting a task that was cancelled: that
     is a failure as any other.
     """
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        return isinstance(error, trio.Cancelled)
+    if on_trio():
+        from trio import Cancelled
+
+        return isinstance(error, Cancelled)
     import asyncio
 
     task = asyncio.current_task()  # none, where a bare callback is called
