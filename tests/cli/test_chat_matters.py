@@ -6,14 +6,26 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import anyio
 import pytest
 
 import perdure
-from perdure.agent import AgentFactory, ScriptedModel, call, tool
+from perdure import ToolCall
+from perdure.agent import (
+    AgentEvent,
+    AgentFactory,
+    ApprovalRequested,
+    ScriptedModel,
+    ToolStarted,
+    TurnInterrupted,
+    call,
+    tool,
+)
 from perdure.agent.config import AgentConfig
+from perdure.cli.talking import Talk
 from tests.cli.conftest import Command
 
 
@@ -142,3 +154,44 @@ def test_ctrl_c_amid_a_question_interrupts_the_turn_and_the_talk_goes_on(tmp_pat
         out, _ = chat.communicate("Hello\n")
     assert "You said 'Hello'" in out
     assert chat.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+@pytest.mark.anyio
+async def test_nothing_is_asked_of_a_turn_that_is_being_interrupted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C as the question is on its way: nobody would hear that the turn is over."""
+    asked = ToolCall("c1", "pay", {"amount": 3})
+
+    class Interrupted:
+        unfinished = unknown_effects = pending_approvals = ()
+
+        def __init__(self) -> None:
+            self.pressed = anyio.Event()
+
+        def interrupt(self) -> bool:
+            self.pressed.set()
+            return True
+
+        async def stream(self, text: str) -> AsyncGenerator[AgentEvent, None]:
+            yield ToolStarted(agent_id="a", turn_id="t", call=asked)
+            signal.raise_signal(signal.SIGINT)
+            await self.pressed.wait()
+            yield ApprovalRequested(agent_id="a", turn_id="t", call=asked)
+            yield TurnInterrupted(agent_id="a", turn_id="t")
+
+    class Lines:
+        given = 0
+
+        async def next(self) -> str | None:
+            self.given += 1
+            await anyio.wait_all_tasks_blocked()  # so that Ctrl-C is heard
+            return "count one" if self.given == 1 else None
+
+    talk, lines = Talk(Interrupted(), json=False), Lines()
+    await talk.run(lines)
+    assert lines.given == 2  # the message, and the end: no answer
+    said = capsys.readouterr().out
+    assert "may it run?" not in said
+    assert "(interrupted" in said

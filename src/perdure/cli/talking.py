@@ -152,6 +152,8 @@ class Talk:
             self.answered += isinstance(event, TurnEnded)
             self.failed += isinstance(event, TurnFailed)
             tell(event)
+            if self._pressed:  # the turn is being interrupted: nothing of it is asked any more
+                continue
             if isinstance(event, ApprovalRequested):
                 await questions.approval(event.call)
             elif isinstance(event, EffectUnknown):
