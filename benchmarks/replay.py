@@ -20,9 +20,9 @@ import perdure
 from benchmarks.disk import filesystem
 from benchmarks.figures import Report, Row
 from perdure import Shutdown
-from perdure.model.events import KernelEvent
-from perdure.model.records import EVENT, Entry
-from perdure.session.pairs import export_pair
+from perdure.records.checkpoints import KernelEvent
+from perdure.records.records import EVENT, Entry
+from perdure.session.export import export_pair
 
 __all__ = ["Options", "run"]
 

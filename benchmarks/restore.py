@@ -32,7 +32,7 @@ from benchmarks.chat import Chat
 from benchmarks.figures import Report, Row
 from benchmarks.timing import KERNEL, quartile
 from perdure import Session, SessionManager, Shutdown
-from perdure.session.folding import fold_due, phase_of
+from perdure.session.fold import fold_due, phase_of
 
 __all__ = ["Options", "fill", "full_tail", "run"]
 

@@ -24,10 +24,10 @@ import msgspec
 
 import perdure
 from perdure import errors, store
-from perdure.codec.blob_names import fits
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import FORMAT, About, Manifest
-from perdure.model.records import EPOCH, Record
+from perdure.records.blob_names import fits
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FORMAT, About, Manifest
+from perdure.records.records import EPOCH, Record
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 
 from perdure.agent import Agent, EchoModel, PersistentSession
-from perdure.interchange import FullAgentState, read_state, write_state
+from perdure.formats import FullAgentState, read_state, write_state
 
 
 class JsonFileStorage:

@@ -40,7 +40,7 @@ hypothesis.settings.load_profile("same")
 
 
 ABOVE_THE_LOOP = {
-    "agent", "checkpoints", "declare", "golden", "memory", "moving", "restore", "stores",
+    "agent", "checkpoints", "archive", "config", "golden", "memory", "transfer", "restore", "stores",
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import perdure
 from tests import hints, public_api
+from tests.source_tree import modules
 
 MODULES = [module.__name__ for module in public_api.public_modules()]
 
@@ -37,6 +38,21 @@ def test_every_public_name_says_what_it_is(name: str) -> None:
     assert silent == []
 
 
+def test_no_module_hides_a_public_function_of_its_name() -> None:
+    """The first import of a submodule sets its name in the package."""
+    for name in MODULES:
+        for path in [module for module in modules() if module.rpartition(".")[0] == name]:
+            if not path.endswith(("__main__", "_asyncio_fixtures")):
+                importlib.import_module(path)
+    hidden = {
+        f"{name}.{export}"
+        for name in MODULES
+        for export in importlib.import_module(name).__all__
+        if inspect.ismodule(getattr(importlib.import_module(name), export))
+    }
+    assert hidden == {"perdure.testing.conformance"}  # which is meant as one
+
+
 def test_dir_shows_the_lazy_names() -> None:
     assert set(getattr(perdure, "__all__", ())) <= set(dir(perdure))
 
@@ -54,7 +70,7 @@ def test_a_default_that_is_text_stays_whole() -> None:
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
-        ("perdure.model.keys.SessionKey | None", "SessionKey | None"),
+        ("perdure.records.keys.SessionKey | None", "SessionKey | None"),
         ("dict[str, typing.Any]", "dict[str, Any]"),
         ("2.5", "2.5"),
     ],

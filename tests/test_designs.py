@@ -27,7 +27,7 @@ MODULES = (
     "perdure",
     "perdure.agent",
     "perdure.checkpoints",
-    "perdure.interchange",
+    "perdure.formats",
     "perdure.restore",
     "perdure.stores",
     "perdure.types",
@@ -110,7 +110,7 @@ def is_there(name: str) -> bool:
     if FILE.fullmatch(name):
         return is_a_file(name)
     if name.isupper():
-        return name in words() or name in importlib.import_module("perdure.interchange").__all__
+        return name in words() or name in importlib.import_module("perdure.formats").__all__
     try:
         look_up(name)
     except AttributeError:
@@ -178,7 +178,7 @@ def words() -> frozenset[str]:
 
 @cache
 def yaml_keys() -> frozenset[str]:
-    schema = (SRC / "perdure" / "declare" / "persistence.schema.json").read_text("utf-8")
+    schema = (SRC / "perdure" / "config" / "persistence.schema.json").read_text("utf-8")
     found: set[str] = set()
 
     def collect(part: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from perdure import ConfigError, Message, PerdureError, PersistentConfig, Shutdown, connect
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Posted, Status, Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore

@@ -72,6 +72,12 @@ def test_no_function_body_is_longer_than_50_lines() -> None:
     assert long == []
 
 
+def test_no_module_is_named_by_a_gerund() -> None:
+    nouns = {"testing", "tuning", "keyring"}
+    names = {part for path in files("src") for part in module_name(path).split(".")}
+    assert sorted(name for name in names - nouns if name.endswith("ing")) == []
+
+
 def test_every_module_says_what_it_is() -> None:
     assert [str(path) for path in files(*CODE) if not ast.get_docstring(parse(path))] == []
 

@@ -13,8 +13,8 @@ import anyio
 import perdure
 from benchmarks.chat import Chat
 from perdure import Autosave, Message, Shutdown
-from perdure.session.through import Through
 from perdure.store import Batch, Outcome, Store
+from perdure.stores.delegate import DelegatingStore
 
 __all__ = ["Lag", "Part", "Recorder", "Talk", "connected"]
 
@@ -30,7 +30,7 @@ class Part(NamedTuple):
     turns: tuple[tuple[Message, ...], ...]
 
 
-class Recorder(Through):
+class Recorder(DelegatingStore):
     """A store that notes the sizes of the batches that it is given."""
 
     def __init__(self, inner: Store) -> None:

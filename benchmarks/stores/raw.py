@@ -14,8 +14,8 @@ import anyio
 import anyio.to_thread
 
 from benchmarks.stores.load import PER_TURN, Part
-from perdure.codec import frames
-from perdure.codec.messages import encode_message
+from perdure.records import frames
+from perdure.records.message_format import encode_message
 
 __all__ = ["Plain", "PlainFiles", "PlainPostgres", "PlainRedis", "PlainS3", "PlainSqlite", "replay"]
 

@@ -17,46 +17,46 @@ from perdure._lib.lazy import lazy
 if TYPE_CHECKING:
     from perdure._connect import connect as connect
     from perdure._connect import store_for as store_for
+    from perdure.archive import Archive as Archive
+    from perdure.archive import ArchiveLimits as ArchiveLimits
+    from perdure.archive import ArchiveProgress as ArchiveProgress
+    from perdure.archive import ArchiveRestored as ArchiveRestored
+    from perdure.archive import Archives as Archives
+    from perdure.archive import ArchiveSaved as ArchiveSaved
+    from perdure.archive import ArchiveSkipped as ArchiveSkipped
     from perdure.autosave.options import Autosave as Autosave
     from perdure.autosave.options import Engine as Engine
     from perdure.autosave.options import Shutdown as Shutdown
     from perdure.autosave.shutdown import ShutdownReport as ShutdownReport
-    from perdure.codec.encoded import Encoded as Encoded
-    from perdure.codec.registry import register as register
-    from perdure.codec.values import Opaque as Opaque
-    from perdure.declare.archive import Archive as Archive
-    from perdure.declare.archive import ArchiveLimits as ArchiveLimits
-    from perdure.declare.archive import ArchiveProgress as ArchiveProgress
-    from perdure.declare.archive import ArchiveRestored as ArchiveRestored
-    from perdure.declare.archive import Archives as Archives
-    from perdure.declare.archive import ArchiveSaved as ArchiveSaved
-    from perdure.declare.archive import ArchiveSkipped as ArchiveSkipped
-    from perdure.declare.config import PersistentConfig as PersistentConfig
-    from perdure.declare.states import PersistentState as PersistentState
+    from perdure.config.persistent_config import PersistentConfig as PersistentConfig
+    from perdure.config.states import PersistentState as PersistentState
     from perdure.errors import *  # noqa: F403  # the whole tree is public
-    from perdure.lease.terms import Lease as Lease
-    from perdure.model.keys import SessionKey as SessionKey
-    from perdure.model.messages import Message as Message
-    from perdure.model.messages import ToolCall as ToolCall
-    from perdure.model.messages import ToolResult as ToolResult
-    from perdure.model.posts import DeadLetter as DeadLetter
-    from perdure.model.posts import Posted as Posted
+    from perdure.lease import Lease as Lease
+    from perdure.records.keys import SessionKey as SessionKey
+    from perdure.records.message_format import Encoded as Encoded
+    from perdure.records.messages import Message as Message
+    from perdure.records.messages import ToolCall as ToolCall
+    from perdure.records.messages import ToolResult as ToolResult
+    from perdure.records.posts import DeadLetter as DeadLetter
+    from perdure.records.posts import Posted as Posted
+    from perdure.records.types import register as register
+    from perdure.records.values import Opaque as Opaque
     from perdure.restore.plan import RestorePlan as RestorePlan
     from perdure.restore.report import RestoreReport as RestoreReport
     from perdure.session.contributors import Attachment as Attachment
     from perdure.session.contributors import Contributor as Contributor
     from perdure.session.contributors import RestoreContext as RestoreContext
-    from perdure.session.exchange import Imported as Imported
-    from perdure.session.exchange import export_state as export_state
-    from perdure.session.exchange import import_state as import_state
-    from perdure.session.forgetting import ForgetReport as ForgetReport
-    from perdure.session.forking import Forked as Forked
+    from perdure.session.delete import ForgetReport as ForgetReport
+    from perdure.session.export import Imported as Imported
+    from perdure.session.export import export_state as export_state
+    from perdure.session.export import import_state as import_state
+    from perdure.session.fork import Forked as Forked
     from perdure.session.inbox import PostReceipt as PostReceipt
     from perdure.session.lost import LostSession as LostSession
     from perdure.session.manager import SessionManager as SessionManager
     from perdure.session.options import Limits as Limits
-    from perdure.session.pruning import PruneReport as PruneReport
-    from perdure.session.restoring import RebuildReport as RebuildReport
+    from perdure.session.prune import PruneReport as PruneReport
+    from perdure.session.rebuild import RebuildReport as RebuildReport
     from perdure.session.retention import Retention as Retention
     from perdure.session.session import Receipt as Receipt
     from perdure.session.session import Session as Session
@@ -69,10 +69,10 @@ _HOMES = {
     "perdure._connect": ("connect", "store_for"),
     "perdure.autosave.options": ("Autosave", "Engine", "Shutdown"),
     "perdure.autosave.shutdown": ("ShutdownReport",),
-    "perdure.codec.encoded": ("Encoded",),
-    "perdure.codec.registry": ("register",),
-    "perdure.codec.values": ("Opaque",),
-    "perdure.declare.archive": (
+    "perdure.records.message_format": ("Encoded",),
+    "perdure.records.types": ("register",),
+    "perdure.records.values": ("Opaque",),
+    "perdure.archive": (
         "Archive",
         "ArchiveLimits",
         "ArchiveProgress",
@@ -81,25 +81,24 @@ _HOMES = {
         "ArchiveSkipped",
         "Archives",
     ),
-    "perdure.declare.config": ("PersistentConfig",),
-    "perdure.declare.states": ("PersistentState",),
-    "perdure.lease.terms": ("Lease",),
-    "perdure.model.keys": ("SessionKey",),
-    "perdure.model.messages": ("Message", "ToolCall", "ToolResult"),
-    "perdure.model.posts": ("DeadLetter", "Posted"),
+    "perdure.config.persistent_config": ("PersistentConfig",),
+    "perdure.config.states": ("PersistentState",),
+    "perdure.lease": ("Lease",),
+    "perdure.records.keys": ("SessionKey",),
+    "perdure.records.messages": ("Message", "ToolCall", "ToolResult"),
+    "perdure.records.posts": ("DeadLetter", "Posted"),
     "perdure.restore.plan": ("RestorePlan",),
     "perdure.restore.report": ("RestoreReport",),
     "perdure.session.contributors": ("Attachment", "Contributor", "RestoreContext"),
-    "perdure.session.exchange": ("Imported", "export_state", "import_state"),
-    "perdure.session.forgetting": ("ForgetReport",),
-    "perdure.session.forking": ("Forked",),
+    "perdure.session.export": ("Imported", "export_state", "import_state"),
+    "perdure.session.delete": ("ForgetReport",),
+    "perdure.session.fork": ("Forked",),
     "perdure.session.inbox": ("PostReceipt",),
     "perdure.session.lost": ("LostSession",),
     "perdure.session.manager": ("SessionManager",),
     "perdure.session.options": ("Limits",),
-    "perdure.session.pruning": ("PruneReport",),
-    "perdure.session.restoring": ("RebuildReport",),
-    "perdure.session.retention": ("Retention",),
+    "perdure.session.prune": ("PruneReport", "Retention"),
+    "perdure.session.rebuild": ("RebuildReport",),
     "perdure.session.session": ("Receipt", "Session"),
     "perdure.session.turn": ("Turn",),
     "perdure.session.view": ("SessionView",),
@@ -110,13 +109,13 @@ _HOMES = {
         "ContextOverflowError",
         "CorruptRecordError",
         "FormatError",
+        "InboxFullError",
         "LeaseError",
         "LeaseHeldError",
         "LeaseLostError",
         "MissingExtraError",
         "ModelError",
         "ModelUnavailableError",
-        "InboxFullError",
         "NotStorableError",
         "PerdureError",
         "ReplayDivergedError",

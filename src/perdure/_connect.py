@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from perdure.errors import ConfigError
 
 if TYPE_CHECKING:
-    from perdure.interchange.storage import StateStorage
+    from perdure.autosave.options import Autosave, Engine, Shutdown
+    from perdure.formats.state import StateStorage
+    from perdure.lease import Lease
     from perdure.session.manager import SessionManager
-    from perdure.session.options import Autosave, Engine, Lease, Limits, Shutdown
+    from perdure.session.options import Limits
     from perdure.store import Store
     from perdure.stores.wrapped.keys import MasterKeys
 
@@ -73,21 +75,22 @@ def connect(
         MissingExtraError: What the file asks for is not installed.
 
     """
-    from perdure.autosave.environment import autosave_from
-    from perdure.session import options
+    from perdure.autosave.options import Shutdown, autosave_from
+    from perdure.lease import Lease
     from perdure.session.manager import SessionManager
+    from perdure.session.options import Limits
 
     store, declared = _declared(url, config)
     if read_only:
-        from perdure.session.read_only import ReadOnlyStore
+        from perdure.stores.read_only import ReadOnlyStore
 
         store = ReadOnlyStore(store)
     return SessionManager(
         store,
         autosave=autosave_from(os.environ, *declared) if autosave is DEFAULT else autosave,
-        lease=options.Lease() if lease is DEFAULT else lease,
-        shutdown=options.Shutdown() if shutdown is DEFAULT else shutdown,
-        limits=options.Limits() if limits is DEFAULT else limits,
+        lease=Lease() if lease is DEFAULT else lease,
+        shutdown=Shutdown() if shutdown is DEFAULT else shutdown,
+        limits=Limits() if limits is DEFAULT else limits,
         types=types,
         engine=engine,
     )
@@ -101,8 +104,7 @@ def _declared(
         return store_for(url), ()
     import msgspec
 
-    from perdure.declare.found import declared_at
-    from perdure.declare.settings import keys_of, url_of
+    from perdure.config.discover import declared_at, keys_of, url_of
 
     declared = declared_at(config)
     place = url or os.environ.get(URL_VARIABLE) or url_of(declared, os.environ)

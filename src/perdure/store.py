@@ -23,12 +23,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextvars import ContextVar
 from typing import Protocol
 
-from perdure.model.base import Base
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import About, FoldedDocument, Manifest
-from perdure.model.posts import Asked, DeadLetter, InboxLimit, Posted
-from perdure.model.records import Entry, Record
-from perdure.model.stored import (
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import About, Base, FoldedDocument, Manifest
+from perdure.records.posts import Asked, DeadLetter, InboxLimit, Posted
+from perdure.records.records import Entry, Record
+from perdure.records.stored import (
     Batch,
     Capabilities,
     Document,
@@ -165,7 +164,7 @@ class Store(Protocol):
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
         """Make blobs durable under their names: the SHA-256 of their bytes, in hex.
 
-        Names of a wrapper's own begin with ``x`` (`perdure.codec.blob_names`), and prove nothing.
+        Names of a wrapper's own begin with ``x`` (`perdure.records.blob_names`), and prove nothing.
         Raises NotStorableError for a name that does not fit its bytes.
         """
         ...

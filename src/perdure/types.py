@@ -5,7 +5,7 @@
     def shown(items: list[HistoryItem]) -> str: ...
 
 What people make, or call, is in `perdure` itself, `perdure.agent`, `perdure.checkpoints`,
-`perdure.interchange`, `perdure.restore`, `perdure.providers`, and the port in `perdure.store`.
+`perdure.formats`, `perdure.restore`, `perdure.providers`, and the port in `perdure.store`.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from perdure.autosave.health import Health as Health
     from perdure.autosave.options import Inherit as Inherit
     from perdure.autosave.shutdown import Unsaved as Unsaved
-    from perdure.codec.registry import Registered as Registered
-    from perdure.codec.tags import Types as Types
     from perdure.memory.documents import ContextState as ContextState
     from perdure.memory.documents import Core as Core
     from perdure.memory.documents import HistorySource as HistorySource
     from perdure.memory.documents import SessionDocument as SessionDocument
     from perdure.memory.documents import SessionMetadata as SessionMetadata
-    from perdure.memory.in_session import Remembering as Remembering
     from perdure.memory.index import MemoryEntry as MemoryEntry
     from perdure.memory.state import States as States
     from perdure.memory.state import TypedState as TypedState
-    from perdure.memory.working import WorkingMemory as WorkingMemory
+    from perdure.memory.storage import Remembering as Remembering
+    from perdure.memory.working_memory import WorkingMemory as WorkingMemory
+    from perdure.records.types import Registered as Registered
+    from perdure.records.values import Types as Types
     from perdure.restore.plan import PlannedDocument as PlannedDocument
     from perdure.session.contents import HistoryItem as HistoryItem
-    from perdure.session.forgetting import Kept as Kept
-    from perdure.session.loading import Opening as Opening
-    from perdure.session.pruning import KeptFor as KeptFor
-    from perdure.session.pruning import Pruned as Pruned
+    from perdure.session.delete import Kept as Kept
+    from perdure.session.open import Opening as Opening
+    from perdure.session.prune import KeptFor as KeptFor
+    from perdure.session.prune import Pruned as Pruned
 
 _HOMES = {
     "perdure.autosave.health": ("Health",),
     "perdure.autosave.options": ("Inherit",),
     "perdure.autosave.shutdown": ("Unsaved",),
-    "perdure.codec.registry": ("Registered",),
-    "perdure.codec.tags": ("Types",),
+    "perdure.records.types": ("Registered",),
+    "perdure.records.values": ("Types",),
     "perdure.memory.documents": (
         "ContextState",
         "Core",
@@ -50,15 +50,15 @@ _HOMES = {
         "SessionDocument",
         "SessionMetadata",
     ),
-    "perdure.memory.in_session": ("Remembering",),
+    "perdure.memory.storage": ("Remembering",),
     "perdure.memory.index": ("MemoryEntry",),
     "perdure.memory.state": ("States", "TypedState"),
-    "perdure.memory.working": ("WorkingMemory",),
+    "perdure.memory.working_memory": ("WorkingMemory",),
     "perdure.restore.plan": ("PlannedDocument",),
     "perdure.session.contents": ("HistoryItem",),
-    "perdure.session.forgetting": ("Kept",),
-    "perdure.session.loading": ("Opening",),
-    "perdure.session.pruning": ("KeptFor", "Pruned"),
+    "perdure.session.delete": ("Kept",),
+    "perdure.session.open": ("Opening",),
+    "perdure.session.prune": ("KeptFor", "Pruned"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

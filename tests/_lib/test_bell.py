@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from perdure._lib.bell import Bell, bell_maker, soon_maker
+from perdure._lib.loop import Bell, bell_maker, soon_maker
 
 
 async def test_who_waits_goes_on_when_it_rings() -> None:

@@ -7,7 +7,7 @@ import time
 import anyio
 import pytest
 
-from perdure._lib.clock import loop_clock
+from perdure._lib.loop import loop_clock
 from tests import _virtual
 
 

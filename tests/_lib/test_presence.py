@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure._lib.files import Folder
-from perdure._lib.presence import Presence
+from perdure._lib.locks import Presence
 
 
 def present(path: Path, name: str) -> Presence:
@@ -36,7 +36,7 @@ def test_somebody_is_present_until_it_leaves(tmp_path: Path) -> None:
 _DIES = """
 import os, sys
 from perdure._lib.files import Folder
-from perdure._lib.presence import Presence
+from perdure._lib.locks import Presence
 one = Presence(Folder.root(sys.argv[1]), "dead")
 one.ring("dead")
 os._exit(0)

@@ -8,11 +8,9 @@ import sys
 
 import pytest
 
-from perdure._lib.processes import has_ended, this_process
+from perdure._lib.locks import has_ended, this_process
 
-CHILD = (
-    "from perdure._lib.processes import this_process; print(this_process(), flush=True); input()"
-)
+CHILD = "from perdure._lib.locks import this_process; print(this_process(), flush=True); input()"
 
 
 def test_this_process_has_not_ended() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from perdure._lib.several import all_of
+from perdure._lib.tasks import all_of
 
 
 async def test_results_come_in_the_order_of_the_items_and_not_of_their_ends() -> None:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from perdure._lib.files import Folder
-from perdure._lib.watching import watch_folder
+from perdure._lib.watch import watch_folder
 
 pytestmark = [
     pytest.mark.anyio,

@@ -36,10 +36,10 @@ from perdure.agent import (
     open_matters,
 )
 from perdure.agent.events import AgentEvent
-from perdure.agent.resuming import MOST_ATTEMPTS
+from perdure.agent.resume import MOST_ATTEMPTS
 from perdure.memory.ledger import LEDGER, change_entry
-from perdure.model.records import ADMITTED, Record
-from perdure.session.inside import store_of
+from perdure.records.records import ADMITTED, Record
+from perdure.session.internals import store_of
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.agent.conftest import Configure, World
 from tests.agent.test_worker import Blocked

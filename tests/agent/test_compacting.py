@@ -26,7 +26,7 @@ from perdure.memory.facts import Fact
 from perdure.memory.items import EpisodicItem, item_entry
 from perdure.restore.rebuild import is_memory
 from perdure.restore.repair import repair
-from perdure.session.inside import working_context
+from perdure.session.internals import working_context
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryStore
 from perdure.testing.faulty import FaultyStore

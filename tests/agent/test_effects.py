@@ -28,8 +28,8 @@ from perdure.agent import (
 from perdure.agent.effects import SKIPPED, is_unknown, progress, verdict
 from perdure.agent.tools import Tool
 from perdure.memory.ledger import Approval, Effect, Policy
-from perdure.model.records import EFFECT, EVENT
-from perdure.restore.repair import INTERRUPTED, interrupted_result
+from perdure.providers.tool_pairs import INTERRUPTED, interrupted_result
+from perdure.records.records import EFFECT, EVENT
 from tests.agent.conftest import Configure, World
 
 E = TypeVar("E")

@@ -19,7 +19,7 @@ from perdure.agent import (
     ScriptedModel,
     call,
 )
-from perdure.model.records import CONTEXT, MESSAGE_KINDS
+from perdure.records.records import CONTEXT, MESSAGE_KINDS
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryStore
 from tests.agent.conftest import Configure, World

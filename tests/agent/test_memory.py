@@ -26,8 +26,8 @@ from perdure.agent import (
 from perdure.agent.llm.model import Chunk, Usage
 from perdure.memory.compaction import Summary, TurnTrace
 from perdure.memory.items import EpisodicItem, SemanticItem
+from perdure.providers.tool_pairs import is_synthetic
 from perdure.restore.rebuild import CompactionSnapshotBuilder, is_memory
-from perdure.restore.repair import is_synthetic
 from perdure.session.session import Session
 from tests.agent.conftest import Configure, World
 
@@ -110,7 +110,7 @@ async def test_resetting_moves_no_counter_and_is_durable(world: World) -> None:
         )
         left = world.killed()
     async with left.connect() as sessions, sessions.open("a") as session:
-        from perdure.session.inside import working_context
+        from perdure.session.internals import working_context
 
         context = working_context(session)
         assert [one.text for one in session.context()] == ["p", "new"]
@@ -188,7 +188,7 @@ async def test_nothing_is_summed_up_twice_and_nothing_is_forgotten(
 async def test_a_compaction_moves_the_counter_and_tells(
     memory_world: World, configured: Configure
 ) -> None:
-    from perdure.session.inside import working_context
+    from perdure.session.internals import working_context
 
     config = configured(model=ScriptedModel(lambda messages: LONG), compaction=SMALL)
     async with memory_world.connect() as sessions:

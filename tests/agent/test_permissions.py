@@ -10,7 +10,7 @@ import pytest
 from perdure import ToolCall
 from perdure.agent import AgentFactory, Permissions, ScriptedModel, ToolSettings, call
 from perdure.agent.llm import ToolSpec
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.session.contributors import RestoreContext
 from tests.agent.conftest import Configure, World
 

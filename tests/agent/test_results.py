@@ -14,8 +14,8 @@ from perdure import Message
 from perdure.agent import AgentFactory, CompactionPolicy, ScriptedModel, call, tool
 from perdure.agent.results import claimed, reference_of, resolved
 from perdure.errors import StoreUnavailableError
-from perdure.model.messages import ToolResult
-from perdure.session.inside import store_of
+from perdure.records.messages import ToolResult
+from perdure.session.internals import store_of
 from tests.agent.conftest import Configure, World
 
 KIB = 1024
@@ -191,7 +191,7 @@ async def test_a_fork_and_a_sweep_keep_what_a_result_names(
     tmp_path: Path, configured: Configure
 ) -> None:
     """S1-G3: `perdure check --gc` reaches the blob through the record that names it."""
-    from perdure.cli.garbage import collect, garbage
+    from perdure.cli.store_checks import collect, garbage
 
     world = World(tmp_path / "data")
     async with world.connect(autosave=None) as sessions:

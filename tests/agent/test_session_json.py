@@ -11,8 +11,8 @@ import msgspec
 from perdure import Message, export_state
 from perdure.agent import AgentFactory, CompactionPolicy
 from perdure.cli.audit import audit
-from perdure.interchange import write_state
-from perdure.model.keys import SessionKey
+from perdure.formats import write_state
+from perdure.records.keys import SessionKey
 from perdure.stores.file import FileStore
 from tests.agent.conftest import Configure, World
 from tests.golden.reader import HERE, copy_of

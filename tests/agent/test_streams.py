@@ -5,8 +5,15 @@ from __future__ import annotations
 import anyio
 
 from perdure import Message
-from perdure.agent.events import AgentEvent, AgentStopped, Segment, TurnEnded, TurnStarted
-from perdure.agent.streams import MAX_WAITING, EventStream
+from perdure.agent.events import (
+    MAX_WAITING,
+    AgentEvent,
+    AgentStopped,
+    EventStream,
+    Segment,
+    TurnEnded,
+    TurnStarted,
+)
 
 STARTED = TurnStarted(agent_id="a", turn_id="t")
 ENDED = TurnEnded(agent_id="a", turn_id="t", message=Message.assistant("x"), version=1)

@@ -12,9 +12,10 @@ import pytest
 
 from perdure import Autosave, Message, Shutdown
 from perdure.agent import Agent, EchoModel, Features, PersistentSession, ScriptedModel, call
-from perdure.interchange import FolderStorage
+from perdure.formats import FolderStorage
+from perdure.lease import Lease
 from perdure.session.manager import SessionManager
-from perdure.session.options import Lease, Limits
+from perdure.session.options import Limits
 from perdure.stores.memory import MemoryStore
 from perdure.testing import ManualClock
 from tests.session.test_contributors import Counter

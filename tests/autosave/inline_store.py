@@ -16,8 +16,8 @@ import anyio
 
 from perdure._lib.host import Host
 from perdure.errors import NotStorableError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import Entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import Entry
 from perdure.store import Batch, Capabilities, Outcome, Status
 
 Fault = Literal["ok", "down", "unacked", "lost", "hang", "hang_applied", "raise"]

@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from perdure._lib.clock import loop_clock
 from perdure._lib.host import Host
-from perdure.autosave.driver import Autosaver
+from perdure._lib.loop import loop_clock
+from perdure.autosave.engine import Autosaver
 from perdure.autosave.events import Event
 from perdure.autosave.options import Autosave, Engine
 from perdure.autosave.tracked import Tracked
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE, Entry
 from tests.autosave.inline_store import DirectStore, InlineStore
 
 CALM = Autosave(debounce=2.0, max_delay=10.0)

@@ -10,11 +10,11 @@ import anyio
 import pytest
 import trio
 
-from perdure._lib.clock import loop_clock
 from perdure._lib.host import Host
-from perdure.autosave.driver import Autosaver
+from perdure._lib.loop import loop_clock
+from perdure.autosave.engine import Autosaver
 from perdure.autosave.tracked import Tracked
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from tests.autosave.inline_store import InlineStore
 from tests.autosave.rigs import CALM, PLAIN, Rig, entry, rig
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.autosave.capture import as_group, size_of, whole_groups
+from perdure.autosave.core import as_group, size_of, whole_groups
 from perdure.autosave.tracked import OVERHEAD
-from perdure.model.records import Entry
+from perdure.records.records import Entry
 
 
 def entry(size: int, *, end: bool) -> Entry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure import Autosave, ConfigError, Message, Shutdown, connect
-from perdure.autosave.environment import PRESET, VARIABLES, autosave_from
+from perdure.autosave.options import PRESET, VARIABLES, autosave_from
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.autosave.outcomes import all_permanent, complete, in_doubt, outcome_of
+from perdure.autosave.core import all_permanent, complete, in_doubt, outcome_of
 from perdure.errors import LeaseLostError, NotStorableError, StoreUnavailableError, TooLargeError
 from perdure.store import Outcome, Status
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from perdure.autosave.ready import Ready
+from perdure.autosave.schedule import Ready
 from perdure.autosave.tracked import Tracked
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 
 
 def tracked(name: str) -> Tracked:

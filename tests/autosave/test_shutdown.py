@@ -6,7 +6,7 @@ import pytest
 
 from perdure.autosave.shutdown import ShutdownReport, Unsaved
 from perdure.errors import UnsavedChangesError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 
 
 def unsaved(name: str, version: int = 5) -> Unsaved:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.autosave.wheel import NEVER, Wheel
+from perdure.autosave.schedule import Wheel
+from perdure.autosave.tracked import NEVER
 
 times = st.floats(0, 1000)
 

@@ -11,10 +11,10 @@ import pytest
 import perdure
 from perdure import Message, Session, Shutdown
 from perdure._lib.files import Folder
-from perdure.moving import export_pair
-from perdure.session import asof
+from perdure.session import point_in_time
 from perdure.store import LogChunk
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.transfer import export_pair
 from tests.checkpoints.test_engine import talk, whole
 
 QUIET = Shutdown(signals=False)
@@ -79,7 +79,7 @@ async def test_a_long_log_is_folded_in_parts(monkeypatch: pytest.MonkeyPatch) ->
         session.state.drop("plan")
         await session.checkpoints.create("less")
         in_one = await looked_at(session)
-        monkeypatch.setattr(asof, "PART", 1)
+        monkeypatch.setattr(point_in_time, "PART", 1)
         assert await looked_at(session) == in_one
         await session.checkpoints.rollback(2)
         assert await whole(session) == shown[1]

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.checkpoints.chain import Chain, canonical, fold_chain, problems_of, sealed
-from perdure.codec.json import decode, encode
-from perdure.model.checkpoints import Captured, Checkpoint, Given, Link, Pruning, Tombstone
-from perdure.model.records import CHECKPOINT, CHECKPOINTS_PRUNED, Record
+from perdure.records.checkpoints import Captured, Checkpoint, Given, Link, Pruning, Tombstone
+from perdure.records.json import decode, encode
+from perdure.records.records import CHECKPOINT, CHECKPOINTS_PRUNED, Record
 
 acts = st.lists(
     st.one_of(st.text(max_size=5), st.sets(st.integers(1, 12), min_size=1)), max_size=12

@@ -8,8 +8,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.checkpoints.chunks import LARGEST, SMALLEST, chunks_of
-from perdure.checkpoints.tree import Tree, node_of, tree_of
+from perdure.checkpoints.merkle_tree import Tree, node_of, tree_of
+from perdure.records.chunks import LARGEST, SMALLEST, chunks_of
 
 
 def noise(seed: int, size: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.checkpoints.difference import Difference, difference
+from perdure.checkpoints.diff import Difference, difference
 
 leaves = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1, 1) | st.text(max_size=3)
 values = st.recursive(

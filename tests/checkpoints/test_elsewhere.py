@@ -7,9 +7,9 @@ from typing import Any
 
 import perdure
 from perdure import Message, Shutdown
-from perdure.moving import migrate
 from perdure.stores import StateStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.transfer import migrate
 
 QUIET = Shutdown(signals=False)
 LARGE = {"text": "x" * 100, "items": list(range(2000))}

@@ -20,8 +20,8 @@ from perdure import (
     connect,
 )
 from perdure.checkpoints.chain import sealed, state_hash
-from perdure.model.checkpoints import Captured, Given
-from perdure.model.keys import SessionKey
+from perdure.records.checkpoints import Captured, Given
+from perdure.records.keys import SessionKey
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.session.conftest import Connect
 from tests.session.lives import converse, looks, said
@@ -557,7 +557,7 @@ async def test_what_was_cut_off_and_what_the_log_says_otherwise_is_found() -> No
 
 async def test_pruning_leaves_tombstones_and_frees_states(again: Connect) -> None:
     """S3-G5: only when asked for; the chain holds; what only they kept is nobody's any more."""
-    from perdure.cli.garbage import garbage
+    from perdure.cli.store_checks import garbage
 
     async with again() as sessions:
         session = await sessions.open("a")

@@ -19,22 +19,21 @@ from hypothesis import strategies as st
 
 import perdure
 from perdure import Message
-from perdure.checkpoints.chain import sealed
-from perdure.checkpoints.page import page
-from perdure.checkpoints.pair import (
+from perdure.checkpoints.audit_files import (
     CHECKPOINTS_FILE,
     EVENTS_FILE,
     SUMMARY_FILE,
     Seal,
     replay_folder,
 )
-from perdure.checkpoints.playing import replay_files
+from perdure.checkpoints.chain import sealed
 from perdure.checkpoints.replay import Item, Replay, ReplayReport, Row
+from perdure.checkpoints.replay_session import replay_files
+from perdure.checkpoints.report_html import page
 from perdure.errors import ConfigError, ReplayDivergedError, ReplayError
-from perdure.model.checkpoints import Given
-from perdure.model.events import KernelEvent
-from perdure.model.records import CHECKPOINT, EVENT, Entry
-from perdure.session.pairs import export_pair, import_pair
+from perdure.records.checkpoints import Given, KernelEvent
+from perdure.records.records import CHECKPOINT, EVENT, Entry
+from perdure.session.export import export_pair, import_pair
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 
@@ -288,7 +287,7 @@ def test_events_are_sorted_by_time_and_stay_in_order_where_times_tie(times: list
     """S3-G6: also when they have to be sorted on the disk."""
     import tempfile
 
-    from perdure.checkpoints import pair as module
+    from perdure.checkpoints import audit_files as module
 
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "RUN", 3)
@@ -430,7 +429,7 @@ def test_large_events_are_sorted_by_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3-G6: what is in memory is bounded by bytes, not only by number."""
-    from perdure.checkpoints import pair as module
+    from perdure.checkpoints import audit_files as module
 
     monkeypatch.setattr(module, "RUN_BYTES", 10_000)
     sizes: list[int] = []
@@ -544,7 +543,7 @@ async def test_a_replay_that_nobody_waits_for_is_told_to_end(
         asked.append(go_on())
         ended.set()
 
-    monkeypatch.setattr("perdure.checkpoints.playing.replay_folder", reading)
+    monkeypatch.setattr("perdure.checkpoints.replay_session.replay_folder", reading)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(replay_files, tmp_path)
         await begun.wait()

@@ -10,7 +10,7 @@ import pytest
 import perdure
 from perdure.checkpoints import replay_files
 from perdure.errors import ReplayError
-from perdure.moving import export_pair, import_pair
+from perdure.transfer import export_pair, import_pair
 
 
 async def exported(sessions: perdure.SessionManager, id: str, folder: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.archive import hostile
+from tests.archive.trees import look, make
 from tests.cli.conftest import Command
-from tests.declare.archive import hostile
-from tests.declare.archive.trees import look, make
 
 
 @pytest.fixture

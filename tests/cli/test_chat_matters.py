@@ -25,7 +25,7 @@ from perdure.agent import (
     tool,
 )
 from perdure.agent.config import AgentConfig
-from perdure.cli.talking import Talk
+from perdure.cli.chat import Talk
 from tests.cli.conftest import Command
 
 

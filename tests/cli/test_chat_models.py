@@ -56,8 +56,8 @@ def test_it_streams_calls_tools_and_says_why_there_is_no_answer(
 
 SILENT = """
 import sys
-from perdure.cli import main, talking
-talking.SILENCE = 0
+from perdure.cli import chat, main
+chat.SILENCE = 0
 sys.exit(main())
 """
 

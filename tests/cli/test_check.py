@@ -10,7 +10,7 @@ import pytest
 import perdure
 from perdure import Limits, Message, Shutdown
 from perdure.cli.audit import log_problems
-from perdure.model.records import EPOCH, MESSAGE, Record
+from perdure.records.records import EPOCH, MESSAGE, Record
 from tests.cli.conftest import Command
 
 SNAPSHOT = "working_context_snapshot.json"
@@ -91,7 +91,7 @@ async def _fold_a_lie(root: Path) -> None:
 
     import msgspec
 
-    from perdure.model.manifest import FoldedDocument
+    from perdure.records.manifest import FoldedDocument
 
     store = perdure.store_for(root)
     async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:

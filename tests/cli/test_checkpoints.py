@@ -9,7 +9,7 @@ import pytest
 
 import perdure
 from perdure import Shutdown
-from perdure.model.checkpoints import Given
+from perdure.records.checkpoints import Given
 from tests.cli.conftest import Command
 from tests.cli.test_lives import go_on, said
 

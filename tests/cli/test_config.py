@@ -15,7 +15,7 @@ import perdure
 from perdure import Message, Shutdown
 from perdure.agent import Agent, EchoModel
 from tests.cli.conftest import Command
-from tests.declare.conftest import SEED
+from tests.config.conftest import SEED
 
 ADDED = SEED + "retention: {keep_turns: 1}\n"
 CHANGED = ADDED.replace("  theme:", "  color:")

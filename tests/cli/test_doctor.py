@@ -10,7 +10,7 @@ import pytest
 
 import perdure
 from perdure.autosave.options import MIB, Shutdown
-from perdure.cli import diagnoses
+from perdure.cli import doctor
 from perdure.store import Capabilities
 from perdure.stores.memory import MemoryStore
 from perdure.testing.faulty import FaultyStore
@@ -157,7 +157,7 @@ def test_a_grace_period_that_is_no_number_is_refused(
     ],
 )
 def test_settings_of_the_environment(environment: dict[str, str], level: str, part: str) -> None:
-    found = diagnoses.of_settings(environment)
+    found = doctor.of_settings(environment)
     assert (found.level, part in found.detail) == (level, True)
 
 
@@ -172,7 +172,7 @@ def test_settings_of_the_environment(environment: dict[str, str], level: str, pa
     ],
 )
 def test_permissions(mode: int, mine: bool, level: str) -> None:
-    assert diagnoses.of_mode("/x", stat.S_IFDIR | mode, mine=mine).level == level
+    assert doctor.of_mode("/x", stat.S_IFDIR | mode, mine=mine).level == level
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_permissions(mode: int, mine: bool, level: str) -> None:
     ],
 )
 def test_space(free: int, files: int | None, level: str) -> None:
-    assert diagnoses.of_space(free, 4096 * MIB, files).level == level
+    assert doctor.of_space(free, 4096 * MIB, files).level == level
 
 
 @pytest.mark.parametrize(
@@ -200,22 +200,22 @@ def test_space(free: int, files: int | None, level: str) -> None:
     ],
 )
 def test_clock(now: float, stamped: float, newest: float, level: str) -> None:
-    assert diagnoses.of_clock(now, stamped, newest).level == level
+    assert doctor.of_clock(now, stamped, newest).level == level
 
 
 def test_network_locks_durability_and_grace() -> None:
-    assert diagnoses.of_network("nfs4").level == "warning"
-    assert diagnoses.of_network(None).level == "ok"
-    assert [diagnoses.of_locks(taken).level for taken in (True, False, None)] == [
+    assert doctor.of_network("nfs4").level == "warning"
+    assert doctor.of_network(None).level == "ok"
+    assert [doctor.of_locks(taken).level for taken in (True, False, None)] == [
         "ok",
         "warning",
         "warning",
     ]
-    assert diagnoses.of_syncs("F_FULLFSYNC", folders=True).level == "ok"
-    on_windows = diagnoses.of_syncs("fsync", folders=False)
+    assert doctor.of_syncs("F_FULLFSYNC", folders=True).level == "ok"
+    on_windows = doctor.of_syncs("fsync", folders=False)
     assert (on_windows.level, "power cut" in on_windows.cure) == ("warning", True)
     durability = Capabilities(durability="appendfsync everysec").durability
-    assert diagnoses.of_durability(durability).detail == durability
-    assert diagnoses.of_grace(None, Shutdown()).cure
-    below = diagnoses.of_grace(5, Shutdown())
+    assert doctor.of_durability(durability).detail == durability
+    assert doctor.of_grace(None, Shutdown()).cure
+    below = doctor.of_grace(5, Shutdown())
     assert "Shutdown(deadline=…) below 4" in below.cure

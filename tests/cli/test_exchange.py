@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
-from tests.interchange.samples import MEMORY, SESSION, read, write
+from tests.formats.samples import MEMORY, SESSION, read, write
 
 
 @pytest.mark.parametrize("layout", ["full", "files", "seed"])

@@ -9,7 +9,7 @@ import pytest
 
 import perdure
 from tests.cli.conftest import Command
-from tests.moving.sessions import fill
+from tests.transfer.sessions import fill
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from perdure.agent import AgentConfig, AgentFactory, CompactionPolicy, EchoModel
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.items import EpisodicItem, items_of
 from perdure.memory.traces import read_turns
-from perdure.session.inside import lines_of, store_of
+from perdure.session.internals import lines_of, store_of
 from perdure.session.manager import SessionManager
 from tests.agent.test_compacting import words
 from tests.cli.conftest import Command

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from perdure.errors import CorruptRecordError, PerdureError
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Record
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE, Record
 from perdure.store import Posted, Store
 from tests.crash import places
 from tests.crash.forks import Child, Report

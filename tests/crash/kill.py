@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Store
 from tests.crash.forks import Child, Report
 from tests.crash.oracle import Ledger, verify

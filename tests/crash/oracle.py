@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from perdure.model.keys import SessionKey
-from perdure.model.records import EPOCH, Record
+from perdure.records.keys import SessionKey
+from perdure.records.records import EPOCH, Record
 from perdure.store import Documents, Store
 from tests.crash.forks import Child, Event, Report
 from tests.crash.work import Writer, read, run, texts_of

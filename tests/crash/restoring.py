@@ -24,9 +24,9 @@ import anyio._backends._asyncio  # noqa: F401
 import perdure
 from perdure import Message, SessionManager, Shutdown, ToolCall
 from perdure.agent import MemoryManager
-from perdure.codec.messages import encode_message
 from perdure.memory.context import SNAPSHOT
 from perdure.memory.items import EpisodicItem, item_entry
+from perdure.records.message_format import encode_message
 from perdure.restore import (
     WorkingContextSnapshotBootstrapOptions,
     WorkingContextSnapshotBootstrapper,

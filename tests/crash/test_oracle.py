@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import Manifest
-from perdure.model.records import EPOCH, MESSAGE, Record
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Manifest
+from perdure.records.records import EPOCH, MESSAGE, Record
 from perdure.store import Document, Documents
 from tests.crash.oracle import Ledger, judge_documents, judge_log
 

@@ -16,11 +16,11 @@ import anyio
 import anyio._backends._asyncio  # noqa: F401
 
 from perdure.errors import LeaseLostError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import FoldedDocument, Manifest
-from perdure.model.records import EPOCH, MESSAGE, Entry, Record
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FoldedDocument, Manifest
+from perdure.records.records import EPOCH, MESSAGE, Entry, Record
 from perdure.store import Batch, Grant, Status, Store
-from perdure.stores.file import writing
+from perdure.stores.file import log
 from tests import runners
 from tests.crash import places
 from tests.crash.forks import Report
@@ -181,7 +181,7 @@ async def everything(store: Store, report: Report) -> None:
 
 async def roll(store: Store, report: Report) -> None:
     """Fill one segment after the other, with folds, and take the session over from oneself."""
-    writing.SEGMENT_BYTES = 400  # In this process, which ends with this work.
+    log.SEGMENT_BYTES = 400  # In this process, which ends with this work.
     writer = await Writer.take(store, AGENT, report)
     for size in (1, 3, 2):
         await writer.append(size, padding=90)

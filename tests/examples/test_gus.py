@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.declare.conftest import SEED
+from tests.config.conftest import SEED
 from tests.examples.test_examples import ROOT, Shell
 
 

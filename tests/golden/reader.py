@@ -13,8 +13,8 @@ import perdure
 from perdure import Shutdown
 from perdure.cli.audit import audit
 from perdure.memory.documents import EPISODIC, SEMANTIC
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import FORMAT
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FORMAT
 from perdure.stores.file import FileStore
 
 HERE = Path(__file__).parent

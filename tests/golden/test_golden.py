@@ -11,8 +11,8 @@ import pytest
 import perdure
 from perdure import Message, Shutdown
 from perdure.cli.audit import audit
-from perdure.model import records
-from perdure.model.keys import SessionKey
+from perdure.records import records
+from perdure.records.keys import SessionKey
 from perdure.stores.file import FileStore
 from tests.golden.reader import GOLDEN, HERE, copy_of, seen
 from tests.golden.write import SESSIONS, write

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import perdure
-from perdure.interchange import read_folder, write_folder
-from perdure.session.options import Shutdown
+from perdure.autosave.options import Shutdown
+from perdure.formats import read_folder, write_folder
 from perdure.stores.memory import MemoryStore
 from tests.golden.reader import HERE
 

@@ -28,12 +28,12 @@ import msgspec
 
 import perdure
 from perdure import Encoded, Message, Shutdown, ToolCall, ToolResult
-from perdure.codec.json import encode
-from perdure.codec.messages import encode_message
 from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.ledger import OVER, Admitted, Approval, Effect, change_entry
-from perdure.model.keys import SessionKey
-from perdure.model.records import ADMITTED, APPROVAL, EFFECT, ENDING, EVENT, Entry
+from perdure.records.json import encode
+from perdure.records.keys import SessionKey
+from perdure.records.message_format import encode_message
+from perdure.records.records import ADMITTED, APPROVAL, EFFECT, ENDING, EVENT, Entry
 from perdure.restore.rebuild import context_entry
 from perdure.session.session import Session
 from perdure.store import Batch, Status
@@ -210,7 +210,7 @@ async def torn(root: Path) -> None:
 @session("segments")
 async def segments(root: Path) -> None:
     """A log in several files of one epoch, and of the next."""
-    with mock.patch("perdure.stores.file.writing.SEGMENT_BYTES", 1000):
+    with mock.patch("perdure.stores.file.log.SEGMENT_BYTES", 1000):
         for owner in ("fifth", "sixth"):
             async with connected(root, owner) as sessions:
                 opened = await sessions.open("segments")

@@ -23,11 +23,11 @@ import anyio
 import httpx
 import psutil
 
-from perdure.codec.json import decode
-from perdure.codec.messages import decode_message
 from perdure.memory.documents import Turned
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, TURN
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.message_format import decode_message
+from perdure.records.records import MESSAGE, TURN
 from perdure.stores.file import FileStore
 from tests.servers import free_port, until_up
 

@@ -20,8 +20,8 @@ import anyio
 
 import perdure
 from perdure import Autosave, Message, Shutdown, StoreUnavailableError
+from perdure.autosave.options import Engine
 from perdure.session.manager import SessionManager
-from perdure.session.options import Engine
 from perdure.session.session import Session
 
 SESSIONS = 6

@@ -50,7 +50,7 @@ async def act(sessions, what, value):
         return "ok"
     if what == "letter":
         from perdure.store import DeadLetter, Posted
-        from perdure.model.keys import SessionKey
+        from perdure.records.keys import SessionKey
         store, key = perdure.store_for(sys.argv[1]), SessionKey("gone")
         await store.open()
         grant = await store.acquire(key, after=0)

@@ -16,7 +16,7 @@ import pytest
 import perdure
 from perdure import Message, Shutdown
 from perdure.stores.file import FileStore
-from perdure.testing.switched import SwitchedStore
+from perdure.testing.faulty import SwitchedStore
 from tests.integration.outage import HARD, SESSIONS, SOFT
 from tests.source_tree import ROOT
 

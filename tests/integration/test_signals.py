@@ -390,8 +390,8 @@ run(main)
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_ctrl_c_within_a_save_loses_nothing(runner: str, tmp_path: Path) -> None:
     code = """
-from perdure.session.through import Through
-class Interrupted(Through):
+from perdure.stores.delegate import DelegatingStore
+class Interrupted(DelegatingStore):
     struck = False
     async def append_many(self, batches):
         if not self.struck:

@@ -7,12 +7,10 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from perdure import lease as module
 from perdure.errors import LeaseHeldError
-from perdure.lease import lease as module
-from perdure.lease.lease import obtain
-from perdure.lease.terms import Lease, OnHeld
-from perdure.lease.watch import OwnerWatch
-from perdure.model.keys import SessionKey
+from perdure.lease import Lease, OnHeld, OwnerWatch, obtain
+from perdure.records.keys import SessionKey
 from perdure.store import Grant, Holder
 from perdure.stores.memory import MemoryBacking, MemoryStore
 

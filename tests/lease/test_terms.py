@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import ConfigError
-from perdure.lease.terms import Lease, may_take
+from perdure.lease import Lease, may_take
 from perdure.store import Holder
 
 

@@ -8,12 +8,12 @@ import pytest
 
 import perdure
 from perdure import Lease, LeaseHeldError, Message, Shutdown
+from perdure import lease as module
 from perdure.errors import StoreUnavailableError
-from perdure.lease import watch as module
-from perdure.lease.watch import OwnerWatch
-from perdure.model.keys import SessionKey
-from perdure.session.through import Through
+from perdure.lease import OwnerWatch
+from perdure.records.keys import SessionKey
 from perdure.store import Asked, Holder
+from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests._virtual import BACKENDS, virtual
 
@@ -28,7 +28,7 @@ TTL = Lease().ttl
 HOUR = 3600.0
 
 
-class Remote(Through):
+class Remote(DelegatingStore):
     """A store of another machine: only heartbeats tell it who is alive."""
 
     def __init__(self, backing: MemoryBacking, *, tells: bool = True) -> None:

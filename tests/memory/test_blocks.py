@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.blocks import Block, Frontier, blocks_of
-from perdure.model.messages import Message, ToolCall
-from perdure.providers.pairing import interrupted_result
+from perdure.memory.compaction import Block, Frontier, blocks_of
+from perdure.providers.tool_pairs import interrupted_result
+from perdure.records.messages import Message, ToolCall
 
 USER = Message.user("go")
 ANSWER = Message.assistant("done")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.codec.messages import encode_message
-from perdure.memory.budget import bytes_of, estimated_tokens, tokens_of
 from perdure.memory.compaction import CompactionPolicy
-from perdure.model.messages import Message, ToolCall
+from perdure.memory.context import bytes_of, estimated_tokens, tokens_of
+from perdure.records.message_format import encode_message
+from perdure.records.messages import Message, ToolCall
 
 MESSAGES = [
     Message.system("Be kind."),

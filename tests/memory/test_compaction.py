@@ -11,8 +11,8 @@ from perdure.memory.compaction import (
     Compactor,
     TurnTrace,
 )
-from perdure.memory.extractive import ExtractiveSummarizer
 from perdure.memory.facts import Fact
+from perdure.memory.summarize import ExtractiveSummarizer
 
 TURNS = (
     TurnTrace(

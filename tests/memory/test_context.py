@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import CorruptRecordError
 from perdure.memory.context import Snapshot, WorkingContext
-from perdure.model.records import CONTEXT, MESSAGE, TOOL_CALL, TOOL_RESULT, TURN
+from perdure.records.records import CONTEXT, MESSAGE, TOOL_CALL, TOOL_RESULT, TURN
 
 ROLES = {MESSAGE: "user", TOOL_CALL: "assistant", TOOL_RESULT: "tool"}
 

@@ -7,21 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.memory.documents import (
-    Dropped,
-    MemoryDocument,
-    MemoryEntry,
     SessionDocument,
     StateSet,
     Turned,
     fold_items,
-    fold_memory,
     fold_session,
     fold_state,
     names_of,
     typed,
 )
-from perdure.model.keys import SessionKey
-from perdure.model.records import (
+from perdure.memory.index import Dropped, MemoryDocument, MemoryEntry, fold_memory
+from perdure.records.keys import SessionKey
+from perdure.records.records import (
     ITEM,
     MEMORY_DROP,
     MEMORY_SET,

@@ -6,9 +6,9 @@ import pytest
 
 from perdure import ConfigError
 from perdure.memory.compaction import Compactor, Summary
-from perdure.memory.extractive import ExtractiveSummarizer
 from perdure.memory.facts import Fact, FactLimits, distilled, key_of, salience_of
-from perdure.model.messages import Message
+from perdure.memory.summarize import ExtractiveSummarizer
+from perdure.records.messages import Message
 from tests.memory.turns import said
 
 CATEGORIES = [

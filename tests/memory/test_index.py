@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import ConfigError, TooLargeError
+from perdure.memory.eviction import check_priority, evicted
 from perdure.memory.index import (
     INLINE,
     Dropped,
@@ -23,9 +24,8 @@ from perdure.memory.index import (
     fold_memory,
     split_memory,
 )
-from perdure.memory.room import check_priority, evicted
-from perdure.memory.search import Words, ranked, text_of
-from perdure.model.records import MEMORY_DROP, MEMORY_SET, MESSAGE, Record
+from perdure.memory.text_search import Words, entry_text, ranked
+from perdure.records.records import MEMORY_DROP, MEMORY_SET, MESSAGE, Record
 
 
 def value_of(size: int, letter: str = "x") -> msgspec.Raw:
@@ -255,4 +255,4 @@ def test_equal_points_go_by_priority_then_by_use_then_by_key() -> None:
 
 def test_the_text_of_a_value_has_its_words_and_no_syntax() -> None:
     data = msgspec.json.encode({"Städte": ["RÖM", {"n": 3}], "none": None, "yes": True})
-    assert text_of(data) == "städte röm n 3 none yes true"
+    assert entry_text(data) == "städte röm n 3 none yes true"

@@ -9,13 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.codec.encoded import RESERVED_KINDS
-from perdure.codec.json import encode
-from perdure.memory.documents import LEDGER, names_of
-from perdure.memory.ledger import LEDGER_KINDS, MOST, OVER, Ledger, change_entry, fold_ledger
-from perdure.model.base import Base
-from perdure.model.keys import SessionKey
-from perdure.model.records import ADMITTED, APPROVAL, BASE, EFFECT, MESSAGE, Record
+from perdure.memory.documents import names_of
+from perdure.memory.ledger import (
+    LEDGER,
+    LEDGER_KINDS,
+    MOST,
+    OVER,
+    Ledger,
+    change_entry,
+    fold_ledger,
+)
+from perdure.records.json import encode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Base
+from perdure.records.message_format import RESERVED_KINDS
+from perdure.records.records import ADMITTED, APPROVAL, BASE, EFFECT, MESSAGE, Record
 
 OPENING: dict[str, dict[str, Any]] = {
     ADMITTED: {"message": {"role": "user", "content": "x"}, "at": 1.0},

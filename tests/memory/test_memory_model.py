@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from perdure import Limits, Shutdown, connect
 from perdure.errors import TooLargeError
-from perdure.memory import working
+from perdure.memory import working_memory
 from perdure.memory.index import MEMORY, blob_names, fold_memory
 from perdure.session.crash import kill
 from perdure.session.manager import SessionManager
@@ -204,7 +204,7 @@ def test_a_memory_is_what_a_dict_would_be(
     @given(steps)
     def holds(told: list[Any]) -> None:
         ticks = Ticks()
-        monkeypatch.setattr(working, "_now", ticks)
+        monkeypatch.setattr(working_memory, "_now", ticks)
 
         async def run() -> None:
             story = Story(limit, ticks)

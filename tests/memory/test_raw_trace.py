@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from perdure.memory.raw_trace import traces_of
-from perdure.model.messages import Message, ToolCall
+from perdure.memory.traces import traces_of
+from perdure.records.messages import Message, ToolCall
 
 
 def test_a_message_is_as_many_traces_as_it_says_things() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from perdure.codec.json import encode
 from perdure.errors import ConfigError, CorruptRecordError
 from perdure.memory.documents import EPISODIC, fold_items
 from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, item_entry, items_of
 from perdure.memory.retrieval import Found, Retriever, Weights, select, smaller
-from perdure.model.records import Record
+from perdure.records.json import encode
+from perdure.records.records import Record
 
 
 def episode(number: int) -> EpisodicItem:

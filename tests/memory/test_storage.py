@@ -32,7 +32,7 @@ from perdure.agent import (
     PersistentSession,
     SessionMemoryStorage,
 )
-from perdure.interchange import memory_file
+from perdure.formats import memory_files
 
 pytestmark = pytest.mark.anyio
 
@@ -187,13 +187,13 @@ async def test_the_file_is_read_at_the_first_touch_and_once(
     """S2-24: concurrent first touches share one read; S2-26: in a thread."""
     written(tmp_path, entry("k", 1))
     reads: list[str] = []
-    read = memory_file._read
+    read = memory_files._read
 
     def counted(path: str, migrations: Any) -> Any:
         reads.append(path)
         return read(path, migrations)
 
-    monkeypatch.setattr(memory_file, "_read", counted)
+    monkeypatch.setattr(memory_files, "_read", counted)
     async with FileMemoryStorage(tmp_path) as storage:
         assert reads == []
         seen: list[Any] = []
@@ -226,7 +226,7 @@ async def test_a_flush_happens_at_intervals(
 ) -> None:
     """S2-10: periodic flush; two changes within an interval are one write."""
     done, writes = anyio.Event(), []
-    write = memory_file._write
+    write = memory_files._write
     loop_thread_done = anyio.from_thread.run_sync
 
     def noted(path: str, data: bytes) -> None:
@@ -239,7 +239,7 @@ async def test_a_flush_happens_at_intervals(
     async def elapse(seconds: float) -> None:
         await (is_over.wait() if seconds == interval else sleep(seconds))
 
-    monkeypatch.setattr(memory_file, "_write", noted)
+    monkeypatch.setattr(memory_files, "_write", noted)
     monkeypatch.setattr(anyio, "sleep", elapse)
     async with FileMemoryStorage(tmp_path / "own", flush_interval=interval) as storage:
         await storage.set(MemoryItem(key="a", value=1))

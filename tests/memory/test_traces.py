@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from perdure import Message
-from perdure.codec.json import encode
-from perdure.codec.messages import encode_message
 from perdure.memory.context import Retraction
 from perdure.memory.documents import Turned
 from perdure.memory.traces import BEGIN, RawTurn, Turns, find_turn, newest_turns, read_turns
-from perdure.model.keys import SessionKey
-from perdure.model.records import CONTEXT, RETRACT, TURN, Entry, Record
+from perdure.records.json import encode
+from perdure.records.keys import SessionKey
+from perdure.records.message_format import encode_message
+from perdure.records.records import CONTEXT, RETRACT, TURN, Entry, Record
 from perdure.store import Batch
 from perdure.stores.memory import MemoryStore
 

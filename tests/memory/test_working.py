@@ -14,9 +14,9 @@ import pytest
 from perdure import Autosave, Limits, SessionError, SessionKey, Shutdown, connect, store_for
 from perdure.errors import ConfigError, CorruptRecordError, StoreUnavailableError, TooLargeError
 from perdure.memory.index import MEMORY, blob_names
-from perdure.memory.values import KEPT_BYTES, Values
+from perdure.memory.working_memory import KEPT_BYTES, Values
 from perdure.session.crash import kill
-from perdure.session.events import MemoryEvicted
+from perdure.session.hooks import MemoryEvicted
 from perdure.session.manager import SessionManager
 from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.memory.compaction import TurnTrace
-from perdure.model.messages import Message
+from perdure.records.messages import Message
 
 
 def said(number: int, *messages: Message) -> TurnTrace:

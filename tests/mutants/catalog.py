@@ -43,11 +43,11 @@ GROUPS = {
         (
             "stores/file",
             "stores/test_file_takeover.py",
-            "codec",
+            "records",
             "_lib",
             "conformance/test_file.py",
         ),
-        ("stores.file", "codec.frames", "_lib.files", "_lib.private_folder"),
+        ("stores.file", "records.frames", "_lib.files"),
         tuple(
             f"crash/test_crash.py::{name}"
             for name in (
@@ -165,8 +165,8 @@ f22 file:write : drop call sync 3
 f23 file:_document : without bool 1 2
 f24 file:plan : drop if 2
 f25 file:_newest_span : never if 5
-f26 codec:_record : set call int 1 -1 && codec:_record : swap compare 3 ==
-f27 codec:_record : without bool 2 3
+f26 frames:_record : set call int 1 -1 && frames:_record : swap compare 3 ==
+f27 frames:_record : without bool 2 3
 f28 Folder.publish : drop call sync 1
 f29 Folder.write_temporary : never if 1
 f30 Folder.open : drop call fchmod 1
@@ -228,7 +228,7 @@ g4  verdict : never test 5
 g5  AgentLedger._leftovers : without bool 2 2
 g6  AgentLedger.answer : set name waiting[-1].id 1 waiting[0].id
 g7  _asked : drop call save 1
-g8  approvals:_answered : set compare 1 not answer
+g8  calls:_answered : set compare 1 not answer
 g9  agent:refusal : without bool 2 2
 g10 Permissions.verdict : drop if 1
 g11 Permissions.block : drop call _forget 2

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from perdure.autosave.options import Autosave, Engine
 from perdure.autosave.shutdown import ShutdownReport
 from perdure.autosave.tracked import Tracked
-from perdure.model.records import Entry
+from perdure.records.records import Entry
 from tests.autosave.inline_store import DirectStore, Fault, InlineStore
 from tests.autosave.rigs import Rig, rig
 

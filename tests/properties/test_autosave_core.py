@@ -12,11 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from perdure.autosave.core import Core, Save
 from perdure.autosave.options import Autosave, Engine
 from perdure.autosave.schedule import SLOT
-from perdure.autosave.tracked import OVERHEAD, Tracked, Waiter, Waiters
-from perdure.autosave.wheel import NEVER
+from perdure.autosave.tracked import NEVER, OVERHEAD, Tracked, Waiter, Waiters
 from perdure.errors import PerdureError
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE, Entry
 from perdure.store import Capabilities, Outcome, Status
 
 SESSIONS = 3

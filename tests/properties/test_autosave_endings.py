@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure._lib.clock import loop_clock
 from perdure._lib.host import Host
-from perdure.autosave.driver import Autosaver
+from perdure._lib.loop import loop_clock
+from perdure.autosave.engine import Autosaver
 from perdure.autosave.options import Autosave, Engine
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import LeaseLostError, PerdureError, StoreUnavailableError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Outcome
 from tests import _virtual
 from tests.autosave.inline_store import DirectStore, Fault, InlineStore

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from perdure import Autosave, Lease, Message, SessionManager, Shutdown, connect
 from perdure.errors import PerdureError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.testing.switched import SwitchedStore
+from perdure.testing.faulty import SwitchedStore
 
 KEY = SessionKey("agent")
 POSTS = 8

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from perdure.lease.terms import Lease
-from perdure.lease.watch import OwnerWatch
+from perdure.lease import Lease, OwnerWatch
 from tests.properties.watch_model import HEARTBEAT, TTL, Rules, State, explore, next_steps
 
 

@@ -11,7 +11,7 @@ owner is found silent only if it was stopped, or dead, since its last beat: a li
 be robbed since the watcher was stopped or slow, or since nobody could beat.
 
 `Rules` has a switch for each rule that looks as if one could do without it. Keep it in step with
-`perdure.lease.watch`; a test runs both through the same stories.
+`perdure.lease`; a test runs both through the same stories.
 """
 
 from __future__ import annotations

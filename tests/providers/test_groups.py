@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import perdure.providers
 from perdure import Message
 from perdure.providers import groups, newest
-from perdure.providers.pairing import paired
+from perdure.providers.tool_pairs import paired
 from tests.providers.conversations import conversations
 from tests.providers.test_known_failures import asks, result
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from perdure import Message, ToolCall
-from perdure.codec.messages import decode_message, encode_message
 from perdure.providers import FORMATS, Format, parse, render
-from perdure.providers.alternating import EMPTY, OPENING
-from perdure.providers.pairing import INTERRUPTED
+from perdure.providers.context_fit import EMPTY, OPENING
+from perdure.providers.tool_pairs import INTERRUPTED
+from perdure.records.message_format import decode_message, encode_message
 from perdure.restore.repair import repair
 from tests.providers.replies import ANTHROPIC, GEMINI, RESPONSES
 from tests.providers.rules import wrongs

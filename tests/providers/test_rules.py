@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Message
-from perdure.codec.messages import decode_message, encode_message
 from perdure.providers import FORMATS, Format, ReasoningPolicy, RenderedContext, render
-from perdure.providers.pairing import paired
+from perdure.providers.tool_pairs import paired
+from perdure.records.message_format import decode_message, encode_message
 from perdure.restore.repair import repair
 from tests.providers.conversations import conversations
 from tests.providers.rules import wrongs

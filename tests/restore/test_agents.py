@@ -14,13 +14,13 @@ from perdure import Message, SessionKey, Shutdown, ToolCall, connect
 from perdure.agent import AgentConfig, AgentFactory, EchoModel, MemoryManager, ScriptedModel, call
 from perdure.agent.bootstrap import WorkingContextSnapshotRestoreStep
 from perdure.memory.context import SNAPSHOT
-from perdure.model.records import MESSAGE_KINDS
+from perdure.records.records import MESSAGE_KINDS
 from perdure.restore import (
     WorkingContextSnapshotBootstrapOptions,
     WorkingContextSnapshotBootstrapper,
     WorkingContextSnapshotStore,
 )
-from perdure.session.inside import working_context
+from perdure.session.internals import working_context
 from perdure.stores.memory import MemoryBacking
 from tests.agent.conftest import World
 from tests.source_tree import ROOT

@@ -14,7 +14,8 @@ from perdure import ConfigError, Message, Shutdown, ToolCall, connect
 from perdure.agent import MemoryManager, Retriever
 from perdure.memory.context import SNAPSHOT
 from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
-from perdure.model.keys import SessionKey
+from perdure.providers.tool_pairs import INTERRUPTED
+from perdure.records.keys import SessionKey
 from perdure.restore import (
     CompactionSnapshotBuilder,
     WorkingContextSnapshotBootstrapOptions,
@@ -23,8 +24,7 @@ from perdure.restore import (
 )
 from perdure.restore.bootstrapper import Bootstrapped
 from perdure.restore.rebuild import is_memory
-from perdure.restore.repair import INTERRUPTED
-from perdure.session.inside import lines_of, working_context
+from perdure.session.internals import lines_of, working_context
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryBacking, MemoryStore
 

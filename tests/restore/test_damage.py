@@ -31,9 +31,8 @@ from perdure.cli.audit import audit
 from perdure.memory.context import SNAPSHOT
 from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
 from perdure.restore.plan import RestorePlan
-from perdure.session.inside import lines_of
-from perdure.session.rendering import render
-from perdure.session.session import Session
+from perdure.session.internals import lines_of
+from perdure.session.session import Session, render
 from perdure.store import Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -344,7 +343,7 @@ async def put(root: Path, name: str, change: Callable[[bytes], bytes]) -> bytes:
 
     import msgspec
 
-    from perdure.model.manifest import FoldedDocument
+    from perdure.records.manifest import FoldedDocument
 
     store = store_for(str(root))
     await store.open()

@@ -20,8 +20,8 @@ from perdure import (
 )
 from perdure.agent import AgentConfig, AgentFactory, EchoModel
 from perdure.memory.context import SNAPSHOT
-from perdure.model.records import MESSAGE_KINDS
 from perdure.providers import parse
+from perdure.records.records import MESSAGE_KINDS
 from perdure.restore import WorkingContextSnapshotBootstrapOptions
 from perdure.session.manager import SessionManager
 from perdure.store import Store

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from perdure import Message, ToolCall
 from perdure.providers import Issuer, parse, render
 from perdure.providers.target import Target
-from perdure.restore.repair import INTERRUPTED, interrupted_result, is_synthetic, repair
+from perdure.providers.tool_pairs import INTERRUPTED, interrupted_result, is_synthetic
+from perdure.restore.repair import repair
 
 
 def asks(*ids: str, text: str | None = None) -> Message:

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from perdure import Message, ToolCall, UnsupportedVersionError
-from perdure.codec.messages import encode_message
 from perdure.memory.context import WorkingContext
+from perdure.records.message_format import encode_message
 from perdure.restore import WorkingContextSnapshot, WorkingContextSnapshotSerializer
 
 MESSAGES = (

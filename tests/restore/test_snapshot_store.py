@@ -6,7 +6,7 @@ import pytest
 
 from perdure import ConfigError, LeaseLostError, Message, Shutdown, StoreError, connect
 from perdure.memory.context import SNAPSHOT
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.restore import WorkingContextSnapshotSerializer, WorkingContextSnapshotStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 

@@ -10,9 +10,9 @@ import pytest
 
 from perdure import Message, Shutdown, connect
 from perdure.checkpoints import replay_files
-from perdure.interchange import FolderStorage, FullAgentState
-from perdure.moving import export_pair
+from perdure.formats import FolderStorage, FullAgentState
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.transfer import export_pair
 
 QUIET = Shutdown(signals=False)
 

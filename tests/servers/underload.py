@@ -9,8 +9,8 @@ import anyio
 import msgspec
 
 from perdure import Engine, Message, Session, Shutdown, connect
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Record
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE, Record
 from perdure.store import Store
 from perdure.testing.conformance._kit import read
 from tests.servers import LONG

@@ -17,10 +17,11 @@ from perdure import (
     UnsupportedVersionError,
     connect,
 )
-from perdure.model.records import STATE
-from perdure.session.events import SessionClosed
+from perdure.lease import Lease
+from perdure.records.records import STATE
+from perdure.session.hooks import SessionClosed
 from perdure.session.manager import SessionManager
-from perdure.session.options import Lease, Limits
+from perdure.session.options import Limits
 from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import ManualClock, SwitchedStore

@@ -10,11 +10,11 @@ import pytest
 
 import perdure
 from perdure import ConfigError, Lease, Limits, Message, SessionManager, Shutdown
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.session.inbox import LONGEST_PAUSE, PAUSE, TRIES
 from perdure.session.session import Session
-from perdure.session.through import Through
 from perdure.store import Posted
+from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.wrapped import EncryptedStore, MasterKeys
 from perdure.testing.faulty import FaultyStore
@@ -247,7 +247,7 @@ async def test_deleting_and_renaming(
         assert await MemoryStore(backing=backing).waiting(dead_letters=True) == [SessionKey("c")]
 
 
-class Without(Through):
+class Without(DelegatingStore):
     """A backend that was written before there were dead letters."""
 
     @property

@@ -6,7 +6,7 @@ import re
 
 from perdure import Autosave, Message, RestoreReport, connect
 from perdure.autosave.shutdown import ShutdownReport, Unsaved
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.restore.report import RestoreStep
 from tests.session.conftest import Connect
 

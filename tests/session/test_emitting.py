@@ -7,7 +7,7 @@ import pytest
 from perdure import LeaseLostError, Message, SessionQuarantinedError, Shutdown, connect
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.testing.switched import SwitchedStore
+from perdure.testing.faulty import SwitchedStore
 from tests.session.conftest import Connect
 
 QUIET = Shutdown(signals=False)

@@ -17,9 +17,9 @@ from perdure import (
     Shutdown,
     connect,
 )
-from perdure.codec.encoded import Encoded
-from perdure.model.keys import SessionKey
-from perdure.session import spilling
+from perdure.records.keys import SessionKey
+from perdure.records.message_format import Encoded
+from perdure.session import spill as spilling
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.session.conftest import Connect

@@ -16,7 +16,7 @@ from perdure import (
     Shutdown,
     connect,
 )
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore

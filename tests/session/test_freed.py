@@ -23,7 +23,7 @@ from perdure import (
 )
 from perdure.autosave.tracked import Tracked
 from perdure.session.contents import Contents
-from perdure.session.inside import let_go
+from perdure.session.internals import let_go
 from perdure.store import Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore

@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from perdure import LeaseLostError, Message, SessionManager, Shutdown, connect
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.testing.switched import SwitchedStore
+from perdure.testing.faulty import SwitchedStore
 
 pytestmark = pytest.mark.anyio
 

@@ -25,8 +25,8 @@ from perdure import (
     TooLargeError,
 )
 from perdure.memory.documents import TAKEN_IDS, note_taken
-from perdure.model.records import TAKEN
-from perdure.session.events import SessionPosted
+from perdure.records.records import TAKEN
+from perdure.session.hooks import SessionPosted
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
@@ -293,7 +293,7 @@ async def test_what_was_discarded_is_taken_again() -> None:
 
 
 async def test_a_store_without_an_inbox_says_so(tmp_path: Any) -> None:
-    from perdure.interchange import FolderStorage
+    from perdure.formats import FolderStorage
 
     async with perdure.connect(FolderStorage(tmp_path / "a"), shutdown=SMALL) as sessions:
         with pytest.raises(NotStorableError, match="no inbox"):

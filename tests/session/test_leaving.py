@@ -23,8 +23,8 @@ from perdure import (
     UnsavedChangesError,
     connect,
 )
-from perdure._lib import sigterm
-from perdure.session.options import Engine
+from perdure._lib import signals
+from perdure.autosave.options import Engine
 from perdure.store import Outcome, Status
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import SwitchedStore
@@ -257,7 +257,7 @@ def test_a_process_that_is_told_to_end_has_ended_when_it_was_promised(
         (await sessions.open("a")).append(Message.user("one"))
         connected, ended, began = sessions._connected, anyio.Event(), anyio.current_time()
         assert connected is not None
-        monkeypatch.setattr(sigterm, "end_process", ended.set)
+        monkeypatch.setattr(signals, "end_process", ended.set)
         connected.closing.drain()
         connected.runtime.host.spawn(connected._end)
         await ended.wait()

@@ -24,11 +24,12 @@ from perdure import (
     WrongLoopError,
     connect,
 )
-from perdure.model.keys import SessionKey
-from perdure.session.events import SessionClosed
+from perdure.autosave.options import Autosave, Engine
+from perdure.lease import Lease
+from perdure.records.keys import SessionKey
+from perdure.session.hooks import SessionClosed
 from perdure.session.manager import SessionManager
-from perdure.session.options import Autosave, Engine, Lease
-from perdure.session.through import Through
+from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import ManualClock
 from perdure.testing.faulty import FaultyStore
@@ -101,7 +102,7 @@ async def test_who_comes_second_for_a_new_session_leaves_it_to_the_first() -> No
     theirs = MemoryStore(backing=backing)
     await theirs.open()
 
-    class Overtaken(Through):
+    class Overtaken(DelegatingStore):
         async def head(self, key: SessionKey) -> int:
             head: int = await self.inner.head(key)
             if head == 0:

@@ -11,7 +11,6 @@ import anyio
 import pytest
 
 from perdure import Autosave, Message, Shutdown, connect
-from perdure.codec.json import decode
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -20,13 +19,14 @@ from perdure.errors import (
     PerdureError,
     StoreUnavailableError,
 )
+from perdure.lineage.store import Lineage
 from perdure.memory.documents import Taken
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE_KINDS, TAKEN
-from perdure.session.forgetting import Forgetter
-from perdure.session.lineage import Lineage
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE_KINDS, TAKEN
+from perdure.session.delete import Forgetter
 from perdure.session.manager import SessionManager
-from perdure.session.pruning import Pruner
+from perdure.session.prune import Pruner
 from perdure.session.retention import Retention
 from perdure.store import Documents, Outcome, Status
 from perdure.stores.memory import MemoryBacking, MemoryStore

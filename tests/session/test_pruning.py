@@ -9,13 +9,13 @@ import pytest
 
 from perdure import Message, Shutdown, connect, export_state, import_state
 from perdure.errors import ConfigError, StoreUnavailableError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from perdure.session.retention import Retention
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.testing.switched import SwitchedStore
+from perdure.testing.faulty import SwitchedStore
 from tests.session.conftest import Connect
 from tests.session.lives import converse, looks, said, told
 

@@ -13,10 +13,10 @@ from perdure import (
     Shutdown,
     connect,
 )
-from perdure.model.keys import SessionKey
-from perdure.session.forking import Forker
+from perdure.records.keys import SessionKey
+from perdure.session.exclusive import Tending
+from perdure.session.fork import Forker
 from perdure.session.manager import SessionManager
-from perdure.session.tending import Tending
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.session.conftest import Connect
 from tests.session.lives import converse, looks, said

@@ -14,7 +14,7 @@ import pytest
 import perdure.sync
 from perdure import ConfigError, Message, SessionManager
 from perdure.providers import FORMATS, Format, RenderedContext, parse
-from perdure.providers.pairing import INTERRUPTED
+from perdure.providers.tool_pairs import INTERRUPTED
 from tests.providers.replies import ANTHROPIC, CHAT, GEMINI, RESPONSES
 from tests.providers.rules import wrongs
 from tests.providers.sdk import assert_accepted

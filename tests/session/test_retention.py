@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure import ConfigError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.session.retention import DAY, Ended, Retention, cut_after, is_expired
 from perdure.store import SessionInfo
 

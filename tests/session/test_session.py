@@ -6,8 +6,9 @@ import anyio
 import pytest
 
 from perdure import Encoded, Message, NotStorableError, SessionClosedError, SessionError
+from perdure.autosave.options import Autosave
 from perdure.errors import TooLargeError
-from perdure.session.options import Autosave, Limits
+from perdure.session.options import Limits
 from tests.session.conftest import Connect
 
 
@@ -116,7 +117,7 @@ async def test_a_cancelled_turn_is_saved_as_interrupted(again: Connect) -> None:
 async def phases(sessions: object, agent: str):  # type: ignore[no-untyped-def]
     import msgspec
 
-    from perdure.model.keys import SessionKey
+    from perdure.records.keys import SessionKey
 
     async for chunk in sessions._store.read_log(SessionKey(agent)):  # type: ignore[attr-defined]
         for record in chunk.records:

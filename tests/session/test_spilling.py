@@ -13,7 +13,7 @@ import pytest
 
 from perdure import Message, Shutdown, UnsavedChangesError, connect
 from perdure.autosave.shutdown import ShutdownReport
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import NotStorableError
-from perdure.codec.registry import Registry
-from perdure.codec.values import NO_TYPES
 from perdure.memory.documents import StateSet, fold_state, typed
-from perdure.model.records import Record
-from perdure.session.states import LARGE, Kept, change_of, state_name, state_of
+from perdure.records.records import Record
+from perdure.records.types import Registry
+from perdure.records.values import NO_TYPES
+from perdure.session.contributors import LARGE, Kept, change_of, state_name, state_of
 
 NAME = "plug"
 LONG = "x" * 2000

@@ -10,13 +10,13 @@ import anyio
 
 import perdure
 from perdure import Message
-from perdure.session.through import Through
 from perdure.store import Batch, Outcome
+from perdure.stores.delegate import DelegatingStore
 from tests.runners import run
 from tests.sigterm.child import tell
 
 
-class Slow(Through):
+class Slow(DelegatingStore):
     """A store that tells when it is asked to save, and takes its time."""
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:

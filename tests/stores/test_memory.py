@@ -9,8 +9,8 @@ import anyio.lowlevel
 import pytest
 
 from perdure.errors import LeaseLostError, NotStorableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Capabilities, Status
 from perdure.stores.memory import MemoryBacking, MemoryStore
 

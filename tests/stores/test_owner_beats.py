@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore

@@ -24,9 +24,9 @@ from perdure import (
     UnsupportedVersionError,
 )
 from perdure.agent import Agent, EchoModel, PersistentSession
-from perdure.interchange import FolderStorage, FullAgentState, read_state, write_state
-from perdure.model.keys import SessionKey
-from perdure.model.records import Entry
+from perdure.formats import FolderStorage, FullAgentState, read_state, write_state
+from perdure.records.keys import SessionKey
+from perdure.records.records import Entry
 from perdure.store import Batch, Status, Store, Swept
 from perdure.stores import StateStorage, StateStore
 from perdure.testing.conformance import (
@@ -37,7 +37,7 @@ from perdure.testing.conformance import (
     LogConformance,
     ReaderConformance,
 )
-from tests.interchange.samples import MEMORY, SESSION, write
+from tests.formats.samples import MEMORY, SESSION, write
 from tests.session.test_manager import QUIET
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import perdure.sync
 from perdure import ConfigError, Message, Shutdown
-from perdure.sync.hooks import HookThread
+from perdure.sync.loop import HookThread
 from tests.sync.conftest import Connect
 
 

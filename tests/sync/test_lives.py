@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
-import perdure.session.lives
 import perdure.sync
-import perdure.sync.lives
 from perdure import Message, Retention
-from tests.sync.test_parity import public, shape
-
-
-def test_both_have_the_same_names_and_arguments() -> None:
-    theirs, ours = perdure.session.lives.Lives, perdure.sync.lives.Lives
-    assert public(theirs) == public(ours)
-    for name in public(theirs):
-        assert shape(getattr(theirs, name)) == shape(getattr(ours, name))
-        assert inspect.getdoc(getattr(ours, name))
 
 
 def test_sessions_begin_with_others_and_end(tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ import pytest
 
 import perdure
 import perdure.sync
-from perdure.checkpoints import engine, events, reader
-from perdure.declare.archive import archives
-from perdure.memory import state, working
-from perdure.session import contributors, planned, rendering
-from perdure.session import restoring as async_restoring
-from perdure.sync import rendering as sync_rendering
-from perdure.sync import restoring
+from perdure.archive import archives
+from perdure.checkpoints import engine, events
+from perdure.checkpoints import engine as reader
+from perdure.memory import state, working_memory
+from perdure.session import contributors, session
+from perdure.sync import session as sync_rendering
 
 NOT_FOR_USERS = "# for the manager, turns and the agent: not for users"
 """What stands above the methods of the session that nobody has to wrap."""
@@ -23,7 +22,7 @@ NOT_FOR_USERS = "# for the manager, turns and the agent: not for users"
 _below = inspect.getsource(perdure.Session).partition(NOT_FOR_USERS)[2]
 INTERNAL = {
     perdure.Session: {"accept", *perdure.Session.__slots__, *re.findall(r" def (\w+)", _below)},
-    working.WorkingMemory: {"folded", "item", "load", "note", "put"},
+    working_memory.WorkingMemory: {"folded", "item", "load", "note", "put"},
     perdure.Attachment: {"kept"},
 }
 """Names without an underscore that are not for users."""
@@ -33,12 +32,10 @@ RENAMED = {"aclose": "close"}
 PAIRS = [
     (perdure.SessionManager, perdure.sync.SessionManager),
     (perdure.Session, perdure.sync.Session),
-    (planned.Planned, restoring.Planned),
-    (rendering.Rendered, sync_rendering.Rendered),
-    (async_restoring.Restoring, restoring.Restoring),
+    (session.Rendered, sync_rendering.Rendered),
     (perdure.SessionView, perdure.sync.SessionView),
     (perdure.Turn, perdure.sync.Turn),
-    (working.WorkingMemory, perdure.sync.WorkingMemory),
+    (working_memory.WorkingMemory, perdure.sync.WorkingMemory),
     (state.States, perdure.sync.States),
     (state.TypedState, perdure.sync.TypedState),
     (perdure.Attachment, perdure.sync.Attachment),

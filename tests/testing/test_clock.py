@@ -5,8 +5,7 @@ import pytest
 
 from perdure import Autosave, Message, SessionClosedError
 from perdure.errors import ConfigError
-from perdure.testing.clock import ManualClock
-from perdure.testing.sandbox import Sandbox
+from perdure.testing.sandbox import ManualClock, Sandbox
 
 HELLO = Message.user("Hello")
 

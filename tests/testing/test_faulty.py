@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from perdure.errors import LeaseLostError, NotStorableError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.memory import MemoryStore
 from perdure.testing.faulty import Crash, FaultyStore, How

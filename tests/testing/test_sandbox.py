@@ -14,8 +14,7 @@ from perdure import (
     UnsavedChangesError,
 )
 from perdure.stores.file import FileStore
-from perdure.testing.clock import ManualClock
-from perdure.testing.sandbox import Sandbox
+from perdure.testing.sandbox import ManualClock, Sandbox
 
 
 @pytest.fixture(params=["memory", "file"])

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import ConfigError, NotStorableError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Grant, Status
 from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance import StoreConformance
-from perdure.testing.switched import Faults, SwitchedStore
+from perdure.testing.faulty import Faults, SwitchedStore
 
 KEY = SessionKey("agent")
 

@@ -9,14 +9,14 @@ import pytest
 
 import perdure
 from perdure.errors import StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.session.through import Through
+from perdure.records.keys import SessionKey
 from perdure.store import Batch, Outcome, Status, Store
+from perdure.stores.delegate import DelegatingStore
 from perdure.tuning import measure
 from perdure.tuning.measure import TENANT
 
 
-class Counted(Through):
+class Counted(DelegatingStore):
     """Counts the calls, and lets the store fail from one on."""
 
     def __init__(self, inner: Store, *, fails_from: int | None = None) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import perdure
 from perdure import Message
-from perdure.model.records import EPOCH, MESSAGE, STATE, TURN, Record
+from perdure.records.records import EPOCH, MESSAGE, STATE, TURN, Record
 from perdure.tuning import Change, changes_of, made_up, observed, workload_of
 from perdure.tuning.measure import TENANT
 

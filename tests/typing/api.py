@@ -65,7 +65,7 @@ from perdure import (
     register,
     store_for,
 )
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.records import MESSAGE, Entry
 from perdure.restore.report import RestoreStep
 from perdure.store import Batch, Grant, Outcome, SessionInfo, Status, Store
 from perdure.stores.file import FileStore

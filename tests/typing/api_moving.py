@@ -7,7 +7,7 @@ from typing import assert_type
 
 import perdure
 from perdure import SessionKey
-from perdure.moving import Landed, Migration, Progress, migrate, read_bundle, write_bundle
+from perdure.transfer import Landed, Migration, Progress, migrate, read_bundle, write_bundle
 
 
 def show(progress: Progress) -> None:

@@ -8,7 +8,7 @@ from typing import assert_type
 import perdure.sync
 from perdure import Session, SessionView
 from perdure.checkpoints import CapabilityUse, ReplayReport, Row, TakenPair, replay_files
-from perdure.moving import export_pair, import_pair
+from perdure.transfer import export_pair, import_pair
 
 
 def told(row: Row) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import assert_type
 
 from perdure import Autosave
-from perdure.model.records import Record
+from perdure.records.records import Record
 from perdure.store import Store
 from perdure.tuning import (
     Advice,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_type
 
 import perdure
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Store
 from perdure.stores import CompressedStore, EncryptedStore, MasterKeys, SqliteStore
 

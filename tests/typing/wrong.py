@@ -13,7 +13,7 @@ import perdure.sync
 from perdure import Autosave, Message, SessionManager, connect
 from perdure.agent import Agent, AgentConfig, EchoModel
 from perdure.errors import LeaseHeldError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.session.session import Session
 from perdure.store import Store
 from perdure.stores.file import FileStore

@@ -5,8 +5,6 @@ Decisions only: the caller brings the randomness, a number from 0 up to 1.
 
 from __future__ import annotations
 
-__all__ = ["backoff"]
-
 _MOST_DOUBLINGS = 30
 """Beyond this the ceiling has long been reached, and powers would only grow."""
 

@@ -10,8 +10,6 @@ import html
 import re
 from collections.abc import Mapping
 
-__all__ = ["card", "visible", "visible_json"]
-
 LONGEST = 200
 _TURNING = r"\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 """C1 controls, which some terminals obey, and marks that change the direction of text."""

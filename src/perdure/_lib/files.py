@@ -1,15 +1,4 @@
-"""Files below one folder, written so that they last.
-
-A `Folder` is a place to work in: an open directory where the platform has them, so that
-nobody can swap a link under our feet; a path elsewhere. Every name is one step, no step
-follows a symbolic link, files are made 0600 and folders 0700 whatever the umask.
-
-Everything here blocks, and is meant for one hop into a thread, but `read_part`: large
-files are streamed by the event loop's own means.
-
-Durable means: the bytes were synced before the name appeared, and the name was synced
-before the call returned.
-"""
+"""Files below one folder, written so that they last, and the errors of those that are not."""
 
 from __future__ import annotations
 
@@ -19,16 +8,27 @@ import os
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any, Self, final
 
 import anyio
 import anyio.lowlevel
 
 from perdure._lib.ids import random_id
-from perdure._lib.platform import sync_file, sync_folder
+from perdure._lib.platform import sync_data, sync_file, sync_folder
+from perdure.errors import ConfigError, PerdureError, StoreUnavailableError
 
-__all__ = ["Folder", "LinkFoundError", "read_part", "write_all"]
+# Files below one folder, written so that they last
+#
+# A `Folder` is a place to work in: an open directory where the platform has them, so that nobody
+# can swap a link under our feet; a path elsewhere. Every name is one step, no step follows a
+# symbolic link, files are made 0600 and folders 0700 whatever the umask.
+# Everything here blocks, and is meant for one hop into a thread, but `read_part`: large files are
+# streamed by the event loop's own means.
+# Durable means: the bytes were synced before the name appeared, and the name was synced before the
+# call returned.
+
 
 CHUNK = 256 * 1024
 
@@ -395,3 +395,176 @@ async def _opened(opener: Callable[[str, int], int]) -> AsyncIterator[Any]:
 
         async with aiofiles.open("part", "rb", opener=opener) as file:
             yield file
+
+
+# The operating system's errors in perdure's words: what, where, and how to mend it
+
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""No room: what was written stays, and the rest may follow later."""
+
+READ_ONLY_CURE = "to read what is there as it is, connect with read_only=True"
+
+_CURES = {
+    errno.ENOSPC: "free some room on the disk; saving goes on by itself",
+    errno.EDQUOT: "the quota is used up: free some room; saving goes on by itself",
+    errno.EFBIG: "a limit on the size of files was met: raise it (ulimit -f)",
+    errno.EROFS: "the file system is read-only: mount it writable, or choose another place",
+    errno.EACCES: "make the folder belong to this user (chown, chmod u+rwx), or choose another",
+    errno.EPERM: "make the folder belong to this user (chown, chmod u+rwx), or choose another",
+    errno.EMFILE: "too many files are open: raise the limit (ulimit -n)",
+    errno.ENFILE: "too many files are open on this machine: raise its limit",
+    errno.EIO: "the disk reports an error: look at it before anything else",
+    errno.ENOTDIR: "a file stands where a folder should be: move it away",
+    errno.ENOENT: "a folder was removed while it was in use: open the session again",
+}
+_AT_OPEN = {
+    errno.ENOSPC: "free some room on the disk",
+    errno.EDQUOT: "the quota is used up: free some room",
+}
+_READABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+"""What keeps a store from being opened to write, and may well let it be read."""
+
+
+def store_error(error: OSError, doing: str, where: str) -> PerdureError:
+    """Return what to raise for *error*, met while *doing* something to *where*."""
+    path = error.filename if isinstance(error.filename, str) else where
+    if isinstance(error, LinkFoundError):
+        message = (
+            f"cannot {doing} {where}: {path} is a symbolic link, which could lead anywhere; put "
+            "a real folder there, or make the store's own folder the link"
+        )
+        return ConfigError(message, path=path)
+    code = error.errno or 0
+    cure = _CURES.get(code, "look at the cause")
+    if doing == "open":
+        cure = _AT_OPEN.get(code, cure)
+        if code in _READABLE:
+            cure = f"{cure}; {READ_ONLY_CURE}"
+    at = "" if path.startswith(where) and len(path) <= len(where) else f" at {path}"
+    message = f"cannot {doing} {where}: {error.strerror or error}{at}: {cure}"
+    return StoreUnavailableError(message, path=path, errno=error.errno)
+
+
+@contextlib.contextmanager
+def store_errors(doing: str, where: str) -> Iterator[None]:
+    """Raise the operating system's errors as perdure's, with themselves as the cause."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, doing, where) from error
+
+
+# A file that nobody sees before it is whole, and that replaces none. All of it blocks
+
+
+@final
+class NewFile:
+    """A file under a name of its own, until it is published."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._parts: list[bytes] = []
+        self._waiting = self._size = 0
+        self._folder = Folder.root(str(path.absolute().parent))
+        self._temporary = f".{random_id()}.part"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self._fd = self._folder.open(self._temporary, flags)
+
+    def add(self, data: bytes) -> int:
+        """Take something in, and return how much waits to be written."""
+        self._parts.append(data)
+        self._waiting += len(data)
+        return self._waiting
+
+    def write(self) -> None:
+        """Write what waits."""
+        data, self._parts = b"".join(self._parts), []
+        self._waiting = 0
+        self._size += write_all(self._fd, data)
+
+    def publish(self) -> int:
+        """Make it durable, and give it its name; return its size in bytes.
+
+        Raises:
+            ConfigError: The name is taken.
+
+        """
+        self.write()
+        sync_data(self._fd)
+        if not self._folder.link(self._temporary, self._path.name):
+            message = f"{self._path} is there already: choose a new file, or remove it"
+            raise ConfigError(message, path=str(self._path))
+        self._folder.sync()
+        return self._size
+
+    def close(self) -> None:
+        """Close it; what was not published is gone."""
+        os.close(self._fd)
+        self._folder.remove(self._temporary)
+        self._folder.close()
+
+
+# Folders that only their user may write to
+
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def open_private(path: str, *, parents: bool = False, make: bool = True) -> Folder:
+    """Open a folder of perdure's own, made if only it is missing and ``make`` says so.
+
+    Raises:
+        ConfigError: It is no folder, or others can write to it.
+        StoreUnavailableError: Its parent is missing, or it cannot be made or opened.
+
+    """
+    if make:
+        _make(path, parents=parents)
+    try:
+        folder = Folder.root(path)
+    except FileNotFoundError as error:
+        message = f"there is no store at {path}: see that the path is right, and the disk mounted"
+        raise StoreUnavailableError(message, path=path, errno=errno.ENOENT) from error
+    except NotADirectoryError as error:
+        message = f"{path} is a file, not a folder: move it away, or choose another folder"
+        raise ConfigError(message, path=path) from error
+    try:
+        _require_private(folder, path)
+    except BaseException:
+        folder.close()
+        raise
+    return folder
+
+
+def _make(path: str, *, parents: bool) -> None:
+    try:
+        if parents:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)  # a umask may have taken our own rights
+    except FileExistsError:
+        return
+    except FileNotFoundError as error:
+        parent = os.path.dirname(path)
+        message = (
+            f"{path} cannot be made, since {parent} is not there: make it (mkdir -p), mount the "
+            "volume that it belongs to, or choose another folder"
+        )
+        raise StoreUnavailableError(message, path=path, errno=errno.ENOENT) from error
+    except NotADirectoryError as error:
+        message = f"{path} lies below a file: choose another folder"
+        raise ConfigError(message, path=path) from error
+    with Folder.root(os.path.dirname(path)) as above:
+        above.sync()
+
+
+def _require_private(folder: Folder, path: str) -> None:
+    found = folder.stat(".") if sys.platform != "win32" else None
+    if found is not None and found.st_mode & _OTHERS_WRITE:
+        mode = stat.S_IMODE(found.st_mode)
+        message = (
+            f"{path} can be written by others (mode {mode:04o}), who could then change what is "
+            f"kept there: chmod go-w {path}"
+        )
+        raise ConfigError(message, path=path, mode=mode)

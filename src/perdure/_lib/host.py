@@ -28,13 +28,11 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import cancel_shielded_checkpoint
 
-from perdure._lib import within
-from perdure._lib.clock import on_trio
-from perdure._lib.exits import Exit, exit_in, interrupter
-from perdure._lib.waiting import was_cancelled
+from perdure._lib import task_scope
+from perdure._lib.loop import on_trio
+from perdure._lib.signals import Exit, exit_in, interrupter
+from perdure._lib.tasks import was_cancelled
 from perdure.errors import SessionClosedError
-
-__all__ = ["Host", "HostClosedError"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -181,7 +179,7 @@ class Host:
 
         """
         call: _Call[T] = _Call()
-        self.spawn(self._answer, call, fn, args, within.stays.get())
+        self.spawn(self._answer, call, fn, args, task_scope.stays.get())
         try:
             await call.done.wait()
         except BaseException:
@@ -342,9 +340,9 @@ class Host:
         call: _Call[T],
         fn: Callable[..., Awaitable[T]],
         args: tuple[Any, ...],
-        stays: tuple[within.Stay, ...],
+        stays: tuple[task_scope.Stay, ...],
     ) -> None:
-        within.stays.set(stays)  # whoever waits for this is still in the middle of that
+        task_scope.stays.set(stays)  # whoever waits for this is still in the middle of that
         try:
             call.value = await fn(*args)
         except Exception as error:  # noqa: BLE001  # the caller's, or reported

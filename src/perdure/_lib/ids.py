@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import secrets
 
-__all__ = ["first_beat", "random_id"]
-
 
 def random_id(size: int = 15) -> str:
     """Return *size* random bytes in lower-case base32, safe in any file name."""

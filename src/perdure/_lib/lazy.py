@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["lazy"]
-
 
 def lazy(
     package: str, home_of: Mapping[str, str], *others: str

@@ -8,8 +8,6 @@ from typing import final
 
 from perdure.errors import StoreUnavailableError
 
-__all__ = ["Once", "log_failure"]
-
 _MOST = 1000
 
 

@@ -14,20 +14,6 @@ import os
 import sys
 from typing import Any
 
-__all__ = [
-    "boot_id",
-    "drop_cache",
-    "host_name",
-    "locks",
-    "network_file_system",
-    "open_files_limit",
-    "sync_data",
-    "sync_file",
-    "sync_folder",
-    "synced_by",
-    "try_lock",
-]
-
 # fmt: off
 _NETWORK = frozenset({
     "9p", "afs", "afpfs", "ceph", "cifs", "coda", "davfs", "fuse.glusterfs",

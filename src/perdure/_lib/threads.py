@@ -18,9 +18,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 
-from perdure._lib.bell import Bell, bell_maker
-
-__all__ = ["Call", "Threads"]
+from perdure._lib.loop import Bell, bell_maker
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
         WorkspaceContextInitializationStep as WorkspaceContextInitializationStep,
     )
     from perdure.agent.config import AgentConfig as AgentConfig
+    from perdure.agent.config import Features as Features
     from perdure.agent.context import AgentContext as AgentContext
     from perdure.agent.context import AgentRuntimeState as AgentRuntimeState
+    from perdure.agent.context import TurnTracker as TurnTracker
     from perdure.agent.events import AgentEvent as AgentEvent
     from perdure.agent.events import AgentReady as AgentReady
     from perdure.agent.events import AgentStopped as AgentStopped
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from perdure.agent.events import CompactionStarted as CompactionStarted
     from perdure.agent.events import ContextRestored as ContextRestored
     from perdure.agent.events import EffectUnknown as EffectUnknown
+    from perdure.agent.events import EventStream as EventStream
     from perdure.agent.events import LLMUserMessageReadyEvent as LLMUserMessageReadyEvent
     from perdure.agent.events import Segment as Segment
     from perdure.agent.events import ToolFinished as ToolFinished
@@ -55,7 +58,6 @@ if TYPE_CHECKING:
     from perdure.agent.events import Unfinished as Unfinished
     from perdure.agent.events import UserMessageReceivedEvent as UserMessageReceivedEvent
     from perdure.agent.factory import AgentFactory as AgentFactory
-    from perdure.agent.features import Features as Features
     from perdure.agent.handlers import BootstrapEventHandler as BootstrapEventHandler
     from perdure.agent.handlers import Handler as Handler
     from perdure.agent.handlers import (
@@ -82,7 +84,7 @@ if TYPE_CHECKING:
     from perdure.agent.memory import MemoryManager as MemoryManager
     from perdure.agent.notes import InContextMemory as InContextMemory
     from perdure.agent.permissions import Permissions as Permissions
-    from perdure.agent.persistent import PersistentSession as PersistentSession
+    from perdure.agent.persistent_session import PersistentSession as PersistentSession
     from perdure.agent.plugins import PersistentInstructions as PersistentInstructions
     from perdure.agent.plugins import ToolSettings as ToolSettings
     from perdure.agent.requests import LLMRequest as LLMRequest
@@ -91,39 +93,37 @@ if TYPE_CHECKING:
     from perdure.agent.results import ResultReference as ResultReference
     from perdure.agent.results import reference_of as reference_of
     from perdure.agent.results import resolved as resolved
-    from perdure.agent.resuming import OpenMatters as OpenMatters
-    from perdure.agent.resuming import open_matters as open_matters
+    from perdure.agent.resume import OpenMatters as OpenMatters
+    from perdure.agent.resume import open_matters as open_matters
     from perdure.agent.runtime import AgentRuntime as AgentRuntime
-    from perdure.agent.streams import EventStream as EventStream
     from perdure.agent.summarizer import ModelSummarizer as ModelSummarizer
     from perdure.agent.tools import Tool as Tool
     from perdure.agent.tools import tool as tool
-    from perdure.agent.turns import TurnTracker as TurnTracker
     from perdure.agent.worker import AgentWorker as AgentWorker
-    from perdure.interchange.memory_file import FileMemoryStorage as FileMemoryStorage
-    from perdure.memory.budget import estimated_tokens as estimated_tokens
+    from perdure.formats.memory_files import FileMemoryStorage as FileMemoryStorage
     from perdure.memory.compaction import Compaction as Compaction
     from perdure.memory.compaction import CompactionPolicy as CompactionPolicy
     from perdure.memory.compaction import Compactor as Compactor
     from perdure.memory.compaction import Summarizer as Summarizer
     from perdure.memory.compaction import Summary as Summary
     from perdure.memory.compaction import TurnTrace as TurnTrace
-    from perdure.memory.extractive import ExtractiveSummarizer as ExtractiveSummarizer
+    from perdure.memory.context import estimated_tokens as estimated_tokens
     from perdure.memory.facts import Fact as Fact
     from perdure.memory.facts import FactLimits as FactLimits
-    from perdure.memory.in_session import SessionMemoryStorage as SessionMemoryStorage
     from perdure.memory.items import EpisodicItem as EpisodicItem
     from perdure.memory.items import MemoryBundle as MemoryBundle
     from perdure.memory.items import SemanticItem as SemanticItem
     from perdure.memory.ledger import Approval as Approval
     from perdure.memory.ledger import Effect as Effect
-    from perdure.memory.raw_trace import RawTrace as RawTrace
     from perdure.memory.retrieval import Found as Found
     from perdure.memory.retrieval import Retriever as Retriever
     from perdure.memory.retrieval import Weights as Weights
     from perdure.memory.storage import MemoryInfo as MemoryInfo
     from perdure.memory.storage import MemoryItem as MemoryItem
     from perdure.memory.storage import MemoryStorage as MemoryStorage
+    from perdure.memory.storage import SessionMemoryStorage as SessionMemoryStorage
+    from perdure.memory.summarize import ExtractiveSummarizer as ExtractiveSummarizer
+    from perdure.memory.traces import RawTrace as RawTrace
     from perdure.restore import CompactionSnapshotBuilder as CompactionSnapshotBuilder
     from perdure.restore import WorkingContextSnapshot as WorkingContextSnapshot
     from perdure.restore import (
@@ -144,8 +144,8 @@ _HOMES = {
         "WorkingContextSnapshotRestoreStep",
         "WorkspaceContextInitializationStep",
     ),
-    "perdure.agent.config": ("AgentConfig",),
-    "perdure.agent.context": ("AgentContext", "AgentRuntimeState"),
+    "perdure.agent.config": ("AgentConfig", "Features"),
+    "perdure.agent.context": ("AgentContext", "AgentRuntimeState", "TurnTracker"),
     "perdure.agent.events": (
         "AgentEvent",
         "AgentReady",
@@ -159,6 +159,7 @@ _HOMES = {
         "CompactionStarted",
         "ContextRestored",
         "EffectUnknown",
+        "EventStream",
         "LLMUserMessageReadyEvent",
         "Segment",
         "ToolFinished",
@@ -174,7 +175,6 @@ _HOMES = {
         "UserMessageReceivedEvent",
     ),
     "perdure.agent.factory": ("AgentFactory",),
-    "perdure.agent.features": ("Features",),
     "perdure.agent.handlers": (
         "BootstrapEventHandler",
         "Handler",
@@ -201,19 +201,17 @@ _HOMES = {
     "perdure.agent.memory": ("MemoryManager",),
     "perdure.agent.notes": ("InContextMemory",),
     "perdure.agent.permissions": ("Permissions",),
-    "perdure.agent.persistent": ("PersistentSession",),
+    "perdure.agent.create": ("PersistentSession",),
     "perdure.agent.plugins": ("PersistentInstructions", "ToolSettings"),
     "perdure.agent.requests": ("LLMRequest", "LLMRequestAssembler", "render_openai"),
     "perdure.agent.results": ("ResultReference", "reference_of", "resolved"),
-    "perdure.agent.resuming": ("OpenMatters", "open_matters"),
+    "perdure.agent.resume": ("OpenMatters", "open_matters"),
     "perdure.agent.runtime": ("AgentRuntime",),
-    "perdure.agent.streams": ("EventStream",),
     "perdure.agent.summarizer": ("ModelSummarizer",),
     "perdure.agent.tools": ("Tool", "tool"),
-    "perdure.agent.turns": ("TurnTracker",),
     "perdure.agent.worker": ("AgentWorker",),
-    "perdure.interchange.memory_file": ("FileMemoryStorage",),
-    "perdure.memory.budget": ("estimated_tokens",),
+    "perdure.formats.memory_files": ("FileMemoryStorage",),
+    "perdure.memory.context": ("estimated_tokens",),
     "perdure.memory.compaction": (
         "Compaction",
         "CompactionPolicy",
@@ -222,14 +220,13 @@ _HOMES = {
         "Summary",
         "TurnTrace",
     ),
-    "perdure.memory.extractive": ("ExtractiveSummarizer",),
     "perdure.memory.facts": ("Fact", "FactLimits"),
-    "perdure.memory.in_session": ("SessionMemoryStorage",),
+    "perdure.memory.summarize": ("ExtractiveSummarizer",),
+    "perdure.memory.storage": ("MemoryInfo", "MemoryItem", "MemoryStorage", "SessionMemoryStorage"),
     "perdure.memory.ledger": ("Approval", "Effect"),
     "perdure.memory.items": ("EpisodicItem", "MemoryBundle", "SemanticItem"),
-    "perdure.memory.raw_trace": ("RawTrace",),
+    "perdure.memory.traces": ("RawTrace",),
     "perdure.memory.retrieval": ("Found", "Retriever", "Weights"),
-    "perdure.memory.storage": ("MemoryInfo", "MemoryItem", "MemoryStorage"),
     "perdure.restore": (
         "CompactionSnapshotBuilder",
         "WorkingContextSnapshot",

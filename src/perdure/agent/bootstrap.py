@@ -13,32 +13,17 @@ from typing import Any, Final, Protocol, final
 
 import msgspec
 
-from perdure.agent.archiving import bring_home
 from perdure.agent.context import AgentContext
-from perdure.agent.declared import declare
+from perdure.agent.declared import bring_home, declare
 from perdure.agent.events import AgentReady, BootstrapStarted, BootstrapStepDone, ContextRestored
 from perdure.agent.mcp.server import start_servers
-from perdure.agent.processing import lived, maybe_await, require
-from perdure.agent.resuming import report
-from perdure.codec.values import encode_value
+from perdure.agent.resume import report
+from perdure.agent.tools import lived, maybe_await, require
 from perdure.errors import SessionError
+from perdure.records.values import encode_value
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapper
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
-from perdure.session.inside import has_content, registry_of
-
-__all__ = [
-    "CUSTOM_DATA",
-    "BootstrapStep",
-    "McpServerPrewarmingStep",
-    "SystemPromptProcessingStep",
-    "WorkingContextSnapshotRestoreStep",
-    "WorkspaceContextInitializationStep",
-    "bootstrap",
-    "bootstrap_steps",
-    "keep_custom_data",
-    "load_now",
-    "restore_parts",
-]
+from perdure.session.internals import has_content, registry_of
 
 CUSTOM_DATA: Final = "custom_data"
 """The named state that an agent's custom data is kept under."""

@@ -1,34 +1,128 @@
-"""Calling tools: approved first, noted before, kept after.
+"""What an agent's tools were asked for, allowed and used: told as kernel events, for a replay.
 
-A call of a tool with side effects stands in the ledger, durably, before it begins, under the key
-that the tool is given. Its result enters the log in one group with the note that it is settled: so
-after a crash there is the result, or the effect is known to be unknown, and never neither.
+They stand in the session's log beside the calls themselves; docs/replay.md lists them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+from typing import Any, Final
 
 import anyio
 import msgspec
 
-from perdure.agent import capabilities
-from perdure.agent.approvals import barred, must_ask, refusal
 from perdure.agent.context import AgentContext
 from perdure.agent.effects import SKIPPED, Verdict, is_intact, verdict
-from perdure.agent.events import EffectUnknown, ToolFinished, ToolStarted
-from perdure.agent.processing import processed
+from perdure.agent.events import ApprovalRequested, EffectUnknown, ToolFinished, ToolStarted
 from perdure.agent.results import claimed
-from perdure.agent.tools import Tool, is_certain
-from perdure.agent.waiting import waited_for
-from perdure.codec.json import decode
+from perdure.agent.tools import Tool, is_certain, processed, waited_for
 from perdure.errors import PerdureError
 from perdure.memory.ledger import Effect
-from perdure.model.messages import Message, ToolCall, ToolResult
-from perdure.restore.repair import INTERRUPTED
-from perdure.session.inside import grouped
+from perdure.providers.tool_pairs import INTERRUPTED
+from perdure.records.json import decode
+from perdure.records.messages import Message, ToolCall, ToolResult
+from perdure.session.internals import grouped
 
-__all__ = ["Planned", "make", "plan"]
+# What an agent's tools were asked for, allowed and used: told as kernel events, for a replay
+
+
+_KINDS: Final = {"done": "capability_used", "refused": "capability_denied"}
+
+
+def requested(call: ToolCall, context: AgentContext) -> None:
+    """Tell that the model wants a tool to run."""
+    _emit("capability_requested", call, context)
+
+
+def granted(call: ToolCall, context: AgentContext, by: str) -> None:
+    """Tell that a call was approved, and by whom: "person" or "function"."""
+    _emit("capability_granted", call, context, by=by)
+
+
+def outcome(call: ToolCall, context: AgentContext, how: str) -> None:
+    """Tell what came of a call, in one word as `perdure.agent.calls` has it."""
+    more = {} if how in _KINDS else {"outcome": how}
+    _emit(_KINDS.get(how, "capability_failed"), call, context, **more)
+
+
+def _emit(kind: str, call: ToolCall, context: AgentContext, **more: Any) -> None:
+    context.session.events.emit(kind, call.name, {"call": call.id, **more})
+
+
+# Whether a tool may run now: its settings, its permissions, and whoever is asked
+#
+# What is refused becomes a result that tells the model so. A call that waits for somebody is in
+# the ledger, and durable, before anybody is told of it: after a restart it waits still.
+
+
+def must_ask(call: ToolCall, context: AgentContext) -> bool:
+    """Say whether somebody, or some function, decides before a tool may run."""
+    is_open = context.plugins.permissions.verdict(call.name) == "open"
+    return is_open and context.config.approve is not None
+
+
+def barred(call: ToolCall, context: AgentContext) -> str | None:
+    """Return why a tool may not run whoever says so, None if it may."""
+    plugins, name = context.plugins, call.name
+    if not plugins.tools.is_enabled(name):
+        return f"the tool {name!r} is disabled"
+    if plugins.permissions.verdict(name) == "blocked":
+        return f"the tool {name!r} is blocked"
+    return None
+
+
+async def refusal(call: ToolCall, context: AgentContext) -> str | None:
+    """Return why a tool may not run, None if it may."""
+    why = barred(call, context)
+    if why is not None:
+        return why
+    plugins, name, approve = context.plugins, call.name, context.config.approve
+    is_allowed = plugins.permissions.verdict(name) == "allowed"
+    known = context.ledger.approval_of(context.turn_id, call)
+    if known is not None and (known.answer is not None or not is_allowed):
+        return await _asked(call, context)  # whoever was asked decides, whatever is configured now
+    if is_allowed or approve is None:
+        return None
+    if approve == "ask":
+        return await _asked(call, context)
+    try:
+        answer = approve(call, context)
+        answer = await answer if inspect.isawaitable(answer) else answer
+    except Exception as error:  # noqa: BLE001  # nobody has approved it
+        return f"the tool {name!r} could not be approved: {type(error).__name__}: {error}"
+    return await _asked(call, context) if answer == "ask" else _answered(answer, call, context)
+
+
+def _answered(answer: object, call: ToolCall, context: AgentContext) -> str | None:
+    if answer not in {True, "always"}:
+        return f"the tool {call.name!r} was not approved"
+    if answer == "always":
+        context.plugins.permissions.approve(call.name)
+    granted(call, context, "function")
+    return None
+
+
+async def _asked(call: ToolCall, context: AgentContext) -> str | None:
+    """Wait until somebody has approved a call, or denied it."""
+    approval = context.ledger.ask(context.turn_id, call)
+    if approval.answer is None:
+        await context.session.save()
+        told = {"agent_id": context.agent_id, "turn_id": context.turn_id}
+        context.emit(ApprovalRequested(call=call, **told))
+        approval = await context.ledger.answered(approval)
+    if approval.answer == "approved":
+        granted(call, context, "person")
+        return None
+    why = f": {approval.why}" if approval.why else ""
+    return f"the tool {call.name!r} was not approved{why}"
+
+
+# Calling tools: approved first, noted before, kept after
+#
+# A call of a tool with side effects stands in the ledger, durably, before it begins, under the key
+# that the tool is given. Its result enters the log in one group with the note that it is settled:
+# so after a crash there is the result, or the effect is known to be unknown, and never neither.
 
 
 class Planned(msgspec.Struct):
@@ -60,7 +154,7 @@ def plan(call: ToolCall, context: AgentContext, *, resumed: bool) -> Planned:
         # Begun, as of the save that comes anyway, if nobody has to be asked before.
         effect = ledger.plan(turn, call, tool.effect, begun=not must_ask(call, context))
     if not resumed:
-        capabilities.requested(call, context)
+        requested(call, context)
     return Planned(call, what, tool, effect)
 
 
@@ -149,7 +243,7 @@ def _keep(result: ToolResult, how: str, planned: Planned, context: AgentContext)
         elif effect is not None:
             ledger.settled(effect, how)
         if is_new:
-            capabilities.outcome(planned.call, context, how)
+            outcome(planned.call, context, how)
     return is_new
 
 

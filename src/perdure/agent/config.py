@@ -1,4 +1,4 @@
-"""What an agent is made of."""
+"""Which parts of an agent are kept: a part that is off is neither saved nor restored."""
 
 from __future__ import annotations
 
@@ -10,22 +10,51 @@ import msgspec
 
 from perdure.agent.context import AgentContext
 from perdure.agent.events import AgentEvent
-from perdure.agent.features import Features
 from perdure.agent.llm.model import Model
 from perdure.agent.llm.named import named_model
 from perdure.agent.mcp.server import McpServer
-from perdure.agent.persistent import Persistence
+from perdure.agent.persistent_session import Persistence
 from perdure.agent.tools import Tool
 from perdure.autosave.options import INHERIT, Autosave, Inherit
 from perdure.errors import ConfigError
-from perdure.lease.terms import OnHeld
+from perdure.lease import OnHeld
 from perdure.memory.compaction import CompactionPolicy, Summarizer
 from perdure.memory.storage import MemoryStorage
-from perdure.model.keys import DEFAULT_SESSION
-from perdure.model.messages import Message, ToolCall, ToolResult
+from perdure.records.keys import DEFAULT_SESSION
+from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 
-__all__ = ["AgentConfig"]
+# Which parts of an agent are kept: a part that is off is neither saved nor restored
+
+
+class Features(msgspec.Struct, frozen=True, kw_only=True):
+    """Which parts of an agent are kept with its session.
+
+    What is stored of a part stays stored while the part is off: it comes back when
+    it is on again.
+
+    Args:
+        memory: The working memory: ``agent.working_memory``.
+        in_context_memory: Notes that the model keeps for itself, and sees in each request.
+        persistent_instructions: The agent's ``custom_instructions.md``, behind the system
+            prompt. The file is read, and never written.
+        history: The conversation. Without it each run begins with an empty context, and
+            what is said leaves no record.
+        permissions: Which tools were allowed, blocked and approved.
+        persistent_session: Another way to say ``persistent_session=True``; False says nothing.
+
+    """
+
+    memory: bool = True
+    in_context_memory: bool = False
+    persistent_instructions: bool = False
+    history: bool = True
+    permissions: bool = True
+    persistent_session: bool = False
+
+
+# What an agent is made of
+
 
 PromptProcessor = Callable[[str, AgentContext], str | Awaitable[str]]
 InputProcessor = Callable[[Message, AgentContext], Message | Awaitable[Message]]

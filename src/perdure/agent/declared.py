@@ -1,13 +1,9 @@
-"""What an agent keeps by name: its config, its states, its files.
-
-Three levels. The config are the few values that persistence.yaml declares; states are JSON under
-any key; files lie in the agent's home. All of it is durable when the call that wrote it returns,
-files when they are archived.
-"""
+"""An agent's home folder, archived with its session when it stops, brought back when it starts."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,26 +11,72 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import anyio.to_thread
 
-from perdure.agent.archiving import archives_of
-from perdure.declare.config import Part, PersistentConfig
-from perdure.declare.found import Declared, declared_beside, program_dir
-from perdure.declare.places import AgentPlace, SessionPlace
-from perdure.declare.states import check_state_key
-from perdure.declare.values import DOCUMENT, own, shared
-from perdure.declare.variables import initial_values
+from perdure.archive.archives import Archives
+from perdure.config.discover import Declared, declared_beside, program_dir
+from perdure.config.locations import AgentPlace, SessionPlace
+from perdure.config.persistent_config import Part, PersistentConfig
+from perdure.config.states import check_state_key
+from perdure.config.values import DOCUMENT, own, shared
+from perdure.config.variables import initial_values
 from perdure.errors import ConfigError, SessionError
-from perdure.model.keys import DEFAULT_SESSION
-from perdure.session.inside import folder_of, in_background, is_branch
+from perdure.records.keys import DEFAULT_SESSION
+from perdure.session.internals import folder_of, in_background, is_branch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from perdure.agent.context import AgentContext
-    from perdure.declare.archive.archives import Archives
-    from perdure.declare.schema import ConfigKey
+    from perdure.config.schema import ConfigKey
     from perdure.session.manager import SessionManager
 
-__all__ = ["RESERVED", "AgentDeclared", "Keeping", "declare", "home_of"]
+
+# An agent's home folder, archived with its session when it stops, brought back when it starts
+
+
+log: logging.Logger = logging.getLogger("perdure.agent")
+
+
+def archives_of(context: AgentContext) -> Archives:
+    """Return the archives of an agent's home, with the paths that persistence.yaml names."""
+    found = context.declared.found
+    paths = () if found is None else found.declaration.persist_paths
+    return Archives(context.session, context.config.home, paths=paths)
+
+
+def _wanted(context: AgentContext) -> Archives | None:
+    """Return the archives of an agent whose home is kept, None for one whose home is not."""
+    wanted, found = context.config.archive, context.declared.found
+    if found is None or wanted is False:
+        return None  # not started, or told not to
+    archives = archives_of(context)
+    declared = bool(found.declaration.persist_paths) and archives.home is not None
+    return archives if wanted or declared else None
+
+
+async def bring_home(context: AgentContext) -> None:
+    """Bring back the newest archive at a start, unless the home is it already, or newer."""
+    archives, found = _wanted(context), context.declared.found
+    facts = {"agent": context.agent_id}
+    if archives is not None:
+        done = await archives.resume()
+        log.info("home resumed", extra={**facts, "changed": done.changed, "kept": done.kept})
+    elif context.config.archive is None and found is not None and found.declaration.persist_paths:
+        log.warning("persist_paths not kept: give AgentConfig(home=...)", extra=facts)
+
+
+async def keep_home(context: AgentContext) -> None:
+    """Archive the home of an agent that has stopped; errors as `Archives.save`."""
+    archives = _wanted(context)
+    if archives is not None:
+        await archives.save()
+
+
+# What an agent keeps by name: its config, its states, its files
+#
+# Three levels. The config are the few values that persistence.yaml declares; states are JSON under
+# any key; files lie in the agent's home. All of it is durable when the call that wrote it returns,
+# files when they are archived.
+
 
 RESERVED: Final = frozenset({DOCUMENT, "custom_data"})
 """States that are the agent's own."""

@@ -12,20 +12,9 @@ from typing import Final, Literal
 import msgspec
 
 from perdure.memory.ledger import Approval, Effect
-from perdure.model.messages import Message, ToolCall
+from perdure.providers.tool_pairs import is_synthetic
+from perdure.records.messages import Message, ToolCall
 from perdure.restore.rebuild import is_memory
-from perdure.restore.repair import is_synthetic
-
-__all__ = [
-    "SKIPPED",
-    "Progress",
-    "Verdict",
-    "is_intact",
-    "is_unknown",
-    "progress",
-    "verdict",
-    "without_cut_answers",
-]
 
 Verdict = Literal["run", "again", "skip", "done", "ask", "interrupted"]
 """Run it: it has not begun. Run it again, with the same key. Leave it. Take what somebody says came

@@ -10,14 +10,11 @@ import anyio
 from perdure._connect import connect
 from perdure._lib.ids import random_id
 from perdure.agent.agent import Agent
-from perdure.agent.assembling import IfExists, Release, assemble, open_session, session_for
 from perdure.agent.config import AgentConfig
-from perdure.agent.creating import close_own
+from perdure.agent.create import IfExists, Release, assemble, close_own, open_session, session_for
 
 if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
-
-__all__ = ["AgentFactory"]
 
 
 @final

@@ -27,27 +27,14 @@ from perdure.agent.events import (
     ToolResultEvent,
     UserMessageReceivedEvent,
 )
+from perdure.agent.llm.failures import Overflow, overflow_of
 from perdure.agent.llm.model import Chunk, Reply, ToolSpec
-from perdure.agent.llm.overflow import Overflow, overflow_of
-from perdure.agent.processing import received
 from perdure.agent.requests import LLMRequest
+from perdure.agent.tools import received
 from perdure.errors import ContextOverflowError, SessionError
 from perdure.memory.traces import BEGIN
-from perdure.model.messages import Message, ToolResult
-from perdure.session.inside import grouped
-
-__all__ = [
-    "BootstrapEventHandler",
-    "Handler",
-    "LLMUserMessageReadyEventHandler",
-    "ToolInvocationRequestEventHandler",
-    "ToolResultEventHandler",
-    "UserInputMessageEventHandler",
-    "WorkerEventDispatcher",
-    "begin_context",
-    "set_aside",
-    "usual_handlers",
-]
+from perdure.records.messages import Message, ToolResult
+from perdure.session.internals import grouped
 
 
 class Handler(Protocol):

@@ -1,12 +1,13 @@
-"""An agent's ledger: what it has begun and not ended, kept as records and at hand.
+"""Messages that an agent has admitted, read back.
 
-Each change is a record of the session, appended synchronously as every other; the caller makes it
-durable where that matters. Without a kept history, messages are not admitted: nothing that
-is said may leave a trace.
+One whose turn began at once stands in the log once, in its turn: the ledger just has its record's
+number. All others stand in the ledger itself. A number counts as long as its record is in the turn:
+a log that was made of somebody else's state has others.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, final
@@ -15,9 +16,7 @@ import anyio
 import msgspec
 
 from perdure._lib.ids import random_id
-from perdure.agent.admitted import whole_ledger
 from perdure.agent.effects import is_unknown
-from perdure.codec.messages import encode_message
 from perdure.errors import SessionError
 from perdure.memory.ledger import (
     MOST,
@@ -29,12 +28,49 @@ from perdure.memory.ledger import (
     Policy,
     change_entry,
 )
-from perdure.model.messages import Message, ToolCall
-from perdure.model.records import ADMITTED, APPROVAL, EFFECT, Entry
-from perdure.session.inside import registry_of
+from perdure.memory.traces import begun_by
+from perdure.records.message_format import encode_message
+from perdure.records.messages import Message, ToolCall
+from perdure.records.records import ADMITTED, APPROVAL, EFFECT, MESSAGE, TURN, Entry
+from perdure.session.internals import ledger_of, registry_of, store_of
 from perdure.session.session import Session
+from perdure.session.view import SessionView
 
-__all__ = ["AgentLedger", "Decision"]
+# Messages that an agent has admitted, read back
+
+
+async def whole_ledger(session: Session | SessionView) -> Ledger:
+    """Return what is under way, with all messages; one that is not in the store is left out."""
+    ledger = await ledger_of(session)
+    for one in ledger.messages():
+        if not one.message:
+            ledger.fill(one.id, await _said(session, one))
+    return ledger
+
+
+async def _said(session: Session | SessionView, one: Admitted) -> bytes | None:
+    """Return a message from where its turn has it; None if that turn is not there."""
+    if one.seq is None:
+        return None
+    payload = None
+    log = store_of(session).read_log(session.key, before=one.seq + 1, reverse=True)
+    async with contextlib.aclosing(log) as chunks:
+        async for chunk in chunks:
+            for record in chunk.records:
+                if payload is not None and record.kind == TURN:
+                    return payload if begun_by(record) == one.turn else None
+                if payload is None and (record.seq, record.kind) != (one.seq, MESSAGE):
+                    return None
+                payload = payload or record.payload
+    return None
+
+
+# An agent's ledger: what it has begun and not ended, kept as records and at hand
+#
+# Each change is a record of the session, appended synchronously as every other; the caller makes
+# it durable where that matters. Without a kept history, messages are not admitted: nothing that is
+# said may leave a trace.
+
 
 E = TypeVar("E")
 

@@ -17,24 +17,24 @@ from typing import Final, final
 
 import msgspec
 
-from perdure.agent.compacting import Compacted, Compacting, Known, trimmer
+from perdure.agent.compaction import Compacted, Compacting, Known, trimmer
+from perdure.agent.context import TurnTracker
+from perdure.agent.llm.failures import Overflow
 from perdure.agent.llm.model import ToolSpec
-from perdure.agent.llm.overflow import Overflow
 from perdure.agent.raw_turns import RawTurns
-from perdure.agent.turns import TurnTracker
-from perdure.codec.json import encode
-from perdure.codec.messages import decode_message, encode_message
-from perdure.codec.redaction import redact
 from perdure.errors import NotStorableError
-from perdure.memory.budget import tokens_of
 from perdure.memory.compaction import Compaction, CompactionPolicy, Compactor
-from perdure.memory.context import WorkingContextSnapshot
+from perdure.memory.context import WorkingContextSnapshot, tokens_of
 from perdure.memory.documents import Turned
 from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
-from perdure.memory.raw_trace import SOURCE, RawTrace
 from perdure.memory.retrieval import Retriever
-from perdure.model.messages import Message, ToolCall
-from perdure.model.records import TURN, Entry
+from perdure.memory.traces import SOURCE, RawTrace
+from perdure.providers.tool_pairs import interrupted_result
+from perdure.records.json import encode
+from perdure.records.message_format import decode_message, encode_message
+from perdure.records.messages import Message, ToolCall
+from perdure.records.records import TURN, Entry
+from perdure.records.redaction import redact
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.rebuild import (
     CompactionSnapshotBuilder,
@@ -43,11 +43,11 @@ from perdure.restore.rebuild import (
     raw_part,
     system_prompt_of,
 )
-from perdure.restore.repair import interrupted_result, repair
+from perdure.restore.repair import repair
 from perdure.restore.report import Source
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
 from perdure.session.entries import entry_of
-from perdure.session.inside import (
+from perdure.session.internals import (
     exclusively,
     fold_soon,
     has_worker,
@@ -59,8 +59,6 @@ from perdure.session.inside import (
     working_context,
 )
 from perdure.session.session import Session
-
-__all__ = ["MemoryManager"]
 
 log: logging.Logger = logging.getLogger("perdure.agent")
 

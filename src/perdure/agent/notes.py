@@ -10,10 +10,8 @@ import msgspec
 
 from perdure.agent.tools import Tool
 from perdure.errors import ConfigError
-from perdure.model.messages import Message
+from perdure.records.messages import Message
 from perdure.session.contributors import RestoreContext
-
-__all__ = ["InContextMemory", "Priority", "with_notes"]
 
 Priority = Literal["low", "normal", "high", "critical"]
 

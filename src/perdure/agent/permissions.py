@@ -12,8 +12,6 @@ from typing import Any, Final, Literal, final
 
 from perdure.session.contributors import RestoreContext
 
-__all__ = ["Permissions", "Verdict"]
-
 Verdict = Literal["allowed", "blocked", "open"]
 """What is known of a tool; ``open`` means that nobody has decided."""
 

@@ -14,22 +14,21 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import anyio
 
-from perdure.agent.features import Features
+from perdure.agent.config import Features
 from perdure.agent.llm.model import ToolSpec
 from perdure.agent.notes import InContextMemory
 from perdure.agent.permissions import Permissions
-from perdure.codec.redaction import redact
 from perdure.errors import ConfigError
-from perdure.memory.in_session import SessionMemoryStorage
+from perdure.memory.storage import SessionMemoryStorage
+from perdure.records.redaction import redact
 from perdure.session.contributors import Attachment, Contributor, RestoreContext
-from perdure.session.inside import attach, folder_of
+from perdure.session.internals import attach, folder_of
 
 if TYPE_CHECKING:
     from perdure.agent.config import AgentConfig
     from perdure.memory.storage import MemoryStorage
     from perdure.session.session import Session
 
-__all__ = ["AgentPlugins", "PersistentInstructions", "StoredConfig", "ToolSettings"]
 
 log: logging.Logger = logging.getLogger("perdure.agent")
 

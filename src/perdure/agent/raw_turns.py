@@ -10,16 +10,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import final
 
-from perdure.agent.compacting import Blocks, Compacting
-from perdure.codec.messages import decode_message
-from perdure.memory.blocks import blocks_of
-from perdure.memory.raw_trace import RawTrace, traces_of
-from perdure.memory.traces import RawTurn, find_turn, newest_turns, read_turns
-from perdure.model.messages import Message
-from perdure.session.inside import registry_of, store_of
+from perdure.agent.compaction import Blocks, Compacting
+from perdure.memory.compaction import blocks_of
+from perdure.memory.traces import RawTrace, RawTurn, find_turn, newest_turns, read_turns, traces_of
+from perdure.records.message_format import decode_message
+from perdure.records.messages import Message
+from perdure.session.internals import registry_of, store_of
 from perdure.session.session import Session
-
-__all__ = ["RawTurns"]
 
 
 @final

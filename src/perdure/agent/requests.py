@@ -17,10 +17,8 @@ from perdure.agent.events import (
 from perdure.agent.memory import MemoryManager
 from perdure.agent.notes import with_notes
 from perdure.agent.results import reference_of, resolved
-from perdure.model.messages import Message
 from perdure.providers import render
-
-__all__ = ["LLMRequest", "LLMRequestAssembler", "render_openai"]
+from perdure.records.messages import Message
 
 
 class LLMRequest(msgspec.Struct, frozen=True):

@@ -15,17 +15,14 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.codec.json import decode, encode
-from perdure.codec.tags import Tags, Types
-from perdure.codec.values import OnUnstorable, decode_value, encode_value
 from perdure.errors import CorruptRecordError, FormatError, NotStorableError, StoreError
-from perdure.model.messages import Extra, Message, ToolResult
-from perdure.session.inside import registry_of, store_of
-from perdure.session.pieces import name_of
+from perdure.records.chunks import name_of
+from perdure.records.json import decode, encode
+from perdure.records.messages import Extra, Message, ToolResult
+from perdure.records.values import OnUnstorable, Tags, Types, decode_value, encode_value
+from perdure.session.internals import registry_of, store_of
 from perdure.session.session import Session
 from perdure.session.view import SessionView
-
-__all__ = ["REFERENCE", "ResultReference", "claimed", "reference_of", "resolved"]
 
 REFERENCE: Final = "tool_result_ref"
 """The field of a stored result that says where all of it is."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import final
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, final
 from weakref import WeakSet
 
+import anyio
+
 from perdure._lib.host import Host
+from perdure.agent.bootstrap import keep_custom_data
 from perdure.agent.context import AgentContext
+from perdure.agent.declared import keep_home
 from perdure.agent.events import (
     AgentEvent,
+    EventStream,
     ResumeEvent,
     TurnEnded,
     TurnFailed,
@@ -18,16 +24,16 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.agent.handlers import WorkerEventDispatcher, usual_handlers
-from perdure.agent.inputs import InputQueues, LoadRequest, Posted
-from perdure.agent.resuming import unfinished
-from perdure.agent.streams import EventStream
-from perdure.agent.waiting import refuse_to_wait
+from perdure.agent.queues import InputQueues, LoadRequest, Posted
+from perdure.agent.resume import unfinished
+from perdure.agent.tools import refuse_to_wait
 from perdure.agent.worker import AgentWorker
 from perdure.errors import SessionClosedError, SessionError
-from perdure.session.inside import home_of
+from perdure.session.internals import disclaim, home_of
 from perdure.session.runtime import wrong_loop
 
-__all__ = ["AgentRuntime"]
+# An agent's runtime: the worker, the host task that it runs in, and who listens to it
+
 
 _LATER = ("its tools, hooks and processors", "may post_user_message(), which is answered later")
 
@@ -238,3 +244,85 @@ class AgentRuntime:
 
     async def _torn_down(self) -> None:
         self.drain()  # the loop is being closed: what the turn has is the manager's to save
+
+
+# What is done about an agent that has stopped: keep what it has, then close what it had open
+#
+# Whatever fails, or is cancelled, the closing is done to its end: otherwise the session would stay
+# claimed, processes would stay behind, and a store of the agent's own would stay locked.
+
+
+log: logging.Logger = logging.getLogger("perdure.agent")
+
+CLOSING: Final = 30.0
+"""Seconds that each part has to close that was opened for the agent."""
+
+
+@final
+class Leaving:
+    """Leave one agent's session, once.
+
+    Args:
+        context: The agent's.
+        save: Whether what came after the last turn is saved.
+        release: Gives back what was opened for the agent's session.
+
+    """
+
+    def __init__(
+        self, context: AgentContext, *, save: bool, release: Callable[[], Awaitable[object]] | None
+    ) -> None:
+        self._context = context
+        self._save = save
+        self._release = release
+        self.begun: bool = False
+
+    async def let_go(self, *, within: float | None) -> None:
+        """Keep what the agent has, and let go of its session; do nothing the second time.
+
+        Args:
+            within: Seconds for the first of the two; None for as long as it takes. What the
+                session has not saved by then is its manager's to save.
+
+        """
+        if self.begun:
+            return
+        self.begun = True
+        try:
+            with anyio.move_on_after(within) as scope:
+                await self._keep()
+            if scope.cancelled_caught:
+                log.warning("an agent was not saved in time", extra=self._facts)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._close()
+
+    async def _keep(self) -> None:
+        context = self._context
+        if context.session.is_writable:
+            await context.declared.flush()
+        if self._save and context.session.is_writable:
+            try:
+                keep_custom_data(context)
+            finally:
+                await context.session.save()
+                await context.plugins.memory.flush()
+                await keep_home(context)
+
+    async def _close(self) -> None:
+        context = self._context
+        context.plugins.detach()
+        disclaim(context.session, context)
+        await context.session.__aexit__(None, None, None)
+        for close in reversed(context.at_stop):
+            try:
+                with anyio.fail_after(CLOSING):
+                    await close()
+            except Exception as error:  # it does not keep the others open
+                log.warning("a part did not close", extra=self._facts, exc_info=error)
+        if self._release is not None:
+            await self._release()
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        return {"agent": self._context.agent_id}

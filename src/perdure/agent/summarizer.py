@@ -19,12 +19,11 @@ from perdure.agent.llm.named import named_model
 from perdure.errors import ConfigError, FormatError
 from perdure.memory.compaction import Summary, TurnTrace
 from perdure.memory.facts import Fact
-from perdure.model.messages import Message
+from perdure.records.messages import Message
 
 if TYPE_CHECKING:
     from perdure.agent.context import AgentContext
 
-__all__ = ["ModelSummarizer"]
 
 INSTRUCTIONS: Final = """\
 You keep the memory of an assistant. Below is a part of its conversation that it will not see any \

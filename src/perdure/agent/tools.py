@@ -10,24 +10,38 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from functools import partial
-from typing import Annotated, Any, Final, final, get_args, get_type_hints, overload
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    TypeVar,
+    final,
+    get_args,
+    get_type_hints,
+    overload,
+)
 
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from perdure._lib.ids import random_id
 from perdure.agent.context import AgentContext
+from perdure.agent.events import AgentEvent
 from perdure.agent.llm.model import ToolSpec
-from perdure.codec.values import OnUnstorable
-from perdure.errors import ConfigError, ToolOutcomeUnknownError
+from perdure.errors import ConfigError, SessionError, ToolOutcomeUnknownError
 from perdure.memory.ledger import Policy
-from perdure.model.messages import ToolCall, ToolResult
+from perdure.records.messages import Message, ToolCall, ToolResult
+from perdure.records.values import OnUnstorable
 
-__all__ = ["Tool", "Toolbox", "is_certain", "tool"]
+# Tools: plain functions that a model may call
+
 
 KEY: Final = "idempotency_key"
 """The parameter that gets the call's idempotency key."""
@@ -355,3 +369,117 @@ def _described(docstring: str) -> dict[str, str]:
         elif last is not None:
             described[last] += f" {line.strip()}"
     return described
+
+
+# Tools, hooks and processors: an agent waits for them, so they must not wait for the agent
+
+
+class _Wait:
+    """One call of such code; what it leaves running when it returns may wait for the agent."""
+
+    __slots__ = ("context", "over")
+
+    def __init__(self, context: AgentContext) -> None:
+        self.context = context
+        self.over = False
+
+
+_wait: ContextVar[_Wait | None] = ContextVar("perdure_wait", default=None)
+
+
+@contextlib.contextmanager
+def waited_for(context: AgentContext) -> Iterator[None]:
+    """Note that an agent waits for what runs in the block."""
+    wait = _Wait(context)
+    token = _wait.set(wait)
+    try:
+        yield
+    finally:
+        wait.over = True
+        _wait.reset(token)
+
+
+def refuse_to_wait(context: AgentContext, what: str, cure: str) -> None:
+    """Refuse to wait for an agent where the agent waits for the caller.
+
+    Args:
+        context: The agent's.
+        what: What the caller would wait for.
+        cure: What to do instead.
+
+    Raises:
+        SessionError: It does.
+
+    """
+    wait = _wait.get()
+    if wait is not None and wait.context is context and not wait.over:
+        message = f"agent {context.agent_id!r} would wait for itself: {what} {cure}"
+        raise SessionError(message, agent=context.agent_id)
+
+
+# The functions of the application's that messages and results pass on their way
+
+
+log: logging.Logger = logging.getLogger("perdure.agent")
+
+T = TypeVar("T")
+
+
+async def maybe_await(value: Any, context: AgentContext) -> Any:
+    """Return what a function of the application's returns, awaited if it has to be."""
+    if not inspect.isawaitable(value):
+        return value
+    with waited_for(context):
+        return await value
+
+
+def require(made: Any, kind: type[T], process: Any, option: str) -> T:
+    """Return what a processor has made.
+
+    Raises:
+        ConfigError: It is of another kind, as where a ``return`` was forgotten.
+
+    """
+    if isinstance(made, kind):
+        return made
+    name = getattr(process, "__qualname__", type(process).__name__)
+    shown = "None" if made is None else f"a {type(made).__name__}"
+    message = f"{option}: {name} returned {shown}: it must return a {kind.__name__}"
+    raise ConfigError(message, option=option, value=made)
+
+
+async def received(message: Message, context: AgentContext) -> Message:
+    """Return a user's message as the input processors make it."""
+    for process in context.config.input_processors:
+        made = await maybe_await(process(message, context), context)
+        message = require(made, Message, process, "input_processors")
+    return message
+
+
+async def processed(result: ToolResult, call: ToolCall, context: AgentContext) -> ToolResult:
+    """Return a result as the processors make it; one that fails makes it an error."""
+    try:
+        for process in context.config.tool_result_processors:
+            made = await maybe_await(process(result, context), context)
+            result = require(made, ToolResult, process, "tool_result_processors")
+            result = replace(result, call_id=call.id)  # whatever it made, this call is answered
+    except Exception as error:  # noqa: BLE001  # as if the tool itself had failed
+        why = f"the result could not be processed: {type(error).__name__}: {error}"
+        return ToolResult(call.id, call.name, error=why)
+    return result
+
+
+async def lived(event: AgentEvent, context: AgentContext) -> None:
+    """Have the lifecycle hooks called, in order; what one raises comes out of here."""
+    for hook in context.config.lifecycle_hooks:
+        await maybe_await(hook(event, context), context)
+
+
+async def told_of(event: AgentEvent, context: AgentContext) -> None:
+    """Have the lifecycle hooks called about what cannot be changed any more; never fails."""
+    for hook in context.config.lifecycle_hooks:
+        try:
+            await maybe_await(hook(event, context), context)
+        except Exception:
+            facts = {"agent": context.agent_id, "event": type(event).__name__}
+            log.exception("a lifecycle hook failed", extra=facts)

@@ -28,16 +28,14 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.agent.handlers import WorkerEventDispatcher, begin_context
-from perdure.agent.inputs import InputQueues, LoadRequest, Posted
-from perdure.agent.processing import lived, told_of
-from perdure.agent.resuming import first_event, go_on, to_resume, unfinished
+from perdure.agent.queues import InputQueues, LoadRequest, Posted
+from perdure.agent.resume import first_event, go_on, to_resume, unfinished
+from perdure.agent.tools import lived, told_of
 from perdure.errors import ContextOverflowError, PerdureError, SessionClosedError
-from perdure.model.messages import Message
-from perdure.model.records import Entry
-from perdure.session.inside import end_with
+from perdure.records.messages import Message
+from perdure.records.records import Entry
+from perdure.session.internals import end_with
 from perdure.session.turn import Turn
-
-__all__ = ["AgentWorker"]
 
 log: logging.Logger = logging.getLogger("perdure.agent")
 

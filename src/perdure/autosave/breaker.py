@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal, final
 
-__all__ = ["Breaker", "BreakerState"]
-
 BreakerState = Literal["closed", "open", "recovering"]
 
 MOST_DOUBLED: Final = 32

@@ -13,15 +13,13 @@ from typing import final
 
 import anyio
 
-from perdure._lib import within
-from perdure._lib.exits import exit_in
+from perdure._lib import task_scope
 from perdure._lib.host import Host
-from perdure._lib.waiting import was_cancelled
+from perdure._lib.signals import exit_in
+from perdure._lib.tasks import was_cancelled
 from perdure.autosave.core import Core
 from perdure.autosave.events import CaptureFailed
 from perdure.autosave.tracked import Tracked
-
-__all__ = ["Contributors"]
 
 RUNNERS = 16
 
@@ -116,7 +114,7 @@ class Contributors:
         if t.before_capture is None or t.end is not None:
             return
         t.contributing = True
-        stay = within.enter(t)
+        stay = task_scope.enter(t)
         try:
             with anyio.fail_after(self._core.engine.capture_timeout):
                 await t.before_capture()

@@ -17,13 +17,13 @@ store's answer, and what was appended meanwhile makes the session due again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, final
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final, NamedTuple, final
 
 from perdure._lib.backoff import backoff
-from perdure.autosave.books import Books
+from perdure.autosave import errors
 from perdure.autosave.breaker import Breaker
-from perdure.autosave.capture import drop_first, whole_groups
 from perdure.autosave.events import (
     BreakerClosed,
     BreakerOpened,
@@ -32,14 +32,203 @@ from perdure.autosave.events import (
     Saved,
     SaveFailed,
 )
-from perdure.autosave.intake import Intake
 from perdure.autosave.options import INHERIT, Autosave, Engine, Inherit
+from perdure.autosave.registry import Books
 from perdure.autosave.schedule import Schedule
-from perdure.autosave.tracked import State, Tracked, Waiter
-from perdure.model.keys import SessionKey
+from perdure.autosave.tracked import OVERHEAD, State, Tracked, Waiter
+from perdure.errors import (
+    AcknowledgedRecordsLostError,
+    ConfigError,
+    FormatError,
+    LeaseError,
+    NotStorableError,
+    StoreUnavailableError,
+)
+from perdure.records.keys import SessionKey
+from perdure.records.records import Entry
 from perdure.store import Batch, Capabilities, Outcome, Status
 
-__all__ = ["INHERIT", "Core", "Inherit", "Save", "State", "Tracked"]
+# How much of a session one save takes: whole groups, up to a limit
+#
+# Decisions only, over values.
+
+
+def size_of(entries: Sequence[Entry]) -> int:
+    """Return what entries count as unsaved bytes."""
+    return sum([len(entry.payload) for entry in entries]) + OVERHEAD * len(entries)
+
+
+def as_group(entries: Sequence[Entry], *, closed: bool) -> tuple[Entry, ...]:
+    """Return entries as one group: none but the last has ``end``, and that if ``closed``."""
+    last = len(entries) - 1
+    return tuple(
+        [
+            entry if entry.end is ends else entry._replace(end=ends)
+            for entry, ends in [(entry, closed and n == last) for n, entry in enumerate(entries)]
+        ]
+    )
+
+
+def drop_first(t: Tracked, count: int) -> None:
+    """Forget the first records of a session, which are durable."""
+    records = t.records
+    if records is not None:
+        del records[:count]
+        if not records:
+            t.records = None
+
+
+def whole_groups(
+    pending: Sequence[Entry], *, limit: int, most_records: int, most_bytes: int
+) -> tuple[int, int]:
+    """Return how many records of ``pending[:limit]`` to take, and their bytes.
+
+    As many whole groups as ``most_records`` and ``most_bytes`` allow, but at least one.
+    """
+    size = taken = taken_bytes = 0
+    for count, entry in enumerate(islice(pending, limit), 1):
+        size += len(entry.payload) + OVERHEAD
+        if taken and (count > most_records or size > most_bytes):
+            break
+        if entry.end:
+            taken, taken_bytes = count, size
+    return taken, taken_bytes
+
+
+# How records come in: accepted as a group, or refused as one
+#
+# Decisions only. ``append`` is the hot path of the whole library: an agent calls it for each
+# message, and a server for thousands of sessions; so it is written out, and asks the unusual
+# questions only when one comparison says that something is unusual.
+
+
+@final
+class Intake:
+    """Accept records for sessions.
+
+    Args:
+        books: The registers.
+        schedule: Told what has become due.
+        engine: The finer knobs.
+        record_max: The largest payload that the store takes.
+
+    """
+
+    def __init__(
+        self, books: Books, schedule: Schedule, engine: Engine, *, record_max: int
+    ) -> None:
+        self._books = books
+        self._pressure = books.pressure
+        self._schedule = schedule
+        self._engine = engine
+        self._record_max = record_max
+
+    def append(self, t: Tracked, entries: tuple[Entry, ...], now: float) -> int:
+        """Accept entries as one group, or refuse them all; return the version."""
+        count = len(entries)
+        if count == 1:
+            size = len(entries[0][1]) + OVERHEAD
+        elif count:
+            size = size_of(entries)
+        else:
+            return t.version
+        pressure = self._pressure
+        if t.refuses or pressure.dirty_bytes >= pressure.ceiling or size > self._record_max:
+            self._admit(t, entries, now)
+        if count > 1 or t.groups or not entries[0][2]:
+            entries = as_group(entries, closed=not t.groups)
+        if t.records is None:
+            t.records = [*entries]
+        else:
+            t.records += entries
+        t.version += count
+        t.pending_bytes += size
+        pressure.dirty_bytes += size
+        t.last_at = now
+        if t.first_at is None or t.groups:
+            self._begin(t, now)
+        elif (
+            not t.ticket
+            and (o := t.options) is not None
+            and (t.pending_bytes >= o.max_bytes or t.version - t.durable >= o.max_records)
+        ):
+            self._fill(t, now)
+        return t.version
+
+    def _admit(self, t: Tracked, entries: tuple[Entry, ...], now: float) -> None:
+        """Refuse what cannot be accepted. Slow, and only asked when something is unusual."""
+        sealed = self._pressure.sealed and not t.contributing
+        if sealed or not t.writable:
+            raise errors.ended(t)
+        if t.end is not None and t.pending_bytes >= self._engine.quarantine_bytes:
+            raise errors.ended(t)
+        largest = max([len(entry.payload) for entry in entries])
+        if largest > self._record_max:
+            raise errors.too_large(t, size=largest, limit=self._record_max)
+        if self._pressure.rises():
+            self._schedule.rush(self._books.unsaved, rushed=True)
+            self._books.note_pressure(now)
+        if self._pressure.blocking and not t.contributing:
+            if not t.granted:
+                raise self._books.overloaded(t, now)
+            t.granted = False
+
+    def _begin(self, t: Tracked, now: float) -> None:
+        """Note the first change that no save has captured, and make the session due."""
+        if t.groups and t.group_at is None:
+            t.group_at = now
+        if t.first_at is not None:
+            return
+        t.first_at = now
+        if t.oldest_at is None:
+            t.oldest_at = now
+            if t.end is None:
+                self._books.unsaved[t] = None
+        o = t.options
+        if o is not None and (
+            t.pending_bytes >= o.max_bytes or t.version - t.durable >= o.max_records
+        ):
+            self._fill(t, now)
+        if t.inflight is None:
+            self._schedule.begin(t, now)
+
+    def _fill(self, t: Tracked, now: float) -> None:
+        """Make a session due if much of it is with no save."""
+        o = t.options
+        if o is None:
+            return
+        captured = t.durable if t.inflight is None else t.inflight
+        size = t.pending_bytes - t.captured_bytes
+        if size >= o.max_bytes or t.version - captured >= o.max_records:
+            self._schedule.hasten(t, now)
+
+    def open_group(self, t: Tracked) -> None:
+        """Hold back what is appended from now on, until the group is closed."""
+        if not t.groups:
+            t.group_from = t.version
+        t.groups += 1
+
+    def close_group(self, t: Tracked, now: float) -> None:
+        """Make what was appended since ``open_group`` one group."""
+        t.groups -= 1
+        if t.groups:
+            return
+        if t.records and t.version > t.group_from:
+            t.records[-1] = t.records[-1]._replace(end=True)
+        t.group_at, t.group_warned = None, False
+        self._fill(t, now)
+        self._schedule.arm(t, now)
+
+    def seal(self, t: Tracked | None) -> None:
+        """Accept nothing more, for one session or for all; contributors still may."""
+        if t is None:
+            self._pressure.seal()
+        else:
+            t.sealed = t.refuses = True
+
+    def unseal(self, t: Tracked) -> None:
+        """Accept records of one session again."""
+        t.sealed, t.refuses = False, t.end is not None
 
 
 SPREAD = 64
@@ -408,3 +597,61 @@ class Core:
         t.narrow = 0
         t.last_error = None
         self.books.stuck.pop(t, None)
+
+
+# How much is unsaved over all sessions, and what follows from it
+#
+# Decisions only. Above ``dirty_soft`` nothing waits for a debounce any more; at ``dirty_hard``, or
+# when a failing session's oldest change is older than ``max_unsaved_age``, the outage policy
+# blocks what would add more.
+
+
+# What a store's answer means, and what an exception means where an answer was due
+
+
+ANSWERS: Final = frozenset({Status.OK, Status.CONFLICT, Status.PERMANENT})
+"""What only a store that works can say."""
+
+REFUSALS: Final = frozenset({Status.CONFLICT, Status.PERMANENT})
+"""What is final for a session."""
+
+_PERMANENT: Final = (
+    NotStorableError,
+    FormatError,
+    ConfigError,
+    TypeError,
+    ValueError,
+    OverflowError,
+)
+"""Errors of the values that were sent: sending them again cannot help."""
+
+
+def outcome_of(error: Exception) -> Outcome:
+    """Return what an exception from ``append_many`` means, which should raise nothing.
+
+    An unknown error leaves open what was written: in doubt, so it is sent again.
+    """
+    if isinstance(error, (LeaseError, AcknowledgedRecordsLostError)):
+        return Outcome(Status.CONFLICT, error)
+    if isinstance(error, _PERMANENT):
+        return Outcome(Status.PERMANENT, error)
+    return Outcome(Status.IN_DOUBT, error)
+
+
+def in_doubt(why: str) -> Outcome:
+    """Return the outcome of a save that was given up."""
+    return Outcome(Status.IN_DOUBT, StoreUnavailableError(why))
+
+
+def complete(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
+    """Return one outcome for each batch, even if the store gave fewer."""
+    missing = count - len(outcomes)
+    if missing <= 0:
+        return list(outcomes[:count])
+    why = f"the store answered for {len(outcomes)} of {count} sessions: report it to its author"
+    return [*outcomes, *[in_doubt(why)] * missing]
+
+
+def all_permanent(outcomes: Sequence[Outcome]) -> bool:
+    """Whether a batch was refused whole, perhaps because of one session in it."""
+    return all(outcome.status is Status.PERMANENT for outcome in outcomes)

@@ -5,30 +5,16 @@ They hold ids, counts and sizes, never content. Durations are seconds.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import logging
+from collections.abc import Callable
+from typing import TypeAlias, final
 
 import msgspec
 
-from perdure.model.keys import SessionKey
+from perdure._lib.logs import log_failure
+from perdure.records.keys import SessionKey
 
-__all__ = [
-    "BreakerClosed",
-    "BreakerOpened",
-    "CaptureFailed",
-    "Degraded",
-    "Event",
-    "GroupOpenTooLong",
-    "Idle",
-    "LoopBlocked",
-    "Lost",
-    "Quarantined",
-    "Recovered",
-    "Resumed",
-    "SaveFailed",
-    "Saved",
-    "Stalled",
-    "StoreWarned",
-]
+# What autosave reports: small frozen values, given to ``on_event`` one by one
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
@@ -175,3 +161,76 @@ Event: TypeAlias = (
     | GroupOpenTooLong
     | Idle
 )
+
+
+# Telling people: every event to ``on_event``, and the few that need a person to the log
+#
+# A failing autosave is logged at its first failure, when the breaker opens and at recovery, not
+# otherwise; a store that is down for an hour must not fill a disk.
+
+
+log: logging.Logger = logging.getLogger("perdure.autosave")
+
+LOGGED: dict[type[Event], tuple[int, str]] = {
+    SaveFailed: (logging.WARNING, "autosave failed, it goes on trying"),
+    BreakerOpened: (logging.ERROR, "the store is taken for down, unsaved changes pile up"),
+    Recovered: (logging.INFO, "autosave works again"),
+    Quarantined: (logging.ERROR, "the store refuses a record for good"),
+    Lost: (logging.ERROR, "another process has taken it over"),
+    LoopBlocked: (logging.WARNING, "something blocked the event loop and delayed a save"),
+    StoreWarned: (logging.ERROR, "the store may lose what it keeps"),
+    CaptureFailed: (logging.WARNING, "a contributor failed, the save went on without it"),
+    GroupOpenTooLong: (logging.WARNING, "a group stays open, its changes are not saved"),
+}
+
+
+@final
+class Reporter:
+    """Deliver events.
+
+    Args:
+        waiting: Where they are noted; taken from there.
+        on_event: Called with each; an exception from it is logged.
+
+    """
+
+    def __init__(self, waiting: list[Event], on_event: Callable[[Event], None] | None) -> None:
+        self._waiting = waiting
+        self._on_event = on_event
+
+    def deliver(self) -> None:
+        """Report what has happened since the last time."""
+        while self._waiting:
+            taken = self._waiting.copy()
+            self._waiting.clear()
+            for event in taken:
+                self._report(event)
+
+    def _report(self, event: Event) -> None:
+        logged = LOGGED.get(type(event))
+        if logged is not None and not (isinstance(event, SaveFailed) and not event.first):
+            level, message = logged
+            error = getattr(event, "error", None)
+            if isinstance(event, Lost) and event.missing:
+                message = "the store no longer has %d records of it that it had acknowledged"
+                message %= event.missing
+            if isinstance(event, (Lost, Quarantined)):  # somebody has to act
+                message = f"session %s: {message}; %s of its records are only in memory"
+                log.log(
+                    level, message, event.key, event.unsaved, extra=_facts(event), exc_info=error
+                )
+            else:
+                log_failure(log, level, message, error, extra=_facts(event))
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(event)
+        except Exception:
+            log.exception("on_event failed")
+
+
+def _facts(event: Event) -> dict[str, object]:
+    facts = {name: getattr(event, name) for name in event.__struct_fields__ if name != "error"}
+    if "key" in facts:
+        facts["session"] = str(facts.pop("key"))
+    return facts

@@ -1,24 +1,160 @@
-"""When each session is looked at, and in which order: the wheel and the ready lanes.
+"""A lazy timer wheel: what is to be looked at again, by slots of time.
 
-Decisions only. A session with changes is due at
-``min(last + debounce, first + max_delay)``, a little earlier by jitter and by the wheel's
-rounding, never later. It waits in the wheel, at most once, and is looked at when its slot
-begins: not due any more, it goes into a later slot; due, it goes to the ready lanes.
-A change that makes it later moves nothing; one that makes it earlier puts it there at once.
+Decisions only. An entry is put into the slot in which its time lies, and comes out when
+that slot *begins*, so never late by rounding. A change that moves a time later costs nothing
+here: whoever added the entry looks again when it comes out, and handles it or adds it anew.
+What is of no interest any more is taken out at once, or the wheel would keep it in memory.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable
-from typing import Final, final
+from math import isfinite
+from typing import Final, Generic, TypeAlias, TypeVar, final
 
 from perdure.autosave.events import Event, GroupOpenTooLong
 from perdure.autosave.options import Engine
-from perdure.autosave.ready import Ready
-from perdure.autosave.tracked import Tracked
-from perdure.autosave.wheel import NEVER, Wheel
+from perdure.autosave.tracked import NEVER, Tracked
 
-__all__ = ["SLOT", "Schedule"]
+# A lazy timer wheel: what is to be looked at again, by slots of time
+
+
+T = TypeVar("T")
+
+
+@final
+class Wheel(Generic[T]):
+    """Keep entries by slot; cost and memory go with the entries, not with the time.
+
+    Args:
+        width: Seconds that a slot lasts.
+
+    """
+
+    __slots__ = ("_buckets", "_order", "next_at", "width")
+
+    def __init__(self, width: float) -> None:
+        self.width: float = width
+        self.next_at: float = float("inf")
+        """When the first slot that holds something begins."""
+        self._buckets: dict[int, dict[T, None]] = {}
+        self._order: list[int] = []
+
+    def slot(self, at: float) -> int:
+        """Return the slot in which a time lies."""
+        return int(at / self.width)
+
+    def add(self, entry: T, slot: int) -> bool:
+        """Put an entry into a slot; return whether it is now the first one."""
+        bucket = self._buckets.get(slot)
+        if bucket is not None:
+            bucket[entry] = None
+            return False
+        self._buckets[slot] = {entry: None}
+        heapq.heappush(self._order, slot)
+        self.next_at = self._order[0] * self.width
+        return self._order[0] == slot
+
+    def discard(self, entry: T, slot: int) -> None:
+        """Take an entry out of a slot, if it is there; the slot itself stays."""
+        bucket = self._buckets.get(slot)
+        if bucket is not None:
+            bucket.pop(entry, None)
+
+    def pop(self, now: float, limit: int) -> tuple[int, list[T]]:
+        """Take at most ``limit`` entries out of the first slot that has begun.
+
+        Returns the slot and the entries; none if no slot has begun, or all have left it.
+        """
+        if self.next_at > now:
+            return NEVER, []
+        slot = self._order[0]
+        bucket = self._buckets[slot]
+        taken = [bucket.popitem()[0] for _ in range(min(limit, len(bucket)))]
+        if not bucket:
+            del self._buckets[slot]
+            heapq.heappop(self._order)
+            self.next_at = self._order[0] * self.width if self._order else float("inf")
+        return slot, taken
+
+
+# Sessions that are due, earliest deadline first, in two lanes
+#
+# Decisions only. Those that somebody waits for have a lane of their own; while both lanes hold
+# something they take turns, so that callers of ``save`` get at most every other place and can
+# never starve autosave. Within a lane the earliest deadline comes first, then the smaller session,
+# then the one that was due first.
+# A session moves between lanes by being pushed again: its ticket names its only valid place. What
+# is left behind in the other lane is a number without a session, and is skipped.
+
+
+_Place: TypeAlias = tuple[float, int, int]
+"""Deadline, bytes, ticket."""
+
+
+@final
+class Ready:
+    """Keep the sessions that wait for a place in a batch."""
+
+    __slots__ = ("_calm", "_last", "_tickets", "_urgent", "_urgent_next")
+
+    def __init__(self) -> None:
+        self._urgent: list[_Place] = []
+        self._calm: list[_Place] = []
+        self._urgent_next = True
+        self._last = 0
+        self._tickets: dict[int, Tracked] = {}
+        """The tickets that are valid."""
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def push(self, t: Tracked, deadline: float, *, urgent: bool) -> None:
+        """Add a session, or move it; its ticket says that it is here."""
+        self.drop(t)
+        self._last = t.ticket = ticket = self._last + 1
+        self._tickets[ticket] = t
+        lane = self._urgent if urgent else self._calm
+        heapq.heappush(lane, (deadline, t.pending_bytes, ticket))
+
+    def drop(self, t: Tracked) -> None:
+        """Take a session out, if it is here."""
+        if t.ticket:
+            del self._tickets[t.ticket]
+            t.ticket = 0
+
+    def pop(self) -> Tracked | None:
+        """Take the next session out; None if there is none."""
+        lane = self._next_lane()
+        if lane is None:
+            return None
+        t = self._tickets.pop(heapq.heappop(lane)[2])
+        t.ticket = 0
+        return t
+
+    def _next_lane(self) -> list[_Place] | None:
+        urgent, calm = self._holds(self._urgent), self._holds(self._calm)
+        if not (urgent and calm):
+            return self._urgent if urgent else self._calm if calm else None
+        chosen = self._urgent if self._urgent_next else self._calm
+        self._urgent_next = not self._urgent_next
+        return chosen
+
+    def _holds(self, lane: list[_Place]) -> bool:
+        while lane and lane[0][2] not in self._tickets:
+            heapq.heappop(lane)
+        return bool(lane)
+
+
+# When each session is looked at, and in which order: the wheel and the ready lanes
+#
+# Decisions only. A session with changes is due at ``min(last + debounce, first + max_delay)``, a
+# little earlier by jitter and by the wheel's rounding, never later. It waits in the wheel, at most
+# once, and is looked at when its slot begins: not due any more, it goes into a later slot; due, it
+# goes to the ready lanes. A change that makes it later moves nothing; one that makes it earlier
+# puts it there at once.
+
 
 SLOT: Final = 0.05
 """Seconds that a slot of the wheel lasts: a save starts up to this much early."""
@@ -235,3 +371,64 @@ def deadline(t: Tracked) -> float:
     """Return the time by which the session's save should have begun: its rank."""
     longest = NO_TIMERS_DEADLINE if t.options is None else t.options.max_delay
     return (t.first_at or 0.0) + longest
+
+
+# Which clean sessions nobody has used for a while: a wheel of its own, with slots of 5 s
+#
+# Decisions only. Each session is in the wheel once, for as long as it is tracked; using it moves
+# nothing, it is looked at when its slot begins.
+
+
+IDLE_SLOT: Final = 5.0
+
+
+@final
+class IdleWheel:
+    """Find idle sessions.
+
+    Args:
+        after: Seconds without use; infinite for never.
+
+    """
+
+    def __init__(self, after: float) -> None:
+        self._after = after
+        self._wheel: Wheel[Tracked] = Wheel(IDLE_SLOT)
+        self._newest = NEVER
+
+    @property
+    def next_at(self) -> float:
+        """When `advance` has something to do."""
+        return self._wheel.next_at
+
+    def add(self, t: Tracked, now: float) -> None:
+        """Begin to look after a session."""
+        if isfinite(self._after):
+            self._put(t, now + self._after, now)
+
+    def _put(self, t: Tracked, at: float, now: float) -> None:
+        # Rounded up, unlike deadlines: nobody waits for it, and too early would be wrong.
+        slot = max(self._wheel.slot(at), self._wheel.slot(now)) + 1
+        if slot != self._newest:
+            self._newest = slot
+        t.idle_slot = self._newest  # one number for all that share it: it is memory
+        self._wheel.add(t, slot)
+
+    def advance(self, now: float, limit: int) -> list[Tracked]:
+        """Return sessions that have become idle, after a look at no more than ``limit``."""
+        _, begun = self._wheel.pop(now, limit)
+        idle = []
+        for t in begun:
+            used = max(t.last_at, t.idle_since)
+            if t.pins or not t.clean or t.end is not None:
+                used = now
+            elif used + self._after <= now:
+                idle.append(t)
+                used = now
+            self._put(t, used + self._after, now)
+        return idle
+
+    def forget(self, t: Tracked) -> None:
+        """Look after a session no more, and let go of it."""
+        self._wheel.discard(t, t.idle_slot)
+        t.idle_slot = NEVER

@@ -15,14 +15,10 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from perdure._lib.host import Host
-from perdure.autosave.batcher import Batcher
 from perdure.autosave.core import Core
-from perdure.autosave.events import Idle, LoopBlocked
-from perdure.autosave.idle import IdleWheel
-from perdure.autosave.reporting import Reporter
-from perdure.autosave.schedule import SLOT
-
-__all__ = ["Timer"]
+from perdure.autosave.events import Idle, LoopBlocked, Reporter
+from perdure.autosave.schedule import SLOT, IdleWheel
+from perdure.autosave.writer import Batcher
 
 CHUNK: Final = 128
 """Sessions between two looks at the clock."""

@@ -5,6 +5,9 @@ or None) and ``durable``, with ``durable <= inflight <= version``. They are seqs
 log. There is no dirty flag: a change made while a save runs is simply a higher version.
 
 `core` alone changes these fields; the hooks and ``pins`` belong to the session.
+
+Decisions only. `intake` and `core` write them, in the same synchronous step as the
+session's own fields, so they never disagree.
 """
 
 from __future__ import annotations
@@ -15,15 +18,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, final
 
 from perdure.autosave.options import Autosave
-from perdure.autosave.wheel import NEVER
 from perdure.errors import AcknowledgedRecordsLostError
-from perdure.model.keys import SessionKey
-from perdure.model.records import Entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import Entry
 
-__all__ = ["OVERHEAD", "State", "Tracked", "Waiter", "Waiters"]
+# What autosave knows of one session
+
 
 OVERHEAD: Final = 64
 """Bytes that a record counts beyond its payload."""
+
+NEVER: Final = 1 << 62
+"""A slot that does not come: the slot of what is in no slot."""
 
 
 class State(enum.Enum):
@@ -365,3 +371,6 @@ class Tracked(_Hot):
         waiters.discard(number)
         if not waiters and self.waiters is waiters:
             self.waiters = None
+
+
+# The registers of autosave: which sessions there are, and which of them are how

@@ -10,35 +10,26 @@ The chain is a fold of the log's records, like every document. Pure.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, TypeAlias, final
 
 import msgspec
 
-from perdure.codec.json import decode
-from perdure.model.checkpoints import (
-    FIRST,
-    Captured,
-    Checkpoint,
-    Given,
-    Link,
-    Pruning,
-    Tombstone,
+from perdure.errors import ConfigError
+from perdure.records.checkpoints import FIRST, Captured, Checkpoint, Given, Link, Pruning, Tombstone
+from perdure.records.json import decode
+from perdure.records.records import (
+    BASE,
+    CHECKPOINT,
+    CHECKPOINTS_PRUNED,
+    ENDING,
+    EPOCH,
+    FORK,
+    Record,
 )
-from perdure.model.records import CHECKPOINT, CHECKPOINTS_PRUNED, Record
 
-__all__ = [
-    "CHAIN_KINDS",
-    "Chain",
-    "Problem",
-    "canonical",
-    "digest",
-    "fold_chain",
-    "hash_of",
-    "problems_of",
-    "sealed",
-    "state_hash",
-]
+# The chain of a session's checkpoints: each link is sealed to the one before it
+
 
 CHAIN_KINDS = frozenset({CHECKPOINT, CHECKPOINTS_PRUNED})
 """Kinds of the records that are links."""
@@ -197,3 +188,76 @@ def problems_of(links: Iterable[Link]) -> list[Problem]:
             newest = max(newest, number)
         previous = link.hash
     return found
+
+
+# The digest of a run of the log's records: what a checkpoint of a session is sealed with
+#
+# What the store and its housekeeping write on their own account (epochs, bases, notes of forks)
+# does not count, since a copy of a session that has moved has others. Pure.
+
+
+_UNCOUNTED = frozenset({EPOCH, BASE, FORK, ENDING, "gap"})
+
+
+@final
+class LogDigest:
+    """A digest that grows with the log; records may come twice, and count once."""
+
+    __slots__ = ("_hash", "seq", "since")
+
+    def __init__(self, since: int) -> None:
+        self.since: int = since
+        """The record behind which it begins."""
+        self.seq: int = since
+        """The last record that is in it."""
+        self._hash = hashlib.sha256()
+
+    def feed(self, seq: int, kind: str, payload: bytes) -> None:
+        """Take in a record, if it is the next one."""
+        if seq != self.seq + 1:
+            return
+        self.seq = seq
+        if kind not in _UNCOUNTED:
+            self._hash.update(b"%d %b %d\n" % (seq, kind.encode(), len(payload)))
+            self._hash.update(payload)
+
+    def copy(self) -> LogDigest:
+        """Return one that goes on by itself."""
+        other = LogDigest(self.since)
+        other.seq, other._hash = self.seq, self._hash.copy()
+        return other
+
+    @property
+    def value(self) -> str:
+        """The digest as of now."""
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+# Which checkpoints are let go when some are kept. Pure
+
+
+def let_go(ids: Sequence[int], keep: int | Collection[int]) -> tuple[int, ...]:
+    """Return the ids that go; *ids* are in their order, *keep* is how many or which.
+
+    >>> let_go([1, 2, 5], keep=1)
+    (1, 2)
+    >>> let_go([1, 2, 5], keep=[2])
+    (1, 5)
+
+    Raises:
+        ConfigError: A number is below 0, or an id is not among them.
+
+    """
+    if isinstance(keep, int):
+        if keep < 0:
+            message = f"prune: keep={keep} does not fit: give a number from 0, or ids to keep"
+            raise ConfigError(message, option="keep", value=keep)
+        return tuple(ids[: max(len(ids) - keep, 0)])
+    unknown = sorted(set(keep) - set(ids))
+    if unknown:
+        message = (
+            f"prune: keep names {unknown}, which are no checkpoints: nothing was pruned; "
+            "checkpoints.states() lists them"
+        )
+        raise ConfigError(message, option="keep", unknown=unknown)
+    return tuple(one for one in ids if one not in keep)

@@ -7,15 +7,13 @@ from contextlib import aclosing
 from typing import Any, final
 
 from perdure.checkpoints.journal import Journal, Reading
-from perdure.checkpoints.playing import diverged, event_of, replayed
 from perdure.checkpoints.replay import ReplayReport, Row
-from perdure.codec.json import encode
-from perdure.codec.values import lower
+from perdure.checkpoints.replay_session import diverged, event_of, replayed
 from perdure.errors import ConfigError, NotStorableError
-from perdure.model.events import SNAPSHOT_CREATED, KernelEvent
-from perdure.model.records import EVENT, Entry
-
-__all__ = ["EventReader", "EventStream", "read_events"]
+from perdure.records.checkpoints import SNAPSHOT_CREATED, KernelEvent
+from perdure.records.json import encode
+from perdure.records.records import EVENT, Entry
+from perdure.records.values import lower
 
 
 class EventReader:

@@ -7,16 +7,13 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from perdure.checkpoints.chain import Chain
-from perdure.checkpoints.digest import LogDigest
-from perdure.codec.tags import Types
-from perdure.model.keys import SessionKey
-from perdure.model.records import Entry
+from perdure.checkpoints.chain import Chain, LogDigest
+from perdure.records.keys import SessionKey
+from perdure.records.records import Entry
+from perdure.records.values import Types
 from perdure.store import Store
 
 T = TypeVar("T")
-
-__all__ = ["Journal", "Reading", "Walk", "WayBack"]
 
 
 class WayBack(msgspec.Struct, frozen=True):

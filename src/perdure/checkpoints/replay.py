@@ -12,18 +12,7 @@ from typing import Any, Final, NamedTuple, final
 
 import msgspec
 
-from perdure.model.events import KernelEvent
-
-__all__ = [
-    "CAPABILITY_KINDS",
-    "CUSTOM",
-    "CapabilityUse",
-    "Item",
-    "Replay",
-    "ReplayReport",
-    "Row",
-    "shortened",
-]
+from perdure.records.checkpoints import KernelEvent
 
 CUSTOM: Final = "custom"
 """The kind of event by which an agent tells a decision."""

@@ -10,17 +10,22 @@ import anyio.to_thread
 import msgspec
 from msgspec import UNSET
 
-from perdure._lib.several import each
-from perdure.checkpoints.chunks import Chunk
-from perdure.checkpoints.tree import Node, Tree, node_of, tree_of
-from perdure.codec.json import encode
-from perdure.codec.tags import Types
-from perdure.codec.values import decode_value, lower
+from perdure._lib.tasks import each
+from perdure.checkpoints.merkle_tree import Node, Tree, node_of, tree_of
 from perdure.errors import CorruptRecordError
-from perdure.model.checkpoints import Given
+from perdure.records.checkpoints import Given
+from perdure.records.chunks import Chunk
+from perdure.records.json import encode
+from perdure.records.values import Types, decode_value, lower
 from perdure.store import Store
 
-__all__ = ["Keeping", "encoded", "read_bytes", "read_state"]
+# A state as a Merkle tree of chunks: what two states have in common is there once
+#
+# The leaves are the chunks of the state's JSON. A node names the leaves or nodes below it by their
+# hashes; where one node ends and the next begins is decided by the names, as chunks are cut by
+# their bytes. So a change writes the chunks around it and the nodes above them. Leaves and nodes
+# are blobs under their hashes, and the root's hash is the hash of the state. Pure.
+
 
 INLINE: Final = 1024
 """A state of up to so many bytes of JSON lies in the record."""

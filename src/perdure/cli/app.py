@@ -19,10 +19,10 @@ from perdure.cli.checkpoints import checkpoints, diff, rollback
 from perdure.cli.config import config
 from perdure.cli.demo import demo
 from perdure.cli.doctor import doctor
-from perdure.cli.exchange import export, import_
+from perdure.cli.export import export, import_
 from perdure.cli.forget import forget, prune
+from perdure.cli.fork import copy, fork, rename
 from perdure.cli.inbox import inbox
-from perdure.cli.lives import copy, fork, rename
 from perdure.cli.migrate import migrate
 from perdure.cli.output import fail, print_line
 from perdure.cli.rebuild import rebuild
@@ -30,8 +30,6 @@ from perdure.cli.replay import replay
 from perdure.cli.sessions import ls, show
 from perdure.cli.tune import tune
 from perdure.errors import ConfigError, PerdureError
-
-__all__ = ["COMMANDS", "app", "run"]
 
 FAILED = 1
 INTERRUPTED = 130

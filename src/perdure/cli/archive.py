@@ -14,14 +14,11 @@ import msgspec
 from cyclopts import Parameter
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from perdure.cli.options import Named
-from perdure.cli.output import ago, print_json, print_table, say, size, stderr
-from perdure.cli.reach import existing, managed, no_session
-from perdure.declare.archive import ArchiveProgress, ArchiveRestored, Archives, ArchiveSaved
-from perdure.declare.found import declared_at
+from perdure.archive import ArchiveProgress, ArchiveRestored, Archives, ArchiveSaved
+from perdure.cli.access import existing, managed, no_session
+from perdure.cli.output import Named, ago, print_json, print_table, say, size, stderr
+from perdure.config.discover import declared_at
 from perdure.errors import ConfigError
-
-__all__ = ["archive"]
 
 Action = Literal["list", "save", "restore"]
 

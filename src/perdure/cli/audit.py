@@ -1,9 +1,4 @@
-"""Whether a session is sound: its log, and what was folded from it.
-
-Reads only, without a lease, also beside a writer: the documents are read first and compared with
-a fold of the log up to the record that they are as of. The log is the truth: damage in it
-is reported and never mended. Everything else can be made again from it.
-"""
+"""What a look at a session finds: values only."""
 
 from __future__ import annotations
 
@@ -13,21 +8,28 @@ from collections.abc import Iterator, Mapping
 import anyio.to_thread
 import msgspec
 
-from perdure.cli.findings import Finding
-from perdure.cli.leftovers import readable_to
-from perdure.codec.messages import decode_message
-from perdure.codec.registry import Registry
+from perdure.cli.findings import Finding, readable_to
 from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
-from perdure.model.base import Base
-from perdure.model.keys import SessionKey
-from perdure.model.records import EPOCH, MESSAGE_KINDS, MISSING, Record
+from perdure.lineage.store import Lineage, followed
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Base
+from perdure.records.message_format import decode_message
+from perdure.records.records import EPOCH, MESSAGE_KINDS, MISSING, Record
+from perdure.records.types import Registry
 from perdure.restore.validity import judged
-from perdure.session.comparing import WholeLog, differences
-from perdure.session.hindsight import base_documents
-from perdure.session.lineage import Lineage, followed
+from perdure.session.point_in_time import base_documents
+from perdure.session.rebuild import WholeLog, differences
 from perdure.store import Document, Documents, Holder, Store
 
-__all__ = ["Audit", "audit", "log_problems"]
+# What a look at a session finds: values only
+
+
+# Whether a session is sound: its log, and what was folded from it
+#
+# Reads only, without a lease, also beside a writer: the documents are read first and compared with
+# a fold of the log up to the record that they are as of. The log is the truth: damage in it is
+# reported and never mended. Everything else can be made again from it.
+
 
 REBUILD = "a rebuild from the log makes it anew"
 

@@ -13,17 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
 import perdure
-from perdure.cli.options import Answer
-from perdure.cli.output import print_json, say, size, stderr
-from perdure.cli.reach import existing, require_key
-from perdure.moving.backups import Backup
-from perdure.moving.backups import backup as write_backup
-from perdure.moving.migrating import Progress
-from perdure.moving.restoring import Restored, Verified, verify_backup
-from perdure.moving.restoring import restore_backup as read_back
+from perdure.cli.access import existing, require_key
+from perdure.cli.output import Answer, print_json, say, size, stderr
 from perdure.store import open_read_only
-
-__all__ = ["backup", "restore_backup"]
+from perdure.transfer.backup_view import Restored, Verified, verify_backup
+from perdure.transfer.backup_view import restore_backup as read_back
+from perdure.transfer.backups import Backup
+from perdure.transfer.backups import backup as write_backup
+from perdure.transfer.migration import Progress
 
 T = TypeVar("T")
 

@@ -10,19 +10,14 @@ import msgspec
 from cyclopts import Parameter, validators
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from perdure.cli.access import existing, found_keys, is_there, layers, managed, no_session, opened
 from perdure.cli.audit import Audit, audit
-from perdure.cli.findings import Finding
-from perdure.cli.garbage import Garbage, collect, garbage
-from perdure.cli.integrity import examined, mended, print_integrity
-from perdure.cli.leftovers import leftovers
-from perdure.cli.options import Named
-from perdure.cli.output import print_json, say, size, stderr
-from perdure.cli.reach import existing, found_keys, is_there, layers, managed, no_session, opened
+from perdure.cli.findings import Finding, leftovers
+from perdure.cli.output import Named, print_json, say, size, stderr
+from perdure.cli.store_checks import Garbage, collect, examined, garbage, mended, print_integrity
 from perdure.errors import ConfigError, CorruptRecordError, PerdureError
-from perdure.model.keys import SessionKey, require_filters
+from perdure.records.keys import SessionKey, require_filters
 from perdure.store import SessionInfo, Store
-
-__all__ = ["check"]
 
 PAGE = 500
 

@@ -9,17 +9,14 @@ import anyio
 import msgspec
 from cyclopts import Parameter
 
-from perdure.checkpoints.difference import Difference
-from perdure.checkpoints.verifying import Verification
-from perdure.cli.options import Named
-from perdure.cli.output import clip, print_json, print_table, say
-from perdure.cli.reach import existing, managed, no_session
+from perdure.checkpoints.diff import Difference
+from perdure.checkpoints.verify import Verification
+from perdure.cli.access import existing, managed, no_session
+from perdure.cli.output import Named, clip, print_json, print_table, say
 from perdure.errors import ConfigError
-from perdure.model.checkpoints import Captured, Checkpoint
+from perdure.records.checkpoints import Captured, Checkpoint
 from perdure.session.manager import SessionManager
 from perdure.session.view import SessionView
-
-__all__ = ["checkpoint_of", "checkpoints", "diff", "rollback"]
 
 Id = Annotated[str, Parameter(name="ID")]
 PREVIEW = 60

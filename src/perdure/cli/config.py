@@ -12,23 +12,19 @@ import msgspec
 from cyclopts import Parameter
 
 import perdure
+from perdure.autosave.options import Shutdown
+from perdure.cli.access import existing
 from perdure.cli.forget import say_pruned
-from perdure.cli.options import Stored
-from perdure.cli.output import print_json, say
-from perdure.cli.reach import existing
-from perdure.declare.applying import ConfigReport, apply_to_folder, apply_to_store
-from perdure.declare.found import FILE, Declared, declared_at
-from perdure.declare.places import FolderPlace, state_dir
-from perdure.declare.schema import Declaration
-from perdure.declare.settings import url_of
-from perdure.declare.variables import initial_values
+from perdure.cli.output import Stored, print_json, say
+from perdure.config.apply import ConfigReport, apply_to_folder, apply_to_store
+from perdure.config.discover import FILE, Declared, declared_at, url_of
+from perdure.config.locations import FolderPlace, state_dir
+from perdure.config.schema import Declaration
+from perdure.config.variables import initial_values
 from perdure.errors import ConfigError
 from perdure.session.manager import SessionManager
-from perdure.session.options import Shutdown
 
-__all__ = ["config"]
-
-SCHEMA = Path(__file__).parents[1] / "declare" / "persistence.schema.json"
+SCHEMA = Path(__file__).parents[1] / "config" / "persistence.schema.json"
 
 
 def config(

@@ -1,41 +1,195 @@
-"""``perdure doctor``: whether this machine can keep sessions the way it is set up.
-
-It writes one probe session through the whole road, reads it back and removes it, and one
-unnamed file to look at the clock and the locks. It touches nothing else, and makes no store.
-"""
+"""What the doctor says of what it saw: values in, one diagnosis out, no look at anything."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import secrets
 import shutil
+import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import anyio
+import msgspec
 
 import perdure
 from perdure import Message
 from perdure._lib.platform import network_file_system, synced_by, try_lock
 from perdure.autosave.events import SaveFailed
-from perdure.autosave.options import Shutdown
-from perdure.cli import diagnoses
-from perdure.cli.diagnoses import Diagnosis
-from perdure.cli.options import Stored
-from perdure.cli.output import print_json, say
+from perdure.autosave.options import MIB, PRESET, VARIABLES, Shutdown, autosave_from
+from perdure.cli.output import Stored, print_json, say, size
 from perdure.errors import ConfigError, LeaseError, PerdureError
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
 from perdure.store import Store
 from perdure.stores.file import FileStore
 
-__all__ = ["GRACE_VARIABLE", "doctor"]
+# What the doctor says of what it saw: values in, one diagnosis out, no look at anything
+
+
+FULL = 64 * MIB
+"""A disk with less room than this is about to refuse writes."""
+SCARCE = 1024 * MIB
+SKEW = 2.0
+"""Seconds by which a file's time may differ from the clock: some file systems count in twos."""
+BACK = 60.0
+RELEASED = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC).timestamp()
+"""perdure is not older than this, so neither is now."""
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """One thing that was looked at."""
+
+    what: str
+    level: Literal["ok", "warning", "problem"]
+    detail: str
+    cure: str = ""
+
+
+def of_settings(environment: Mapping[str, str]) -> Diagnosis:
+    """Judge the variables that stand in for arguments."""
+    try:
+        autosave = autosave_from(environment)
+    except ConfigError as error:
+        return Diagnosis("settings", "problem", str(error), "correct or unset it")
+    known = {PRESET, *VARIABLES}
+    strange = sorted(name for name in environment if name.startswith(PRESET) and name not in known)
+    if strange:
+        names = ", ".join(strange)
+        cure = f"choose among {', '.join(sorted(known))}"
+        return Diagnosis("settings", "warning", f"{names}: perdure does not read this", cure)
+    said = "autosave off" if autosave is None else str(autosave)
+    return Diagnosis("settings", "ok", f"{said}, where connect() gets no autosave=…")
+
+
+_WEAKER = {
+    "fsync every second": "a crash of the server may cost the last second",
+    "written, synced by the system": "a crash of its machine may cost half a minute",
+    "memory, with snapshots": "a crash of the server costs what came after its last snapshot",
+    "unknown": "the server does not tell how it is set up",
+}
+
+
+def of_durability(durability: str) -> Diagnosis:
+    """Judge what a store means by durable."""
+    if durability == "memory":
+        cure = "use a file store where anything must outlive the process"
+        return Diagnosis("durability", "warning", "kept in memory only", cure)
+    if durability in _WEAKER:
+        cure = "see docs/stores.md for how a server is set up to sync each save"
+        return Diagnosis("durability", "warning", f"{durability}: {_WEAKER[durability]}", cure)
+    if durability.startswith("unsafe: "):
+        cure = "see docs/stores.md for how a server is set up to sync each save"
+        said = f"{durability}: a crash of the server may cost what it had acknowledged"
+        return Diagnosis("durability", "warning", said, cure)
+    said = "each save is synced to the disk" if durability == "fsync" else durability
+    return Diagnosis("durability", "ok", said)
+
+
+def of_syncs(by: str, *, folders: bool) -> Diagnosis:
+    """Judge what this platform makes files durable by."""
+    if folders:
+        return Diagnosis("syncs", "ok", f"files by {by}, and their folders too")
+    said = f"files by {by}; folders cannot be synced here"
+    cure = "a new session's first save may not outlast a power cut; a crash it does"
+    return Diagnosis("syncs", "warning", said, cure)
+
+
+def of_mode(path: str, mode: int, *, mine: bool) -> Diagnosis:
+    """Judge who may read and write a folder of the store."""
+    bits = stat.S_IMODE(mode)
+    said = f"{path} has mode {bits:04o}"
+    if bits & (stat.S_IWGRP | stat.S_IWOTH):
+        cure = f"chmod go-w {path}"
+        return Diagnosis("permissions", "problem", f"{said}: others can change it", cure)
+    if not mine:
+        cure = "run perdure as its owner, or chown it"
+        return Diagnosis("permissions", "warning", f"{path} belongs to another user", cure)
+    if bits & (stat.S_IRWXG | stat.S_IRWXO):
+        cure = f"chmod go-rwx {path}"
+        return Diagnosis("permissions", "warning", f"{said}: others can look into it", cure)
+    return Diagnosis("permissions", "ok", said)
+
+
+def of_network(kind: str | None) -> Diagnosis:
+    """Judge the file system that a store lies on."""
+    if kind is None:
+        return Diagnosis("file system", "ok", "local")
+    cure = "keep the store on a local disk, or use a server store"
+    said = f"{kind} is a network file system, where locks and syncs may not hold"
+    return Diagnosis("file system", "warning", said, cure)
+
+
+def of_locks(taken: bool | None) -> Diagnosis:  # noqa: FBT001  # what try_lock said
+    """Judge whether files can be locked, which tells dead processes from living ones."""
+    if taken:
+        return Diagnosis("locks", "ok", "files can be locked")
+    cure = "keep the store on a file system with locks for fast takeovers"
+    said = "files cannot be locked here: a process that died is noticed only after Lease(ttl=…)"
+    return Diagnosis("locks", "warning", said, cure)
+
+
+def of_space(free: int, total: int, files: int | None) -> Diagnosis:
+    """Judge the room on the disk: bytes that are free, of how many, and files that fit."""
+    said = f"{size(free)} of {size(total)} free"
+    if files == 0:
+        cure = "remove files: this disk has no inodes left"
+        return Diagnosis("space", "problem", f"{said}, but room for no further file", cure)
+    if free < FULL:
+        return Diagnosis("space", "problem", said, "make room: saves are about to fail")
+    if free < SCARCE:
+        return Diagnosis("space", "warning", said, "make room before saves fail")
+    return Diagnosis("space", "ok", said)
+
+
+def of_clock(now: float, stamped: float, newest: float) -> Diagnosis:
+    """Judge the wall clock by the time of a file written now, and of the newest one there."""
+    if now < RELEASED:
+        said = f"the clock says {_date(now)}"
+        return Diagnosis("clock", "problem", said, "set it: times of records would be wrong")
+    if abs(stamped - now) > SKEW:
+        said = f"files get a time {stamped - now:+.0f} s off this machine's clock"
+        return Diagnosis("clock", "warning", said, "synchronize the clocks (NTP)")
+    if newest - now > BACK:
+        said = f"the store has a file from {_date(newest)}, in the future"
+        return Diagnosis("clock", "warning", said, "see whether the clock was set back")
+    return Diagnosis("clock", "ok", "agrees with the file system's")
+
+
+def of_grace(grace: float | None, shutdown: Shutdown) -> Diagnosis:
+    """Judge the time between SIGTERM and SIGKILL by what stopping may take."""
+    needed = shutdown.deadline + shutdown.hard_grace
+    if grace is None:
+        cure = "give it with --grace (Docker's default is 10 s, Kubernetes' 30 s)"
+        said = f"stopping may take {needed:g} s; the time until SIGKILL is not known"
+        return Diagnosis("grace", "ok", said, cure)
+    if grace <= needed:
+        cure = (
+            f"allow more than {needed:g} s (terminationGracePeriodSeconds, TimeoutStopSec, "
+            f"docker stop -t), or connect with Shutdown(deadline=…) below "
+            f"{max(grace - shutdown.hard_grace, 0):g}"
+        )
+        said = f"SIGKILL comes {grace:g} s after SIGTERM, and stopping may take {needed:g} s"
+        return Diagnosis("grace", "problem", said, cure)
+    return Diagnosis("grace", "ok", f"{grace:g} s, and stopping takes at most {needed:g} s")
+
+
+def _date(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).date().isoformat()
+
+
+# ``perdure doctor``: whether this machine can keep sessions the way it is set up
+#
+# It writes one probe session through the whole road, reads it back and removes it, and one unnamed
+# file to look at the clock and the locks. It touches nothing else, and makes no store.
+
 
 GRACE_VARIABLE = "PERDURE_GRACE_PERIOD"
 PROBE = "perdure-doctor"
@@ -62,9 +216,9 @@ def doctor(
 
     """
     shutdown = Shutdown() if deadline is None else _shutdown(deadline)
-    found = [_versions(), diagnoses.of_settings(os.environ)]
+    found = [_versions(), of_settings(os.environ)]
     found += anyio.run(_examine, where.store)
-    found.append(diagnoses.of_grace(_grace() if grace is None else grace, shutdown))
+    found.append(of_grace(_grace() if grace is None else grace, shutdown))
     problems = sum(one.level == "problem" for one in found)
     if where.json:
         warnings = sum(one.level == "warning" for one in found)
@@ -169,7 +323,7 @@ async def _probe(store: Store) -> list[Diagnosis]:
         probed = Diagnosis("probe", "problem", str(error))
     finally:
         await sessions.aclose()
-    return [diagnoses.of_durability(durability), probed]
+    return [of_durability(durability), probed]
 
 
 async def _round_trip(store: Store, sessions: SessionManager) -> Diagnosis:
@@ -197,18 +351,18 @@ async def _write_and_read(store: Store, session: Session) -> bool:
 def _look_at(folder: Path) -> Iterator[Diagnosis]:
     yield from _modes(folder)
     by, folders = synced_by()
-    yield diagnoses.of_syncs(by, folders=folders)
-    yield diagnoses.of_network(network_file_system(str(folder)))
+    yield of_syncs(by, folders=folders)
+    yield of_network(network_file_system(str(folder)))
     usage = shutil.disk_usage(folder)
     files = os.statvfs(folder).f_favail if hasattr(os, "statvfs") else None
     inodes = os.statvfs(folder).f_files if files is not None else 0
-    yield diagnoses.of_space(usage.free, usage.total, files if inodes else None)
+    yield of_space(usage.free, usage.total, files if inodes else None)
     newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(b"perdure")
         file.flush()
-        yield diagnoses.of_clock(time.time(), os.fstat(file.fileno()).st_mtime, newest)
-        yield diagnoses.of_locks(try_lock(file.fileno()))
+        yield of_clock(time.time(), os.fstat(file.fileno()).st_mtime, newest)
+        yield of_locks(try_lock(file.fileno()))
 
 
 def _modes(folder: Path) -> Iterator[Diagnosis]:
@@ -220,5 +374,5 @@ def _modes(folder: Path) -> Iterator[Diagnosis]:
     for path in folders:
         found = path.lstat()
         mine = found.st_uid == os.geteuid()
-        judged.append(diagnoses.of_mode(str(path), found.st_mode, mine=mine))
+        judged.append(of_mode(str(path), found.st_mode, mine=mine))
     yield from [one for one in judged if one.level != "ok"] or judged[:1]

@@ -12,18 +12,15 @@ import anyio
 import msgspec
 from cyclopts import Parameter
 
-from perdure.cli.options import Stored
-from perdure.cli.output import print_json, say, size
-from perdure.cli.reach import existing, managed, opened, require_key
+from perdure.cli.access import existing, managed, opened, require_key
+from perdure.cli.output import Stored, print_json, say, size
 from perdure.errors import ConfigError
-from perdure.model.keys import SessionKey
-from perdure.moving.backups import follow_deletions, require_backup
-from perdure.session.forgetting import ForgetReport
-from perdure.session.pruning import PruneReport
+from perdure.records.keys import SessionKey
+from perdure.session.delete import ForgetReport
+from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
 from perdure.store import Store
-
-__all__ = ["forget", "prune", "say_pruned"]
+from perdure.transfer.backups import follow_deletions, require_backup
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)(d|h|w)?")
 _DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0, None: 1.0}

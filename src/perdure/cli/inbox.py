@@ -10,15 +10,12 @@ from typing import Annotated, Any
 import anyio
 from cyclopts import Parameter
 
-from perdure.cli.options import Named
-from perdure.cli.output import ago, clip, print_json, print_table, say
-from perdure.cli.reach import existing, managed, opened
+from perdure.cli.access import existing, managed, opened
+from perdure.cli.output import Named, ago, clip, print_json, print_table, say
 from perdure.errors import ConfigError
-from perdure.model.keys import SessionKey
-from perdure.model.posts import DeadLetter
+from perdure.records.keys import SessionKey
+from perdure.records.posts import DeadLetter
 from perdure.store import Store
-
-__all__ = ["inbox"]
 
 PREVIEW = 72
 

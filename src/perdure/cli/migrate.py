@@ -12,15 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 import perdure
-from perdure.cli.options import Answer
-from perdure.cli.output import print_json, say, size, stderr
-from perdure.cli.reach import existing, require_key
+from perdure.cli.access import existing, require_key
+from perdure.cli.output import Answer, print_json, say, size, stderr
 from perdure.errors import StoreUnavailableError
-from perdure.moving.migrating import Migration, Progress
-from perdure.moving.migrating import migrate as move
 from perdure.store import Store, open_read_only
-
-__all__ = ["migrate"]
+from perdure.transfer.migration import Migration, Progress
+from perdure.transfer.migration import migrate as move
 
 
 def migrate(

@@ -9,29 +9,20 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from perdure._lib.display import visible, visible_json
+from perdure.records.keys import DEFAULT_SESSION, SessionKey
 
-__all__ = [
-    "ago",
-    "clip",
-    "fail",
-    "note",
-    "print_json",
-    "print_line",
-    "print_table",
-    "say",
-    "size",
-    "stderr",
-    "write",
-    "write_json",
-]
+# What commands print: JSON for programs, tables and text for people
+
 
 KIB = 1024
 WIDE = 10_000
@@ -156,3 +147,42 @@ def ago(at: float | None, now: float) -> str:
     if past < 30 * 86400:
         return f"{past // 86400:.0f} days ago"
     return datetime.datetime.fromtimestamp(at, datetime.UTC).date().isoformat()
+
+
+# The options that several commands share, each described once
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """How a command answers."""
+
+    json: bool = False
+    """Print one JSON value on stdout, and nothing else there."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Stored(Answer):
+    """Which store a command works on."""
+
+    store: str | None = None
+    """Where the sessions are: a path, or a URL such as sqlite:///agents.db. Default: PERDURE_URL,
+    else PERDURE_HOME, else the user's folder."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Named(Stored):
+    """Which of an agent's sessions a command works on."""
+
+    session: str = DEFAULT_SESSION
+    """Which of the agent's sessions."""
+    tenant: str = ""
+    """Whose it is, where customers share a store."""
+
+    def key(self, id: str) -> SessionKey:
+        """Return the session's key."""
+        return SessionKey(id, self.session, self.tenant)

@@ -8,14 +8,11 @@ from typing import Annotated, Any
 import anyio
 from cyclopts import Parameter
 
+from perdure.cli.access import existing, is_there, managed, no_session, opened
 from perdure.cli.audit import audit
-from perdure.cli.options import Named
-from perdure.cli.output import print_json, say
-from perdure.cli.reach import existing, is_there, managed, no_session, opened
+from perdure.cli.output import Named, print_json, say
 from perdure.errors import CorruptRecordError
-from perdure.model.keys import SessionKey
-
-__all__ = ["rebuild"]
+from perdure.records.keys import SessionKey
 
 
 def rebuild(

@@ -10,16 +10,13 @@ import anyio
 import msgspec
 from cyclopts import Parameter
 
-from perdure._lib.new_file import NewFile
-from perdure.checkpoints.page import page, shown
-from perdure.checkpoints.playing import replay_files
+from perdure._lib.files import NewFile
 from perdure.checkpoints.replay import ReplayReport, Row
-from perdure.cli.options import Named
-from perdure.cli.output import print_json, print_table, say
-from perdure.cli.reach import existing, managed, no_session
+from perdure.checkpoints.replay_session import replay_files
+from perdure.checkpoints.report_html import page, shown
+from perdure.cli.access import existing, managed, no_session
+from perdure.cli.output import Named, print_json, print_table, say
 from perdure.errors import ConfigError
-
-__all__ = ["replay"]
 
 SHOWN: Final = 1000
 """Rows of the page for people."""

@@ -11,21 +11,18 @@ import anyio
 import msgspec
 from cyclopts import Parameter, validators
 
-from perdure.cli.options import Named, Stored
-from perdure.cli.output import ago, clip, print_json, print_table, say, size
-from perdure.cli.reach import existing, holder_of, managed, no_session, opened
+from perdure.cli.access import existing, holder_of, managed, no_session, opened
+from perdure.cli.output import Named, Stored, ago, clip, print_json, print_table, say, size
 from perdure.errors import ConfigError
-from perdure.model.keys import DEFAULT_SESSION, SessionKey, require_filters
-from perdure.model.manifest import Manifest
-from perdure.model.messages import Message
-from perdure.model.records import Record
+from perdure.lineage.store import followed
 from perdure.providers.target import Format
+from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
+from perdure.records.manifest import Manifest
+from perdure.records.messages import Message
+from perdure.records.records import Record
 from perdure.session.contents import HistoryItem
-from perdure.session.lineage import followed
 from perdure.session.view import SessionView
 from perdure.store import Holder, SessionInfo, Store
-
-__all__ = ["ls", "show"]
 
 _PLANNED = (
     *("source", "head", "documents", "steps", "records_read", "target", "stripped"),

@@ -10,24 +10,12 @@ import anyio
 import msgspec
 from cyclopts import Parameter
 
-from perdure.cli.options import Stored
-from perdure.cli.output import print_json, print_table, say, size, stderr
-from perdure.cli.reach import opened
+from perdure.cli.access import opened
+from perdure.cli.output import Stored, print_json, print_table, say, size, stderr
 from perdure.errors import ConfigError, SessionError
-from perdure.tuning import (
-    Advice,
-    Measured,
-    Needs,
-    Option,
-    Workload,
-    advise,
-    chart,
-    made_up,
-    measure,
-    observed,
-)
-
-__all__ = ["tune"]
+from perdure.tuning import Advice, Measured, Needs, Option, Workload, advise, chart, measure
+from perdure.tuning.made_up import made_up
+from perdure.tuning.observed import observed
 
 FEW = 20
 """With fewer changes in a store, there is nothing to tell a setting by."""

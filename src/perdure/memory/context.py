@@ -10,26 +10,19 @@ that may vanish at any time.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, pairwise
+from typing import Final
 
 import msgspec
 
-from perdure.codec.decoders import decoder_of
-from perdure.codec.json import decode
 from perdure.errors import CorruptRecordError
-from perdure.model.messages import Message
-from perdure.model.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT
+from perdure.records.json import decode, decoder_of
+from perdure.records.messages import Message
+from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT
 
-__all__ = [
-    "CONTEXT_KINDS",
-    "SCHEMA_VERSION",
-    "SNAPSHOT",
-    "Retraction",
-    "Snapshot",
-    "WorkingContext",
-    "WorkingContextSnapshot",
-]
+# The working context: the messages that the model will see next
+
 
 CONTEXT_KINDS = MESSAGE_KINDS | {CONTEXT, RETRACT}
 """Kinds that change a working context; of all others it only notes how far it is."""
@@ -293,3 +286,60 @@ class WorkingContext:
 
 def _role(payload: bytes) -> str:
     return decoder_of(_Role).decode(payload).role
+
+
+# The context's budget: how large messages are, and how much of it they take
+#
+# Bytes are those of the stored JSON. Tokens are what ``count_tokens`` says; by default a quarter
+# of the bytes, which is near the truth for English text and too much for most other JSON. Give
+# your model's own counter where it matters.
+# Pure.
+
+
+CountTokens = Callable[[Message], int]
+"""Return how many tokens a message takes."""
+
+BYTES_A_TOKEN: Final = 4
+
+
+def bytes_of(message: Message) -> int:
+    """Return how many bytes of JSON a message takes, near enough for a budget."""
+    fields: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        fields["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        fields["tool_payload"] = message.tool_calls
+    if message.tool_result is not None:
+        fields["tool_payload"] = message.tool_result
+    for name in ("image_urls", "audio_urls", "video_urls"):
+        if getattr(message, name):
+            fields[name] = getattr(message, name)
+    beside = sum(len(bytes(raw)) for raw in message.extra.values())
+    return len(msgspec.json.encode(fields, enc_hook=repr)) + beside
+
+
+def estimated_tokens(message: Message) -> int:
+    """Return a quarter of a message's bytes, rounded up.
+
+    >>> estimated_tokens(Message.user("Where is the harbor?"))
+    12
+    """
+    return -(-bytes_of(message) // BYTES_A_TOKEN)
+
+
+def tokens_of(messages: Iterable[Message], count: CountTokens) -> int:
+    """Return how many tokens messages take together."""
+    return sum(count(message) for message in messages)
+
+
+def share_of(
+    message: Message, size: int, *, max_bytes: int, max_tokens: int | None, count: CountTokens
+) -> float:
+    """Return how much of a budget a message takes, by whichever limit it takes more of.
+
+    Messages whose shares come to 1.0 at most are within both limits.
+    """
+    share = size / max_bytes
+    if max_tokens is None:
+        return share
+    return max(share, count(message) / max_tokens)

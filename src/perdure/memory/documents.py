@@ -1,7 +1,7 @@
-"""The documents that a session's log folds to, except the working context's.
+"""A session's logical clock, as its records tell it. Pure.
 
-Pure: old bytes and the records after them in, new bytes out. Each fold is a function
-of the records alone, so a document that is lost can always be made again.
+It is one number, and goes up by one with each kernel event, each checkpoint and each pruning of
+checkpoints. The records hold its times, so it goes on where it was after any restore.
 """
 
 from __future__ import annotations
@@ -12,23 +12,19 @@ from typing import TypeVar
 
 import msgspec
 
-from perdure.codec.json import decode
-from perdure.memory.clock import TIMED_KINDS, stamp_of
+from perdure.errors import FormatError
 from perdure.memory.index import (
     MEMORY,
-    Dropped,
-    MemoryDocument,
-    MemoryEntry,
-    MemoryStats,
-    fold_memory,
 )
-from perdure.memory.ledger import LEDGER, LEDGER_KINDS, fold_ledger
-from perdure.model.checkpoints import CHECKPOINTS
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import About
-from perdure.model.records import (
+from perdure.memory.ledger import LEDGER, LEDGER_KINDS
+from perdure.records.checkpoints import CHECKPOINTS, Stamp
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import About
+from perdure.records.records import (
     CHECKPOINT,
     CHECKPOINTS_PRUNED,
+    EVENT,
     ITEM,
     MEMORY_DROP,
     MEMORY_SET,
@@ -40,32 +36,30 @@ from perdure.model.records import (
     Record,
 )
 
-__all__ = [
-    "EPISODIC",
-    "LEDGER",
-    "MEMORY",
-    "SEMANTIC",
-    "SESSION",
-    "AgentParts",
-    "Dropped",
-    "ItemsBack",
-    "MemoryDocument",
-    "MemoryEntry",
-    "MemoryStats",
-    "SessionDocument",
-    "Taken",
-    "Turned",
-    "WholeSessionDocument",
-    "fold_items",
-    "fold_ledger",
-    "fold_memory",
-    "fold_session",
-    "fold_state",
-    "names_of",
-    "note_taken",
-    "note_turn",
-    "typed",
-]
+# A session's logical clock, as its records tell it. Pure
+
+
+TIMED_KINDS = frozenset({EVENT, CHECKPOINT, CHECKPOINTS_PRUNED})
+"""Kinds whose records have a time on the clock."""
+
+
+def stamp_of(payload: bytes) -> int:
+    """Return a record's time; 0 for one that has none, since somebody else wrote it.
+
+    >>> stamp_of(b'{"timestamp":7,"kind":"custom"}')
+    7
+    """
+    try:
+        return decode(payload, Stamp).timestamp
+    except FormatError:
+        return 0
+
+
+# The documents that a session's log folds to, except the working context's
+#
+# Pure: old bytes and the records after them in, new bytes out. Each fold is a function of the
+# records alone, so a document that is lost can always be made again.
+
 
 T = TypeVar("T")
 

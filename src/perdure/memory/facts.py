@@ -1,10 +1,4 @@
-"""Facts: what is distilled of turns, what counts as noise, and what is known already.
-
-Five categories, the weightiest first; a fact's salience is its category's. The same facts
-always give the same selection.
-
-Pure.
-"""
+"""Facts: what is distilled from turns, what counts as noise, and what is known already."""
 
 from __future__ import annotations
 
@@ -16,17 +10,17 @@ import msgspec
 
 from perdure.errors import ConfigError
 
-__all__ = ["Category", "Fact", "FactLimits", "distilled", "key_of", "salience_of"]
-
 Category = Literal[
     "critical_issue", "unresolved_work", "user_preference", "durable_fact", "important_artifact"
 ]
 """What kind of fact it is: what is broken, what is left to do, what the user wants it to be
 like, what is so, and which file or address matters."""
 
+
 _SALIENCE: Final[dict[str, int]] = dict(
     zip(get_args(Category), (500, 400, 300, 200, 100), strict=True)
 )
+
 
 _NOISE: Final = frozenset(
     {
@@ -35,8 +29,14 @@ _NOISE: Final = frozenset(
         "please",
     }
 )
+
+
 _EMPTY: Final = frozenset({"no facts", "not available", "not specified", "not applicable"})
+
+
 _QUESTION_MARKS: Final = ("?", "？", "؟")  # noqa: RUF001  # those of other scripts
+
+
 _LEAST: Final = 3
 """How many letters and digits a fact has at least."""
 

@@ -13,24 +13,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from perdure.codec.json import decode
-from perdure.model.records import MEMORY_DROP, MEMORY_SET, Record
-
-__all__ = [
-    "INLINE",
-    "MEMORY",
-    "Dropped",
-    "Index",
-    "MemoryChange",
-    "MemoryDocument",
-    "MemoryEntry",
-    "MemoryStats",
-    "blob_names",
-    "changes_of",
-    "fold_memory",
-    "hash_of",
-    "split_memory",
-]
+from perdure.records.json import decode
+from perdure.records.records import MEMORY_DROP, MEMORY_SET, Record
 
 MEMORY = "memory.json"
 

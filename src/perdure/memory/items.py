@@ -12,10 +12,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from perdure.codec.json import decode, encode
-from perdure.model.records import ITEM, Entry
-
-__all__ = ["EpisodicItem", "MemoryBundle", "SemanticItem", "item_entry", "items_of"]
+from perdure.records.json import decode, encode
+from perdure.records.records import ITEM, Entry
 
 T = TypeVar("T")
 

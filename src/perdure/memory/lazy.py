@@ -9,8 +9,6 @@ import anyio
 
 T = TypeVar("T")
 
-__all__ = ["Lazy"]
-
 
 class Lazy(Generic[T]):
     """Load a value at the first touch.

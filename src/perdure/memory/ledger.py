@@ -13,24 +13,9 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from perdure.codec.decoders import decoder_of
-from perdure.codec.json import decode, decode_with, encode
-from perdure.model.base import Base
-from perdure.model.records import ADMITTED, APPROVAL, BASE, EFFECT, Entry, Record
-
-__all__ = [
-    "LEDGER",
-    "LEDGER_KINDS",
-    "MOST",
-    "OVER",
-    "Admitted",
-    "Approval",
-    "Effect",
-    "Ledger",
-    "Policy",
-    "change_entry",
-    "fold_ledger",
-]
+from perdure.records.json import decode, decode_with, decoder_of, encode
+from perdure.records.manifest import Base
+from perdure.records.records import ADMITTED, APPROVAL, BASE, EFFECT, Entry, Record
 
 LEDGER: Final = "ledger.json"
 """The document that the records fold to."""

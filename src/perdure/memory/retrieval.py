@@ -19,9 +19,23 @@ from perdure.errors import ConfigError
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.facts import key_of
 from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, items_of
-from perdure.memory.matching import bm25
+from perdure.memory.text_search import bm25
 
-__all__ = ["Found", "Retriever", "Weights", "select", "smaller"]
+# The words of a text, also in scripts that put no space between them. Pure
+#
+# Chinese, Japanese, Korean, Thai and their like are not taken apart by a dictionary, which would
+# be large and often wrong: each pair of neighboring characters counts as a word, as search engines
+# do.
+
+
+# Text match: how well texts fit a query's words, by BM25
+#
+# SQLite's own full-text search (FTS5) ranks them, in a database in memory that is gone afterwards:
+# the same on every store, nothing lies in plain text beside an encrypted one, and there is nothing
+# to forget or to keep in step. English words match by their stems, accents do not count, and where
+# nothing has one of the words, what begins with one counts.
+# Blocks while it works, about ten milliseconds for a thousand memories: run it in a thread.
+
 
 ReadLines = Callable[[str], Awaitable[Sequence[bytes]]]
 """Return the lines of a memory document, by the document's name."""

@@ -7,15 +7,13 @@ from typing import Any, Generic, TypeVar, final
 
 import msgspec
 
-from perdure.codec.json import decode, encode
-from perdure.codec.registry import Registry
-from perdure.codec.values import decode_value, encode_value
 from perdure.errors import ConfigError, CorruptRecordError, NotStorableError
 from perdure.memory.documents import StateSet, fold_state, typed
-from perdure.memory.working import Accept, Read
-from perdure.model.records import STATE, Entry
-
-__all__ = ["States", "TypedState"]
+from perdure.memory.working_memory import Accept, Read
+from perdure.records.json import decode, encode
+from perdure.records.records import STATE, Entry
+from perdure.records.types import Registry
+from perdure.records.values import decode_value, encode_value
 
 T = TypeVar("T")
 

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from perdure.providers.issued import Issued as Issued
     from perdure.providers.issued import Issuer as Issuer
     from perdure.providers.issued import Item as Item
-    from perdure.providers.message_groups import groups as groups
-    from perdure.providers.message_groups import newest as newest
     from perdure.providers.target import Format as Format
     from perdure.providers.target import ReasoningPolicy as ReasoningPolicy
     from perdure.providers.target import RenderedContext as RenderedContext
+    from perdure.providers.tool_pairs import groups as groups
+    from perdure.providers.tool_pairs import newest as newest
 
 _HOME_OF = {
     "FORMATS": "formats",
@@ -44,8 +44,8 @@ _HOME_OF = {
     "Item": "issued",
     "ReasoningPolicy": "target",
     "RenderedContext": "target",
-    "groups": "message_groups",
-    "newest": "message_groups",
+    "groups": "tool_pairs",
+    "newest": "tool_pairs",
     "parse": "formats",
     "parse_history": "formats",
     "render": "formats",

@@ -1,9 +1,13 @@
-"""Messages, the API of Anthropic.
+"""Calls of Anthropic's own tools, and their results: the model's turn holds both.
 
-Its rules: the instructions stand apart, user and assistant take turns, results come first in the
-turn behind their calls, no text is blank, ids are unique and of few characters, thinking is
-sent back with its signature and unchanged, or not at all, and never ends a turn. What its own
-tools do stands in the answer; `perdure.providers.server_tools` has the rules for that.
+The API pairs them itself, across messages. A search beside calls of the user's tools is run when
+those are answered, one that was paused when the answer is sent again; its result stands at the
+head of the next answer. Until then the call is open, and has to be sent. Once the user says
+something it will never have a result, and a request with it is refused; so is one with a
+result whose call is gone.
+
+See "Server tools" in the documents of the Claude API (platform.claude.com), the issues 961 and
+1339 of anthropic-sdk-python, and 1090 of anthropic-sdk-typescript.
 """
 
 from __future__ import annotations
@@ -13,15 +17,26 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.model.messages import Extra, Message, ToolCall, ToolResult
-from perdure.providers.alternating import EMPTY, OPENING, Turns, Whole, alternating
-from perdure.providers.fitting import CallIds, arguments_of, clean, function_name, result_text
+from perdure.providers.context_fit import (
+    EMPTY,
+    OPENING,
+    CallIds,
+    Turns,
+    Whole,
+    alternating,
+    arguments_of,
+    clean,
+    function_name,
+    result_text,
+)
 from perdure.providers.history import Entry, Given, content_in, misfit, role_in, text_in
 from perdure.providers.issued import (
     Issued,
     Issuer,
     Item,
+    Placed,
     fields_of,
+    laid_out,
     opaque,
     pieces,
     raw,
@@ -29,8 +44,6 @@ from perdure.providers.issued import (
     stamp_of,
     stamped,
 )
-from perdure.providers.layout import Placed, laid_out
-from perdure.providers.pairing import Exchange
 from perdure.providers.parts import (
     IMAGES,
     Media,
@@ -43,16 +56,78 @@ from perdure.providers.parts import (
     words_of,
 )
 from perdure.providers.replies import as_dict, check_role, issuer_of, listed, not_a_reply
-from perdure.providers.server_tools import settled
 from perdure.providers.target import RenderedContext, Target
+from perdure.providers.tool_pairs import Exchange
+from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
-__all__ = ["parse", "parse_history", "render"]
+# Calls of Anthropic's own tools, and their results: the model's turn holds both
+
+
+Block = dict[str, Any]
+_CALLS: Final = frozenset({"server_tool_use", "mcp_tool_use"})
+
+
+def settled(turns: Turns, stop_reason: str | None) -> Turns:
+    """Return turns without calls that will have no result, and results without a call.
+
+    Args:
+        turns: A conversation in Anthropic's blocks.
+        stop_reason: Why the newest answer ended; None where that is not known.
+
+    """
+    gone: set[str] = set()
+    waiting: set[str] = set()
+    for role, blocks in turns:
+        if role == "user" and any(block.get("type") != "tool_result" for block in blocks):
+            gone |= waiting
+            waiting.clear()
+        for block in blocks if role == "assistant" else ():
+            called, answered = _ids(block)
+            if called:
+                waiting.add(called)
+            elif answered and answered not in waiting:
+                gone.add(answered)
+            else:
+                waiting.discard(answered)
+    if waiting and stop_reason != _OPEN_AFTER.get(turns[-1][0]):
+        gone |= waiting
+    return [(role, list(_without(blocks, gone))) for role, blocks in turns] if gone else turns
+
+
+_OPEN_AFTER: Final = {"assistant": "pause_turn", "user": "tool_use"}
+"""Why an answer has ended that goes on, by whose turn is the last one."""
+
+
+def _without(blocks: Sequence[Block], gone: set[str]) -> Iterator[Block]:
+    for block in blocks:
+        caller = block.get("caller")
+        if not gone.isdisjoint(_ids(block)):
+            continue
+        if isinstance(caller, dict) and str(caller.get("tool_id")) in gone:
+            yield {name: value for name, value in block.items() if name != "caller"}
+        else:
+            yield block
+
+
+def _ids(block: Block) -> tuple[str, str]:
+    """Return which call of the provider's own tools a block is, and which one it answers."""
+    kind = str(block.get("type"))
+    called = str(block.get("id")) if kind in _CALLS else ""
+    return called, str(block.get("tool_use_id", ""))
+
+
+# Messages, the API of Anthropic
+#
+# Its rules: the instructions stand apart, user and assistant take turns, results come first in the
+# turn behind their calls, no text is blank, ids are unique and of few characters, thinking is sent
+# back with its signature and unchanged, or not at all, and never ends a turn. What its own tools
+# do stands in the answer; `perdure.providers.anthropic` has the rules for that.
+
 
 FORMAT: Final = "anthropic"
 CALL_ID: Final = r"[a-zA-Z0-9_-]{1,64}"
 MAX_NAME: Final = 128
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
-Block = dict[str, Any]
 
 
 def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:

@@ -9,14 +9,12 @@ from typing import Any, Final, Protocol, cast, get_args
 import msgspec
 
 from perdure.errors import ConfigError
-from perdure.model.messages import Message
 from perdure.providers.history import Given, entries_of
 from perdure.providers.issued import Issuer, stamp_of
-from perdure.providers.pairing import Exchange, paired
 from perdure.providers.parts import Unknown, plain, read_part
 from perdure.providers.target import Format, ReasoningPolicy, RenderedContext, Target
-
-__all__ = ["FORMATS", "Rules", "parse", "parse_history", "render"]
+from perdure.providers.tool_pairs import Exchange, paired
+from perdure.records.messages import Message
 
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 """The formats that there are."""

@@ -14,28 +14,36 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.model.messages import Extra, Message, ToolCall, ToolResult
-from perdure.providers.alternating import EMPTY, OPENING, Whole, alternating, system_texts
-from perdure.providers.fitting import arguments_of, clean, function_name, json_value
+from perdure.providers.context_fit import (
+    EMPTY,
+    OPENING,
+    Whole,
+    alternating,
+    arguments_of,
+    clean,
+    function_name,
+    json_value,
+    system_texts,
+)
 from perdure.providers.history import Entry, Given, misfit, objects_in, role_in, text_in
 from perdure.providers.issued import (
     Issued,
     Issuer,
     Item,
+    Placed,
     fields_of,
+    laid_out,
     opaque,
     raw,
     sent_stamp,
     stamp_of,
     stamped,
 )
-from perdure.providers.layout import Placed, laid_out
-from perdure.providers.pairing import Exchange
 from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, words_of
 from perdure.providers.replies import as_dict, check_role, issuer_of, not_a_reply
 from perdure.providers.target import RenderedContext, Target
-
-__all__ = ["parse", "parse_history", "render"]
+from perdure.providers.tool_pairs import Exchange
+from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "gemini"
 UNSIGNED: Final = "skip_thought_signature_validator"

@@ -13,24 +13,11 @@ from enum import Enum
 from typing import Any, Final
 
 from perdure.errors import FormatError
-from perdure.model.messages import CALL_FIELDS, Extra, Message, ToolCall
-from perdure.providers.fitting import STYLE, clean, style_of
+from perdure.providers.context_fit import STYLE, clean, style_of
 from perdure.providers.issued import raw
 from perdure.providers.replies import arguments
 from perdure.providers.target import RenderedContext
-
-__all__ = [
-    "Entry",
-    "Given",
-    "content_in",
-    "entries_of",
-    "misfit",
-    "objects_in",
-    "require_apart",
-    "role_in",
-    "text_in",
-    "written_call",
-]
+from perdure.records.messages import CALL_FIELDS, Extra, Message, ToolCall
 
 Entry = dict[str, Any]
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from perdure.model.messages import Extra, Message, ToolCall, ToolResult
-from perdure.providers.fitting import (
+from perdure.providers.context_fit import (
     CallIds,
     arguments_of,
     clean,
@@ -43,7 +42,6 @@ from perdure.providers.issued import (
     stamp_of,
     stamped,
 )
-from perdure.providers.pairing import Exchange
 from perdure.providers.parts import (
     Media,
     Part,
@@ -64,8 +62,8 @@ from perdure.providers.replies import (
     plain_text,
 )
 from perdure.providers.target import RenderedContext, Target
-
-__all__ = ["parse", "parse_history", "render"]
+from perdure.providers.tool_pairs import Exchange
+from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "openai"
 CALL_ID: Final = r"[\x21-\x7e]{1,40}"

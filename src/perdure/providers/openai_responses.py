@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from perdure.model.messages import Extra, Message, ToolCall, ToolResult
-from perdure.providers.fitting import (
+from perdure.providers.context_fit import (
     CallIds,
     arguments_of,
     clean,
@@ -35,15 +34,15 @@ from perdure.providers.issued import (
     Issued,
     Issuer,
     Item,
+    Placed,
     fields_of,
+    laid_out,
     opaque,
     raw,
     sent_stamp,
     stamp_of,
     stamped,
 )
-from perdure.providers.layout import Placed, laid_out
-from perdure.providers.pairing import Exchange
 from perdure.providers.parts import (
     Media,
     Part,
@@ -67,8 +66,8 @@ from perdure.providers.replies import (
     plain_text,
 )
 from perdure.providers.target import RenderedContext, Target
-
-__all__ = ["parse", "parse_history", "render"]
+from perdure.providers.tool_pairs import Exchange
+from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "openai-responses"
 CALL_ID: Final = r"[\x21-\x7e]{1,64}"

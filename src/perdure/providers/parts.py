@@ -14,26 +14,13 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from perdure.model.messages import Message
-from perdure.providers.fitting import clean
+from perdure.providers.context_fit import clean
+from perdure.providers.issued import STAMP, marks, stamp_of
+from perdure.providers.target import Target
+from perdure.records.messages import Extra, Message
 
-__all__ = [
-    "IMAGES",
-    "Kind",
-    "Media",
-    "Part",
-    "Text",
-    "Unknown",
-    "content_of",
-    "image_url",
-    "media_at",
-    "note",
-    "parts_of",
-    "plain",
-    "read_part",
-    "shown",
-    "words_of",
-]
+# The parts of a message's content, whichever provider's shape they have
+
 
 Kind = Literal["image", "audio", "video", "document"]
 
@@ -299,3 +286,27 @@ def _kind(media_type: str, otherwise: Kind) -> Kind:
     if family in {"image", "audio", "video"}:
         return family  # type: ignore[return-value]  # one of three
     return "document" if media_type else otherwise
+
+
+# Reasoning taken out of a message for good
+
+
+def without_reasoning(message: Message, target: Target) -> Message:
+    """Return a message without what its reader may not get; the same object if it may get all.
+
+    Reasoning, signatures and unknown fields go; what was said, the calls, and who said it stay.
+    """
+    stamp = stamp_of(message)
+    if stamp is None or target.own(stamp) is not None:
+        return message
+    bare = msgspec.structs.replace(stamp, items=(), reasoning_field=None)
+    extra: Extra = {**marks(message.extra), STAMP: msgspec.Raw(msgspec.json.encode(bare))}
+    stripped = msgspec.structs.replace(
+        message,
+        reasoning=None,
+        extra=extra,
+        tool_calls=tuple(
+            msgspec.structs.replace(call, extra=marks(call.extra)) for call in message.tool_calls
+        ),
+    )
+    return message if stripped == message else stripped

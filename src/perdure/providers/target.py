@@ -8,8 +8,6 @@ import msgspec
 
 from perdure.providers.issued import Issued, Issuer
 
-__all__ = ["Format", "ReasoningPolicy", "RenderedContext", "Target"]
-
 Format = Literal["openai", "openai-responses", "anthropic", "gemini"]
 """The shape of a provider's API: Chat Completions, Responses, Messages, generateContent."""
 

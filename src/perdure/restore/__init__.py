@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perdure.memory.context import WorkingContextSnapshot as WorkingContextSnapshot
     from perdure.restore.bootstrapper import Bootstrapped as Bootstrapped
     from perdure.restore.bootstrapper import RestorableMemory as RestorableMemory
     from perdure.restore.bootstrapper import Retrieving as Retrieving
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from perdure.restore.rebuild import CompactionSnapshotBuilder as CompactionSnapshotBuilder
     from perdure.restore.repair import Repair as Repair
     from perdure.restore.report import RestoreStep as RestoreStep
-    from perdure.restore.serializer import WorkingContextSnapshot as WorkingContextSnapshot
     from perdure.restore.serializer import (
         WorkingContextSnapshotSerializer as WorkingContextSnapshotSerializer,
     )

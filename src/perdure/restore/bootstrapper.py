@@ -1,11 +1,10 @@
-"""The strategy of a restore: the cache if it is valid, else a rebuild; then what must be mended.
+"""What a provider would reject in a working context, and how it is mended for good.
 
-The session brought its working context back when it was opened: the snapshot, and the log
-behind it. Here that is checked against the agent: whose snapshot it is, which system
-prompt it was made with, and whether a provider would take it. A valid cache is read,
-nothing is retrieved. Without one the context is built again from long-term memory and
-the raw tail, and is the same unless the options ask for another. Only what differs from
-what the log amounts to is appended, and no counter moves for a restore.
+The rules are those by which a context is rendered (`perdure.providers`): each tool call has one
+result, right behind the message that asked for it, and each result has its call. Rendering
+applies them each time, so a bad log never reaches a provider; a repair makes them durable.
+A repair is appended, as results that were made up or as a context that replaces the one
+before it, and nothing that was said is rewritten. It is the same each time.
 """
 
 from __future__ import annotations
@@ -18,26 +17,27 @@ import msgspec
 from perdure.errors import ConfigError
 from perdure.memory.items import MemoryBundle
 from perdure.memory.traces import BEGIN
-from perdure.model.messages import Message
-from perdure.restore.rebuild import (
-    CompactionSnapshotBuilder,
-    prompt_sha256,
-    system_prompt_of,
+from perdure.providers.tool_pairs import (
+    Dangling,
 )
-from perdure.restore.repair import Dangling, Repair, repair
+from perdure.records.messages import Message
+from perdure.restore.rebuild import CompactionSnapshotBuilder, prompt_sha256, system_prompt_of
+from perdure.restore.repair import Repair, repair
 from perdure.restore.report import RestoreStep, Source
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 
-__all__ = [
-    "Bootstrapped",
-    "PromptPolicy",
-    "RestorableMemory",
-    "Retrieving",
-    "SnapshotStore",
-    "WorkingContextSnapshotBootstrapOptions",
-    "WorkingContextSnapshotBootstrapper",
-    "mending_steps",
-]
+# What a provider would reject in a working context, and how it is mended for good
+
+
+# The strategy of a restore: the cache if it is valid, else a rebuild; then what must be mended
+#
+# The session brought its working context back when it was opened: the snapshot, and the log behind
+# it. Here that is checked against the agent: whose snapshot it is, which system prompt it was made
+# with, and whether a provider would take it. A valid cache is read, nothing is retrieved. Without
+# one the context is built again from long-term memory and the raw tail, and is the same unless the
+# options ask for another. Only what differs from what the log amounts to is appended, and no
+# counter moves for a restore.
+
 
 PromptPolicy = Literal["replace", "rebuild", "keep", "error"]
 """What to do when the agent's system prompt is not the one that the context was made with:

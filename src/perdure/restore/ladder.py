@@ -9,18 +9,27 @@ damage in the log itself, which is the truth, raises.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import logging
 
 import msgspec
 
-from perdure.codec.json import decode
 from perdure.errors import ConfigError, CorruptRecordError
-from perdure.memory.clock import TIMED_KINDS, stamp_of
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
-from perdure.memory.documents import SESSION, SessionDocument, Turned, note_taken, note_turn
+from perdure.memory.documents import (
+    SESSION,
+    TIMED_KINDS,
+    SessionDocument,
+    Turned,
+    note_taken,
+    note_turn,
+    stamp_of,
+)
 from perdure.memory.ledger import LEDGER_KINDS
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import KEYS, Manifest
-from perdure.model.records import (
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import KEYS, Manifest
+from perdure.records.records import (
     CHECKPOINT,
     CHECKPOINTS_PRUNED,
     EPOCH,
@@ -38,7 +47,8 @@ from perdure.restore.report import RestoreReport, RestoreStep, Source, lost_step
 from perdure.restore.validity import judged, snapshot_of
 from perdure.store import Documents, Store
 
-__all__ = ["Restored", "require_plain", "restore"]
+# From stored bytes to a session again: the ladder
+
 
 KEPT_FOR_LATER = (
     frozenset({CHECKPOINT, CHECKPOINTS_PRUNED, ITEM, MEMORY_SET, MEMORY_DROP, STATE, META})
@@ -248,3 +258,31 @@ def _report(
         head=restored.head,
         settled=settled,
     )
+
+
+# Evidence: what lay in a damaged document's place, kept before it is made anew
+#
+# The file store copies what does not match its manifest into the session's ``quarantine/`` by
+# itself. What only a closer look has found is kept as a blob under the hash of its bytes; nothing
+# refers to it, so `perdure check --gc` lets go of it in the end.
+
+
+log: logging.Logger = logging.getLogger("perdure")
+
+
+async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> dict[str, str]:
+    """Make durable what is about to be overwritten; return the blobs by document.
+
+    Raises:
+        StoreUnavailableError: It could not be kept, so nothing may be overwritten.
+
+    """
+    if not have.remains or not store.capabilities.blobs:
+        return {}
+    kept = {name: hashlib.sha256(data).hexdigest() for name, data in have.remains.items()}
+    await store.put_blobs(key.tenant, {kept[name]: data for name, data in have.remains.items()})
+    for name, blob in kept.items():
+        extra = {"session": str(key), "document": name, "why": have.why.get(name), "blob": blob}
+        message = "%s of session %s cannot be used, its bytes are kept as the blob %s"
+        log.warning(message, name, key, blob, extra=extra)
+    return kept

@@ -11,16 +11,14 @@ import msgspec
 from perdure._lib.display import card
 from perdure.memory.context import SNAPSHOT
 from perdure.memory.documents import SESSION, names_of
-from perdure.model.keys import SessionKey
-from perdure.model.messages import Message
-from perdure.model.records import EPOCH, Record
 from perdure.providers.issued import Issuer, stamp_of
-from perdure.providers.reasoning import without_reasoning
+from perdure.providers.parts import without_reasoning
 from perdure.providers.target import Format, Target
+from perdure.records.keys import SessionKey
+from perdure.records.messages import Message
+from perdure.records.records import EPOCH, Record
 from perdure.restore.report import RestoreStep, Source
 from perdure.store import Documents
-
-__all__ = ["PlannedDocument", "RestorePlan", "planned_documents", "stripped_for"]
 
 Fate = Literal["use", "catch up", "rebuild"]
 """What becomes of a document: it is read as it lies, with the log behind it, or made anew."""

@@ -12,22 +12,14 @@ from typing import Final, final
 
 import msgspec
 
-from perdure.codec.json import encode
-from perdure.codec.messages import encode_message
-from perdure.codec.values import NO_TYPES, Types
 from perdure.memory.items import MemoryBundle
-from perdure.model.messages import Message
-from perdure.model.records import CONTEXT, Entry
-from perdure.restore.repair import Dangling, repair
-
-__all__ = [
-    "CompactionSnapshotBuilder",
-    "context_entry",
-    "is_memory",
-    "prompt_sha256",
-    "raw_part",
-    "system_prompt_of",
-]
+from perdure.providers.tool_pairs import Dangling
+from perdure.records.json import encode
+from perdure.records.message_format import encode_message
+from perdure.records.messages import Message
+from perdure.records.records import CONTEXT, Entry
+from perdure.records.values import NO_TYPES, Types
+from perdure.restore.repair import repair
 
 MARK: Final = "perdure_memory"
 """The field of the message that holds what was remembered."""

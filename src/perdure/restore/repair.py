@@ -1,11 +1,4 @@
-"""What a provider would reject in a working context, and how it is mended for good.
-
-The rules are those by which a context is rendered (`perdure.providers`): each tool call has one
-result, right behind the message that asked for it, and each result has its call. Rendering
-applies them each time, so a bad log never reaches a provider; a repair makes them durable.
-A repair is appended, as results that were made up or as a context that replaces the one
-before it, and nothing that was said is rewritten. It is the same each time.
-"""
+"""What a provider would reject in a working context, and how it is repaired for good."""
 
 from __future__ import annotations
 
@@ -13,18 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.model.messages import Message
-from perdure.providers.pairing import (
-    INTERRUPTED,
+from perdure.providers.parts import without_reasoning
+from perdure.providers.target import Target
+from perdure.providers.tool_pairs import (
     Dangling,
-    interrupted_result,
-    is_synthetic,
     paired,
 )
-from perdure.providers.reasoning import without_reasoning
-from perdure.providers.target import Target
-
-__all__ = ["INTERRUPTED", "Dangling", "Repair", "interrupted_result", "is_synthetic", "repair"]
+from perdure.records.messages import Message
 
 
 class Repair(msgspec.Struct, frozen=True):

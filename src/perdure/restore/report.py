@@ -8,8 +8,6 @@ import msgspec
 
 from perdure._lib.display import card
 
-__all__ = ["RestoreReport", "RestoreStep", "Source", "lost_step"]
-
 Source = Literal["fresh", "snapshot", "catch_up", "rebuild"]
 """Where the working context came from: nothing was there; the snapshot as it lay; the
 snapshot and the log after it; the log alone."""

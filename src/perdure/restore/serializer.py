@@ -9,15 +9,21 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from perdure.codec.json import decode, encode
-from perdure.codec.messages import decode_message, encode_message
-from perdure.codec.values import NO_TYPES, Types
-from perdure.errors import PerdureError, UnsupportedVersionError
-from perdure.memory.context import SCHEMA_VERSION, Snapshot, WorkingContextSnapshot
+from perdure.errors import (
+    PerdureError,
+    UnsupportedVersionError,
+)
+from perdure.memory.context import (
+    SCHEMA_VERSION,
+    Snapshot,
+    WorkingContextSnapshot,
+)
+from perdure.records.json import decode, encode
+from perdure.records.message_format import decode_message, encode_message
+from perdure.records.values import NO_TYPES, Types
+from perdure.restore.snapshot_store import JSON
 
-__all__ = ["WorkingContextSnapshot", "WorkingContextSnapshotSerializer"]
-
-JSON = dict[str, Any]
+# The working context's snapshot as plain JSON values, and back
 
 
 @final
@@ -93,3 +99,6 @@ _OWN = frozenset({"messages", "epoch_id", "last_compaction_ts"})
 
 def _field(payload: Any, name: str) -> Any:
     return payload.get(name) if isinstance(payload, dict) else None
+
+
+# The working context's snapshot as a document of the store: where it is, not what it means

@@ -13,17 +13,25 @@ from typing import Any, Final, Protocol, final
 
 import msgspec
 
-from perdure.codec.json import decode, encode
-from perdure.errors import ConfigError, CorruptRecordError, FormatError, StoreError
-from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import FoldedDocument
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    FormatError,
+    StoreError,
+)
+from perdure.memory.context import (
+    SNAPSHOT,
+    Snapshot,
+    WorkingContext,
+)
+from perdure.records.json import decode, encode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FoldedDocument
 from perdure.restore.validity import snapshot_of
 from perdure.store import Store
 
-__all__ = ["Exclusively", "WorkingContextSnapshotStore"]
-
 JSON = dict[str, Any]
+
 
 _ALL: Final = 2**62
 

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from perdure.codec.json import decode
 from perdure.errors import FormatError
 from perdure.memory.context import SCHEMA_VERSION, SNAPSHOT, Snapshot
-from perdure.memory.documents import EPISODIC, MEMORY, SEMANTIC, SESSION, SessionDocument
-from perdure.model.keys import SessionKey
+from perdure.memory.documents import EPISODIC, SEMANTIC, SESSION, SessionDocument
+from perdure.memory.index import MEMORY
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
 from perdure.store import Documents
-
-__all__ = ["judged", "problem_of", "snapshot_of"]
 
 VERSION = 1
 """Of session.json and memory.json, as this release writes them."""

@@ -14,8 +14,6 @@ from anyio.lowlevel import checkpoint
 from perdure.session.runtime import Runtime
 from perdure.session.session import Session
 
-__all__ = ["Clock", "catch_up"]
-
 
 class Clock(Protocol):
     """Seconds that only grow, and only when somebody says so."""

@@ -10,31 +10,29 @@ from typing import Literal
 import anyio
 import msgspec
 
-from perdure._lib.clock import loop_clock
-from perdure._lib.exits import Exit, exit_in
 from perdure._lib.host import Host
 from perdure._lib.logs import log_failure
-from perdure._lib.waiting import was_cancelled
+from perdure._lib.loop import loop_clock
+from perdure._lib.signals import Exit, exit_in
+from perdure._lib.tasks import was_cancelled
 from perdure.autosave import events
-from perdure.autosave.driver import Autosaver
+from perdure.autosave.engine import Autosaver
 from perdure.autosave.events import Event
 from perdure.autosave.health import NAMED, Health
-from perdure.codec.registry import Registry
-from perdure.lease.watch import beat
+from perdure.autosave.options import Autosave, Engine, Shutdown
+from perdure.lease import Lease, beat
+from perdure.records.types import Registry
 from perdure.session.clock import Clock, catch_up
-from perdure.session.closing import Closing
 from perdure.session.hooks import EventName, Hooks
 from perdure.session.inbox import Inbox
-from perdure.session.keeping import Keeper
-from perdure.session.loading import Opener
-from perdure.session.options import Autosave, Engine, Lease, Limits, Shutdown
-from perdure.session.places import require_sessions
+from perdure.session.lifecycle import Keeper
+from perdure.session.open import Opener
+from perdure.session.options import Limits, require_sessions
 from perdure.session.process_exit import ExitHandler
 from perdure.session.runtime import Runtime
+from perdure.session.shutdown import Closing
 from perdure.session.signals import SignalWatch
 from perdure.store import Asked, Store
-
-__all__ = ["Connected", "connected"]
 
 log: logging.Logger = logging.getLogger("perdure")
 

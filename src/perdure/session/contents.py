@@ -8,35 +8,33 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.checkpoints.chain import Chain
-from perdure.checkpoints.digest import LogDigest
-from perdure.codec.encoded import RESERVED_KINDS
-from perdure.codec.json import decode
-from perdure.codec.messages import decode_message
-from perdure.codec.registry import Registry
+from perdure.checkpoints.chain import Chain, LogDigest
 from perdure.errors import StoreError
-from perdure.memory.clock import TIMED_KINDS, stamp_of
 from perdure.memory.context import CONTEXT_KINDS, Retraction, WorkingContext
 from perdure.memory.documents import (
+    TIMED_KINDS,
     SessionDocument,
     Turned,
     fold_session,
     fold_state,
     names_of,
     note_taken,
+    stamp_of,
 )
 from perdure.memory.lazy import Lazy
 from perdure.memory.state import States
-from perdure.memory.values import Values
-from perdure.memory.working import Room, WorkingMemory
-from perdure.model.checkpoints import CHECKPOINTS
-from perdure.model.keys import SessionKey
-from perdure.model.messages import Message
-from perdure.model.records import (
+from perdure.memory.storage import MemoryInfo
+from perdure.memory.working_memory import Room, Values, WorkingMemory
+from perdure.records.checkpoints import CHECKPOINTS
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.message_format import RESERVED_KINDS, decode_message
+from perdure.records.messages import Message
+from perdure.records.records import (
     EPOCH,
     EVENT,
     MEMORY_DROP,
@@ -49,13 +47,21 @@ from perdure.model.records import (
     Entry,
     Record,
 )
-from perdure.restore.ladder import KEPT_FOR_LATER, Restored
+from perdure.records.types import Registry
+from perdure.restore.ladder import KEPT_FOR_LATER, Restored, restore
 from perdure.restore.report import RestoreReport
 from perdure.restore.validity import judged
-from perdure.session.hindsight import context_at
+from perdure.session.hooks import MemoryEvicted
+from perdure.session.point_in_time import context_at
 from perdure.store import Store
 
-__all__ = ["Contents", "HistoryItem"]
+if TYPE_CHECKING:
+    from perdure.session.runtime import Runtime
+    from perdure.session.session import Session
+
+
+# What a session holds, for whoever reads it: the context, and what loads when it is awaited
+
 
 MOST_FOLDS = 100
 """How many folds a read may meet in a row."""
@@ -388,3 +394,35 @@ class Contents:
 def _is_their_own(record: Record) -> bool:
     """Whether an event is an application's, from before the kind was reserved."""
     return record.kind == EVENT and not stamp_of(record.payload)
+
+
+# The room that a session's memory has, who hears what went for it, and reading all anew
+
+
+MOST_SAVES = 100
+"""How many saves a read may meet in a row."""
+
+
+def room_of(runtime: Runtime, key: SessionKey) -> Room:
+    """Return how much a session's memory holds; what goes for it is an event."""
+
+    def told(gone: Sequence[MemoryInfo]) -> None:
+        keys = tuple(entry.key for entry in gone)
+        facts = MemoryEvicted(str(key), keys, sum(entry.size_bytes for entry in gone))
+        runtime.hooks.emit("memory_evicted", facts)
+
+    return Room(runtime.limits.memory_bytes, told)
+
+
+async def read_again(session: Session) -> None:
+    """Have a session hold what the store has."""
+    runtime = session._runtime
+    limit = runtime.limits.context_bytes
+    restored = await restore(runtime.store, session.key, context_bytes=limit)
+    for _ in range(MOST_SAVES):
+        if restored.head >= session.durable_version:
+            break
+        # A save came between, and what it saved has left memory.
+        restored = await restore(runtime.store, session.key, context_bytes=limit)
+    session.renew(restored)
+    await session.memory.load()

@@ -9,8 +9,6 @@ from __future__ import annotations
 from perdure.errors import SessionClosedError
 from perdure.session.manager import SessionManager
 
-__all__ = ["kill"]
-
 
 async def kill(manager: SessionManager) -> None:
     """Kill a manager, but leave the process alive; what it had not saved is lost.

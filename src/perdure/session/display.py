@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from perdure.session.connected import Connected
     from perdure.session.session import Session
 
-__all__ = ["manager_facts", "session_card", "session_text"]
-
 
 def session_text(session: Session) -> str:
     """Return a session's state in one line."""

@@ -8,23 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.codec.encoded import Encoded
-from perdure.codec.json import decode, encode
-from perdure.codec.messages import decode_message, encode_message
-from perdure.codec.redaction import redact
-from perdure.codec.registry import KIND_PREFIX
-from perdure.codec.values import encode_value
 from perdure.errors import ConfigError, NotStorableError, TooLargeError
 from perdure.memory.documents import Meta
-from perdure.model.keys import require_text
-from perdure.model.messages import Message
-from perdure.model.records import MESSAGE_KINDS, META, Entry
+from perdure.records.json import decode, encode
+from perdure.records.keys import require_text
+from perdure.records.message_format import Encoded, decode_message, encode_message
+from perdure.records.messages import Message
+from perdure.records.records import MESSAGE_KINDS, META, Entry
+from perdure.records.redaction import redact
+from perdure.records.types import KIND_PREFIX
+from perdure.records.values import encode_value
 
 if TYPE_CHECKING:
-    from perdure.codec.registry import Registry
-    from perdure.model.keys import SessionKey
-
-__all__ = ["check_readable", "check_said", "check_sizes", "entry_of", "meta_entry"]
+    from perdure.records.keys import SessionKey
+    from perdure.records.types import Registry
 
 
 def entry_of(item: Message | Encoded | Any, registry: Registry) -> Entry:

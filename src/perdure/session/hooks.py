@@ -1,4 +1,4 @@
-"""What users are told: events by name, to plain or async functions."""
+"""What a manager reports of its sessions, beside the autosave engine's own events."""
 
 from __future__ import annotations
 
@@ -8,12 +8,69 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, get_args
 
-from perdure._lib.exits import exit_in
-from perdure._lib.host import Host, HostClosedError
-from perdure._lib.waiting import was_cancelled
-from perdure.errors import ConfigError
+import msgspec
 
-__all__ = ["EventName", "Hook", "Hooks"]
+from perdure._lib.host import Host, HostClosedError
+from perdure._lib.signals import exit_in
+from perdure._lib.tasks import was_cancelled
+from perdure.errors import ConfigError
+from perdure.restore.report import RestoreReport
+
+# What a manager reports of its sessions, beside the autosave engine's own events
+
+
+class SessionOpened(msgspec.Struct, frozen=True):
+    """A session was loaded."""
+
+    session: str
+    epoch: int
+    report: RestoreReport
+
+
+class SessionClosed(msgspec.Struct, frozen=True):
+    """A session left memory: closed, hibernated, handed over or deleted."""
+
+    session: str
+    why: str
+    version: int
+
+
+class SessionFolded(msgspec.Struct, frozen=True):
+    """Documents were folded as of a record."""
+
+    session: str
+    as_of_seq: int
+
+
+class SessionFoldFailed(msgspec.Struct, frozen=True):
+    """A fold failed; nothing is lost by it, the next one will do its work."""
+
+    session: str
+    error: Exception
+
+
+class MemoryEvicted(msgspec.Struct, frozen=True):
+    """Entries of a working memory went, to make room for a new value."""
+
+    session: str
+    keys: tuple[str, ...]
+    """Least in priority first."""
+    bytes: int
+    """Of their values."""
+
+
+class SessionPosted(msgspec.Struct, frozen=True):
+    """What others posted has entered a session that is open here; autosave makes it durable."""
+
+    session: str
+    keys: tuple[str, ...]
+    """The keys of the posts."""
+    version: int
+    """The seq of the newest record of it."""
+
+
+# What users are told: events by name, to plain or async functions
+
 
 log: logging.Logger = logging.getLogger("perdure")
 

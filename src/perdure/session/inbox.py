@@ -26,22 +26,21 @@ import msgspec
 from perdure._lib.backoff import backoff
 from perdure._lib.ids import random_id
 from perdure._lib.logs import log_failure
-from perdure.codec.json import encode
 from perdure.errors import ConfigError, LeaseLostError, NotStorableError, SessionError
-from perdure.lease.inbox import checked_key, key_of, op_ids, to_take
 from perdure.memory.documents import TAKEN_IDS, Taken
-from perdure.model.keys import SessionKey
-from perdure.model.records import TAKEN, Entry
+from perdure.records.json import encode
+from perdure.records.keys import SessionKey
+from perdure.records.posts import checked_key, key_of, op_ids, to_take
+from perdure.records.records import TAKEN, Entry
 from perdure.session.entries import check_readable, check_sizes, entry_of
-from perdure.session.events import SessionPosted
-from perdure.session.flights import landed
+from perdure.session.exclusive import landed
+from perdure.session.hooks import SessionPosted
 from perdure.session.runtime import Runtime
 from perdure.store import DeadLetter, InboxLimit, Posted
 
 if TYPE_CHECKING:
     from perdure.session.session import Session
 
-__all__ = ["Inbox", "PostReceipt"]
 
 log: logging.Logger = logging.getLogger("perdure")
 

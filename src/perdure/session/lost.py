@@ -1,16 +1,17 @@
-"""Sessions that were lost with records unsaved: what can still be done about them.
+"""Whether a store still has what it acknowledged: it may have gone back to an earlier state.
 
-The records stay in memory until somebody decides what becomes of them, also when nobody has
-the `Session` any more; `health` and the shutdown report name the session until then.
+A server that came back without its newest data (a failover to a standby that lagged behind, data
+in memory only, an older backup) refuses an append as it would after a takeover, or as if the
+batch did not fit. The log tells which it is.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from perdure.codec.messages import decode_message, kind_of
-from perdure.model.keys import SessionKey
-from perdure.model.records import (
+from perdure.records.keys import SessionKey
+from perdure.records.message_format import decode_message, kind_of
+from perdure.records.records import (
     CONTEXT,
     ITEM,
     MEMORY_DROP,
@@ -23,12 +24,20 @@ from perdure.model.records import (
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
-    from perdure.session.forking import Forked
-    from perdure.session.keeping import Keeper
+    from perdure.session.fork import Forked
+    from perdure.session.lifecycle import Keeper
     from perdure.session.runtime import Runtime
     from perdure.session.session import Session
 
-__all__ = ["LostSession", "fork_unsaved", "rescued", "unsaved_records"]
+
+# Whether a store still has what it acknowledged: it may have gone back to an earlier state
+
+
+# Sessions that were lost with records unsaved: what can still be done about them
+#
+# The records stay in memory until somebody decides what becomes of them, also when nobody has the
+# `Session` any more; `health` and the shutdown report name the session until then.
+
 
 _MOVABLE = frozenset({ITEM, MEMORY_DROP, MEMORY_SET, META, STATE})
 """Kinds of records that mean the same under another number."""
@@ -132,8 +141,8 @@ async def fork_unsaved(
     runtime: Runtime, keeper: Keeper, tracked: Tracked, new_id: str, *, new_session: str | None
 ) -> Forked:
     """Begin a session with what is durable of another one, and what is not."""
-    from perdure.session.forking import Forker
-    from perdure.session.tending import Tending
+    from perdure.session.exclusive import Tending
+    from perdure.session.fork import Forker
 
     key = tracked.key
     new = SessionKey(new_id, new_session or key.session, key.tenant)

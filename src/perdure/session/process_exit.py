@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 if TYPE_CHECKING:
     import asyncio
 
-    from perdure.session.closing import Closing
+    from perdure.session.shutdown import Closing
 
-__all__ = ["THREAD", "ExitHandler", "tell"]
 
 log: logging.Logger = logging.getLogger("perdure")
 

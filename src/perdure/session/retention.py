@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.errors import ConfigError
+from perdure.errors import (
+    ConfigError,
+)
 from perdure.store import SessionInfo
-
-__all__ = ["Ended", "Retention", "cut_after", "is_expired"]
 
 DAY = 86_400.0
 

@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from perdure._lib.affinity import Affinity, Stray
 from perdure._lib.host import Host
-from perdure.autosave.driver import Autosaver
-from perdure.codec.registry import Registry
+from perdure._lib.loop import Affinity, Stray
+from perdure.autosave.engine import Autosaver
+from perdure.autosave.options import Shutdown
 from perdure.errors import WrongLoopError
-from perdure.lease.watch import OwnerWatch
-from perdure.model.keys import SessionKey
-from perdure.session import spilling
-from perdure.session.flights import Flights
+from perdure.lease import Lease, OwnerWatch
+from perdure.records.keys import SessionKey
+from perdure.records.types import Registry
+from perdure.session import spill
+from perdure.session.exclusive import Flights
 from perdure.session.hooks import Hooks
-from perdure.session.options import Lease, Limits, Shutdown
+from perdure.session.options import Limits
 from perdure.store import Store
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
-    from perdure.model.records import Entry
+    from perdure.records.records import Entry
     from perdure.session.session import Session
-
-__all__ = ["Runtime", "wrong_loop"]
 
 
 class Runtime:
@@ -76,7 +75,7 @@ class Runtime:
         self.watch: OwnerWatch = OwnerWatch(lease, clock)
         self.shutdown: Shutdown = shutdown
         self.limits: Limits = limits
-        self.spill_folder: str | None = spilling.folder_for(store, shutdown.spill)
+        self.spill_folder: str | None = spill.folder_for(store, shutdown.spill)
         self.home: Affinity = Affinity()
         self.running: Callable[[], object] = self.home.running
         """Asked on each append, as ``append`` is: bound once."""

@@ -1,47 +1,257 @@
-"""The session: what users append to, and what saves itself."""
+"""The session: what users append to, and what saves itself.
+
+An append touches as little as it can, because with very many sessions fetching a session's
+memory is most of what it costs. What was appended reaches the contents when somebody looks at
+them, or while the store is busy with it; never later than that, since it leaves memory then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, final, overload
 
 import msgspec
 
 from perdure.autosave.tracked import State
-from perdure.codec.encoded import Encoded
-from perdure.codec.json import encode
 from perdure.errors import ConfigError
 from perdure.memory.context import Retraction
 from perdure.memory.documents import SessionDocument, Turned, note_turn
-from perdure.model.keys import SessionKey
-from perdure.model.messages import Message
-from perdure.model.records import CONTEXT, RETRACT, TURN, Entry, Record
+from perdure.records.json import encode
+from perdure.records.keys import SessionKey
+from perdure.records.message_format import Encoded
+from perdure.records.messages import Message
+from perdure.records.records import CONTEXT, RETRACT, TURN, Entry, Record
 from perdure.restore.ladder import Restored
 from perdure.restore.report import RestoreReport, RestoreStep
-from perdure.session.contents import HistoryItem
+from perdure.session.contents import Contents, HistoryItem, room_of
 from perdure.session.contributors import Attachment, Contributor, Contributors
 from perdure.session.display import session_card, session_text
-from perdure.session.entries import entry_of, meta_entry
-from perdure.session.inside import attach
+from perdure.session.entries import check_sizes, entry_of, meta_entry
+from perdure.session.internals import attach
 from perdure.session.lost import fork_unsaved, unsaved_records
-from perdure.session.planned import Planned
-from perdure.session.rendering import Rendered
-from perdure.session.runtime import Runtime
+from perdure.session.runtime import Runtime, wrong_loop
 from perdure.session.turn import Turn, TurnQueue
 
 if TYPE_CHECKING:
-    from perdure.autosave.core import Tracked
+    from perdure.autosave.tracked import Tracked
     from perdure.checkpoints.engine import CheckpointEngine
     from perdure.checkpoints.events import EventStream
     from perdure.memory.state import States
-    from perdure.memory.working import WorkingMemory
-    from perdure.model.manifest import Manifest
-    from perdure.providers import Format, Issuer
-    from perdure.session.forking import Forked
-    from perdure.session.keeping import Keeper
+    from perdure.memory.working_memory import WorkingMemory
+    from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
+    from perdure.providers.target import Format
+    from perdure.records.manifest import Manifest
+    from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
+    from perdure.restore.plan import RestorePlan
+    from perdure.session.fork import Forked
+    from perdure.session.lifecycle import Keeper
 
-__all__ = ["Receipt", "Session"]
+
+# How a session takes records in: at once into autosave, and into what it shows later
+
+
+class _Hot:
+    """What an append touches comes first, and so lies side by side in memory."""
+
+    __slots__ = ("_closed_by", "_runtime", "tracked")
+
+
+class Accepting(_Hot):
+    """The part of a session that every record passes."""
+
+    __slots__ = ("_behind", "_noted", "tail_bytes", "tail_records")
+
+    def __init__(self, runtime: Runtime, restored: Restored, tracked: Tracked) -> None:
+        self._runtime: Runtime = runtime
+        self.tracked: Tracked = tracked
+        self._closed_by: Exception | None = None
+        self._hold(restored)
+        tracked.on_captured = self.catch_up
+
+    def _hold(self, restored: Restored) -> None:
+        """Begin with what the store has."""
+        runtime = self._runtime
+        self._behind: Contents = Contents(
+            runtime.store,
+            runtime.registry,
+            restored,
+            self._accept_now,
+            self.catch_up,
+            room_of(runtime, restored.key),
+        )
+        # What a save under way has brought to the store may have been read already.
+        self._noted: int = max(self.tracked.durable, restored.head)
+        self.tail_bytes: int = restored.tail_bytes
+        self.tail_records: int = restored.tail_records
+
+    def accept(self, entries: tuple[Entry, ...]) -> int:
+        """Take entries in as one group; every change of the session comes through here."""
+        runtime, tracked = self._runtime, self.tracked
+        if tracked.refuses or runtime.running() is not runtime.loop:
+            self._check_open()
+        for entry in entries:
+            if len(entry[1]) > runtime.max_record_bytes:
+                check_sizes(
+                    tracked.key, entries, runtime.max_record_bytes, most=runtime.store_record_bytes
+                )
+        return runtime.append(tracked, entries)
+
+    def _accept_now(self, entries: tuple[Entry, ...]) -> int:
+        """Take entries in, and show them at once: for who holds a part of the contents."""
+        version = self.accept(entries)
+        self.catch_up()
+        return version
+
+    @property
+    def _contents(self) -> Contents:
+        """What the session holds, as of its newest record."""
+        self.catch_up()
+        return self._behind
+
+    def catch_up(self) -> None:
+        """Take what was appended into the contents."""
+        tracked, noted = self.tracked, self._noted
+        if tracked.version <= noted:
+            return
+        entries = tracked.pending
+        if noted > tracked.durable:
+            entries = entries[noted - tracked.durable :]
+        self._noted = tracked.version
+        self.tail_records += len(entries)
+        self.tail_bytes += sum([len(entry[1]) for entry in entries])
+        self._behind.note(noted + 1, entries, tracked.epoch)
+
+    def _shorten_tail(self, size: int, records: int) -> None:
+        """Take note that so much of the log was folded."""
+        self.tail_bytes = max(self.tail_bytes - size, 0)
+        self.tail_records = max(self.tail_records - records, 0)
+
+    # where, and for how long
+
+    @property
+    def closed_by(self) -> Exception | None:
+        """What an append is refused with; None while the session is open."""
+        return self._closed_by
+
+    @closed_by.setter
+    def closed_by(self, error: Exception | None) -> None:
+        self._closed_by = error
+        self.tracked.refuses = True  # so that an append has to ask for one thing only
+
+    def _check_home(self) -> None:
+        stray = self._runtime.home.stray()
+        if stray is not None:
+            raise wrong_loop(f"session {self.tracked.key}", stray)
+
+    def _check_open(self) -> None:
+        self._check_home()
+        if self._closed_by is not None:
+            raise self._closed_by
+
+
+# A session's plan of its own restore: the part of the session that says so
+
+
+# A working context in the shape that a model's client takes: pure
+
+
+Listed = Literal["openai", "openai-responses"]
+"""Formats whose conversation holds the instructions too: a context is a list of dicts."""
+Separate = Literal["anthropic", "gemini"]
+"""Formats with the instructions apart: a context is a `RenderedContext`."""
+ContextFormat = Literal["openai", "openai-responses", "anthropic", "gemini"] | None
+"""None for `Message` objects, else whose API the context is for."""
+
+
+def render(
+    messages: Sequence[Message],
+    format: ContextFormat,
+    *,
+    to: Issuer | str | None = None,
+    reasoning: ReasoningPolicy = "strip_foreign",
+) -> list[Any] | RenderedContext:
+    """Return messages in a format, as every provider of it takes them.
+
+    Raises:
+        ConfigError: There is no such format or policy.
+
+    """
+    if format is None:
+        return list(messages)
+    # Imported when used: who opens a session need not render it.
+    from perdure.providers import FORMATS
+    from perdure.providers import render as rendered
+
+    if format not in FORMATS:
+        choices = ", ".join(map(repr, FORMATS))
+        message = f"context format {format!r} is unknown: choose None, {choices}"
+        raise ConfigError(message, format=format)
+    context = rendered(messages, format, to=to, reasoning=reasoning)
+    return context if format in {"anthropic", "gemini"} else context.messages
+
+
+class _Decoding(Protocol):
+    def decoded(self) -> list[Message]: ...
+
+
+class _Holding(Protocol):
+    """What the method below needs of a session, or of a view of one."""
+
+    @property
+    def _contents(self) -> _Decoding: ...
+
+
+class Rendered:
+    """What a model is shown of a session; `Session` and `SessionView` have this method."""
+
+    __slots__ = ()
+
+    @overload
+    def context(
+        self: _Holding,
+        format: Listed | None = None,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> list[Any]: ...
+
+    @overload
+    def context(
+        self: _Holding,
+        format: Separate,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> RenderedContext: ...
+
+    def context(
+        self: _Holding,
+        format: ContextFormat = None,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> list[Any] | RenderedContext:
+        """Return what the model sees next: the newest whole messages within the limit.
+
+        A provider takes it as it is, whatever became of the last turn. Calls without a result are
+        shown as interrupted.
+
+        Args:
+            format: None for `Message` objects, as they are in the log. ``"openai"`` and
+                ``"openai-responses"`` give a list of dicts; ``"anthropic"`` and ``"gemini"`` a
+                `RenderedContext` with ``messages`` and ``system``.
+            to: Who reads it, if that is not the one whose format it is: ``"deepseek"``, or an
+                `Issuer` with a model.
+            reasoning: Who gets reasoning, signatures and unknown fields: ``"strip_foreign"``
+                sends them to the one who issued them, ``"strip_all"`` to nobody, ``"keep"`` to
+                whoever speaks the format.
+
+        Raises:
+            ConfigError: There is no such format or policy.
+
+        """
+        return render(self._contents.decoded(), format, to=to, reasoning=reasoning)
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -54,7 +264,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 @final
-class Session(Planned, Rendered):
+class Session(Accepting, Rendered):
     """One conversation and its state, written by one process at a time.
 
     Made by ``SessionManager.open``. Everybody in the process who opens the same id shares the
@@ -160,7 +370,7 @@ class Session(Planned, Rendered):
     def checkpoints(self) -> CheckpointEngine:
         """Its checkpoints: labelled points to look at and to go back to."""
         if self._checkpoints is None:
-            from perdure.session.checkpointing import checkpoints_of
+            from perdure.session.checkpoints import checkpoints_of
 
             self._checkpoints = checkpoints_of(self)
         return self._checkpoints
@@ -168,7 +378,7 @@ class Session(Planned, Rendered):
     @property
     def events(self) -> EventStream:
         """Its kernel events: what an agent did, on the session's logical clock."""
-        from perdure.session.checkpointing import events_of
+        from perdure.session.checkpoints import events_of
 
         return events_of(self)
 
@@ -391,6 +601,61 @@ class Session(Planned, Rendered):
         """
         self._check_home()
         await self._keeper.close(self)
+
+    async def plan_restore(
+        self,
+        target: Format | None = None,
+        *,
+        system_prompt: str | None = None,
+        options: WorkingContextSnapshotBootstrapOptions | None = None,
+    ) -> RestorePlan:
+        """Say what would come back after a kill at this moment, and what would be mended, and why.
+
+        Changes nothing; `apply` does what it says. As `SessionManager.plan_restore`, which
+        tells the same of a session that nobody has opened.
+
+        Args:
+            target: The provider that the context is meant for: what would be stripped for it.
+            system_prompt: The processed prompt that an agent would be restored with.
+            options: How an agent would be restored. Without either, the plan is for a session
+                that no agent of perdure works on.
+
+        Raises:
+            ConfigError: The target is unknown; or the system prompt has changed, and the
+                options' policy is "error".
+            CorruptRecordError: A document is damaged, and the options are strict.
+
+        """
+        from perdure.session.plan import plan_of
+
+        self._check_open()
+        runtime = self._runtime
+        return await plan_of(
+            runtime.store,
+            runtime.registry,
+            self.tracked.key,
+            context_bytes=runtime.limits.context_bytes,
+            target=target,
+            system_prompt=system_prompt,
+            options=options,
+        )
+
+    async def apply(self, plan: RestorePlan) -> int:
+        """Do what a plan says, durably, and return the new version.
+
+        Results that were made up are appended; where that is not enough, a record replaces the
+        working context. Nothing is erased.
+
+        Raises:
+            ConfigError: The session has moved on since the plan, or has unsaved changes: save it,
+                and plan again.
+
+        """
+        from perdure.session.plan import carry_out
+
+        self._check_open()
+        carry_out(self, plan)
+        return await self._runtime.saver.save(self.tracked)
 
     # for the manager, turns and the agent: not for users
 

@@ -17,9 +17,7 @@ from typing import final
 
 import anyio
 
-from perdure._lib import sigterm
-
-__all__ = ["SignalWatch"]
+from perdure._lib import signals
 
 _STEP = 0.02
 """Seconds between two looks at whether other managers have closed."""
@@ -61,12 +59,12 @@ class SignalWatch:
     def install(self) -> None:
         """Start watching."""
         _cancelled.discard(self._body)
-        sigterm.join(self)
+        signals.join(self)
 
     def uninstall(self) -> None:
         """Watch no more."""
         self.finished = True
-        sigterm.leave(self)
+        signals.leave(self)
 
     def cancel_body(self) -> None:
         """Have the body left, in its event loop; once, whoever asks."""
@@ -79,7 +77,7 @@ class SignalWatch:
 
         Those that the same body has opened close behind this one, and see to it then.
         """
-        others = [one for one in sigterm.waited_for() if one is not self]
+        others = [one for one in signals.waited_for() if one is not self]
         if any(isinstance(one, SignalWatch) and one._body is self._body for one in others):
             return
         await self.end_process_by_force()
@@ -89,9 +87,9 @@ class SignalWatch:
         self.finished = True
         with anyio.CancelScope(shield=True):
             # They are in other threads, too: no event of this loop tells of them.
-            while sigterm.waited_for() and sigterm.time_left() > 0:  # noqa: ASYNC110
+            while signals.waited_for() and signals.time_left() > 0:  # noqa: ASYNC110
                 await anyio.sleep(_STEP)
-        sigterm.end_process()
+        signals.end_process()
 
     # in the signal handler
 

@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, final
 
 import anyio
 
-from perdure._lib.awaited import ThisTask
-from perdure._lib.clock import loop_timer
-from perdure.autosave.refusals import require_outside
-from perdure.codec.json import encode
+from perdure._lib.loop import loop_timer
+from perdure._lib.tasks import ThisTask
+from perdure.autosave.errors import require_outside
 from perdure.errors import SessionError
 from perdure.memory.documents import Turned
-from perdure.model.keys import require_name
-from perdure.model.records import TURN, Entry
+from perdure.records.json import encode
+from perdure.records.keys import require_name
+from perdure.records.records import TURN, Entry
 
 if TYPE_CHECKING:
     from perdure.session.session import Session
 
 T = TypeVar("T")
 
-__all__ = ["Turn"]
 
 log: logging.Logger = logging.getLogger("perdure")
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, final
 
 from perdure.errors import SessionError
-from perdure.model.records import Entry
+from perdure.records.records import Entry
 from perdure.session.contents import Contents, HistoryItem
-from perdure.session.rendering import Rendered
+from perdure.session.session import Rendered
 
 if TYPE_CHECKING:
+    from perdure.checkpoints.engine import CheckpointReader
     from perdure.checkpoints.events import EventReader
-    from perdure.checkpoints.reader import CheckpointReader
-    from perdure.codec.registry import Registry
     from perdure.memory.documents import SessionDocument
     from perdure.memory.state import States
-    from perdure.memory.working import WorkingMemory
-    from perdure.model.keys import SessionKey
+    from perdure.memory.working_memory import WorkingMemory
+    from perdure.records.keys import SessionKey
+    from perdure.records.types import Registry
     from perdure.restore.ladder import Restored
     from perdure.restore.report import RestoreReport
     from perdure.store import Store
-
-__all__ = ["SessionView"]
 
 
 @final
@@ -71,14 +69,14 @@ class SessionView(Rendered):
     @property
     def checkpoints(self) -> CheckpointReader:
         """Its checkpoints, as of ``seq``."""
-        from perdure.session.checkpointing import view_checkpoints
+        from perdure.session.checkpoints import view_checkpoints
 
         return view_checkpoints(self)
 
     @property
     def events(self) -> EventReader:
         """Its kernel events, as of ``seq``."""
-        from perdure.session.checkpointing import view_events
+        from perdure.session.checkpoints import view_events
 
         return view_events(self)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
-    from perdure.interchange.storage import StateStorage as StateStorage
+    from perdure.formats.state import StateStorage as StateStorage
     from perdure.stores.objects import Bucket as Bucket
     from perdure.stores.objects import Found as Found
     from perdure.stores.objects import Listed as Listed
@@ -40,7 +40,7 @@ _HOME_OF = {
     "Rewrapped": "perdure.stores.wrapped.encrypted",
     "S3Store": "perdure.stores.s3",
     "SqliteStore": "perdure.stores.sqlite",
-    "StateStorage": "perdure.interchange.storage",
+    "StateStorage": "perdure.formats.state",
     "StateStore": "perdure.stores.state",
     "Unwrapped": "perdure.stores.wrapped.keys",
 }

@@ -22,8 +22,14 @@ from perdure.sync.archives import Archives
 from perdure.sync.checkpoints import CheckpointEngine, CheckpointReader, EventReader, EventStream
 from perdure.sync.contributors import Attachment, Contributor
 from perdure.sync.manager import SessionManager, connect
-from perdure.sync.memory import States, TypedState, WorkingMemory
-from perdure.sync.session import LostSession, Session, SessionView
+from perdure.sync.session import (
+    LostSession,
+    Session,
+    SessionView,
+    States,
+    TypedState,
+    WorkingMemory,
+)
 from perdure.sync.turn import Turn
 
 __all__ = [

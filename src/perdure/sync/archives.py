@@ -6,16 +6,14 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
-from perdure.declare.archive import archives
-from perdure.declare.archive.checking import ArchiveLimits
+from perdure.archive import archives
+from perdure.archive.limits import ArchiveLimits
 
 if TYPE_CHECKING:
-    from perdure.declare.archive.entries import Archive
-    from perdure.declare.archive.restoring import ArchiveRestored
-    from perdure.declare.archive.saving import ArchiveSaved, Progress
+    from perdure.archive.entries import Archive
+    from perdure.archive.restore import ArchiveRestored
+    from perdure.archive.save import ArchiveSaved, Progress
     from perdure.sync.session import Session, SessionView
-
-__all__ = ["Archives"]
 
 
 @final

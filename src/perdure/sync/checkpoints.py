@@ -8,15 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 if TYPE_CHECKING:
-    from perdure.checkpoints import engine, events, reader
-    from perdure.checkpoints.difference import Difference
+    from perdure.checkpoints import engine, events
+    from perdure.checkpoints import engine as reader
+    from perdure.checkpoints.diff import Difference
     from perdure.checkpoints.replay import ReplayReport, Row
-    from perdure.checkpoints.verifying import Verification
-    from perdure.model.checkpoints import Checkpoint
-    from perdure.model.events import KernelEvent
+    from perdure.checkpoints.verify import Verification
+    from perdure.records.checkpoints import Checkpoint, KernelEvent
     from perdure.sync.loop import LoopThread
-
-__all__ = ["CheckpointEngine", "CheckpointReader", "EventReader", "EventStream"]
 
 
 class CheckpointReader:

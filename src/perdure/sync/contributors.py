@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from perdure.session.session import Session
     from perdure.sync.loop import LoopThread
 
-__all__ = ["Attachment", "Contributor", "relayed"]
-
 
 class Contributor(Protocol):
     """Whoever owns state that is kept with a session.
@@ -90,16 +88,20 @@ class Relay:
 
     @property
     def name(self) -> str:
+        """The contributor's own."""
         return self.contributor.name
 
     @property
     def version(self) -> int:
+        """The contributor's own."""
         return self.contributor.version
 
     async def capture(self) -> Any:
+        """Capture the state in a worker thread."""
         return await to_thread.run_sync(self.contributor.capture, abandon_on_cancel=True)
 
     async def restore(self, state: Any, context: RestoreContext) -> None:
+        """Restore the state in a worker thread."""
         await to_thread.run_sync(self.contributor.restore, state, context)
 
     async def _migrate(self, state: Any, from_version: int) -> Any:

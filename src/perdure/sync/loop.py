@@ -5,13 +5,15 @@ on while user code blocks, and any thread may call. A wait that an exception end
 is given up like a cancelled task's: what was asked for is told so, and what it must not
 interrupt goes on. Nobody waits for ever: when the loop ends, every wait ends with an error.
 
-The thread is a daemon: whether it may end is decided by ``perdure.sync.exiting``.
+The thread is a daemon: whether it may end is decided by ``perdure.sync.process_exit``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import logging
+import queue
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -20,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import anyio
 
-from perdure._lib.affinity import Affinity
-from perdure._lib.waiting import was_cancelled
+from perdure._lib.loop import Affinity
+from perdure._lib.tasks import was_cancelled
 from perdure.errors import SessionClosedError, WrongLoopError
 
 if TYPE_CHECKING:
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+
+# A loop in a thread of its own, and how other threads ask it for something
+
+
 T = TypeVar("T")
 
-__all__ = ["LoopThread"]
 
 _SLICE = 0.1 if sys.platform == "win32" else None
 """Where Ctrl-C does not end a wait for a lock, it is noticed between two short ones."""
@@ -214,3 +219,49 @@ def _succeed(future: Future[T], value: T) -> None:
 def _fail(future: Future[Any], error: BaseException) -> None:
     with contextlib.suppress(InvalidStateError):
         future.set_exception(error)
+
+
+# Hooks of blocking code: called in a thread of their own, in the order of the events
+#
+# A hook may take its time and may use the blocking API; the loop never waits for it, except for
+# ``before_save``. When the manager has closed, what has happened until then is still told.
+
+
+log: logging.Logger = logging.getLogger("perdure")
+
+
+@final
+class HookThread:
+    """Call functions one after another; the thread starts with the first of them.
+
+    What is meant to end the program (``sys.exit`` in a hook) goes to ``on_exit``.
+    """
+
+    def __init__(self, name: str, on_exit: Callable[[BaseException], object]) -> None:
+        self._name = name
+        self._on_exit = on_exit
+        self._told: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def tell(self, hook: Callable[[Any], object], facts: object) -> None:
+        """Have ``hook(facts)`` called; from the loop's thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        self._told.put(lambda: hook(facts))
+
+    def finish(self, timeout: float) -> None:
+        """Wait until everything was told; a hook that closes its own manager does not wait."""
+        self._told.put(None)
+        if self._thread not in {None, threading.current_thread()}:
+            assert self._thread is not None
+            self._thread.join(timeout)
+
+    def _work(self) -> None:
+        while (tell := self._told.get()) is not None:
+            try:
+                tell()
+            except (KeyboardInterrupt, SystemExit) as error:
+                self._on_exit(error)  # it would end this thread without a word
+            except BaseException:  # it would end this thread, and no hook would be called again
+                log.exception("a hook failed")

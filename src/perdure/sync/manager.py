@@ -23,28 +23,37 @@ from perdure import _connect
 from perdure._connect import DEFAULT
 from perdure.autosave.options import INHERIT, Inherit
 from perdure.errors import SessionClosedError, StoreError
-from perdure.model.keys import DEFAULT_SESSION
-from perdure.sync import exiting
-from perdure.sync.hooks import HookThread
-from perdure.sync.loop import LoopThread, closed
-from perdure.sync.restoring import Restoring
+from perdure.providers.target import Format
+from perdure.records.keys import DEFAULT_SESSION
+from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
+from perdure.restore.plan import RestorePlan
+from perdure.session.rebuild import RebuildReport
+from perdure.sync import process_exit
+from perdure.sync.loop import HookThread, LoopThread, closed
+from perdure.sync.process_exit import TermWatch
 from perdure.sync.session import LostSession, Session, SessionView
-from perdure.sync.signals import TermWatch
 
 if TYPE_CHECKING:
-    from perdure.autosave.driver import Health
+    from perdure.autosave.health import Health
+    from perdure.autosave.options import Autosave, Engine, Shutdown
     from perdure.autosave.shutdown import ShutdownReport
-    from perdure.interchange.storage import StateStorage
-    from perdure.model.keys import SessionKey
+    from perdure.formats.state import StateStorage
+    from perdure.lease import Lease, OnHeld
+    from perdure.records.checkpoints import Checkpoint
+    from perdure.records.keys import SessionKey
     from perdure.session import manager, session
+    from perdure.session.delete import ForgetReport
+    from perdure.session.fork import Forked
     from perdure.session.hooks import EventName
     from perdure.session.inbox import PostReceipt
-    from perdure.session.options import Autosave, Engine, Lease, Limits, OnHeld, Shutdown
+    from perdure.session.options import Limits
+    from perdure.session.prune import PruneReport
+    from perdure.session.retention import Retention
     from perdure.store import DeadLetter, SessionInfo, Store
+
 
 T = TypeVar("T")
 
-__all__ = ["SessionManager", "connect"]
 
 _PATIENCE = 1.0
 """Seconds to wait for threads that have nothing left to do but to end."""
@@ -86,7 +95,7 @@ def connect(
 
 
 @final
-class SessionManager(Restoring):
+class SessionManager:
     """Keep the sessions of one process, for blocking code. As `perdure.SessionManager`.
 
     Any thread may use it. A process that ends without closing it still saves what it accepted.
@@ -113,7 +122,7 @@ class SessionManager(Restoring):
         except BaseException:
             self._loop.post(self._loop.stop)
             raise
-        exiting.remember(self)
+        process_exit.remember(self)
         if signals:
             self._signals.install()
 
@@ -373,7 +382,7 @@ class SessionManager(Restoring):
             self._hooks.finish(_PATIENCE)
             self._loop.join(_PATIENCE)
         self._signals.uninstall()
-        exiting.forget(self)
+        process_exit.forget(self)
         if self._exit is not None:
             error, self._exit = self._exit, None
             raise error
@@ -410,3 +419,192 @@ class SessionManager(Restoring):
     def _patience(self) -> float:
         shutdown = self._inner._shutdown
         return shutdown.deadline + shutdown.hard_grace + _PATIENCE
+
+    def fork(
+        self,
+        id: str,
+        new_id: str,
+        *,
+        at: int | str | Checkpoint | None = None,
+        session: str = DEFAULT_SESSION,
+        new_session: str | None = None,
+        tenant: str = "",
+    ) -> Forked:
+        """Begin a session with another one's history; both go on, each for itself.
+
+        As `perdure.SessionManager.fork`.
+        """
+        return self._loop.call(
+            lambda: self._inner.fork(
+                id, new_id, at=at, session=session, new_session=new_session, tenant=tenant
+            )
+        )
+
+    def copy(
+        self,
+        id: str,
+        new_id: str,
+        *,
+        session: str = DEFAULT_SESSION,
+        new_session: str | None = None,
+        tenant: str = "",
+    ) -> Forked:
+        """Make a session with all of another one's history and state, which does not need it.
+
+        As `perdure.SessionManager.copy`.
+        """
+        return self._loop.call(
+            lambda: self._inner.copy(
+                id, new_id, session=session, new_session=new_session, tenant=tenant
+            )
+        )
+
+    def rename(
+        self,
+        id: str,
+        new_id: str,
+        *,
+        session: str = DEFAULT_SESSION,
+        new_session: str | None = None,
+        tenant: str = "",
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+    ) -> Forked:
+        """Give a session another id; whoever has it open here has to open it anew.
+
+        As `perdure.SessionManager.rename`.
+        """
+        return self._loop.call(
+            lambda: self._inner.rename(
+                id,
+                new_id,
+                session=session,
+                new_session=new_session,
+                tenant=tenant,
+                on_held=on_held,
+                wait=wait,
+            )
+        )
+
+    def delete(
+        self,
+        id: str,
+        *,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+    ) -> bool:
+        """Remove a session and all that it owns; False if there was none.
+
+        As `perdure.SessionManager.delete`.
+        """
+        return self._loop.call(
+            lambda: self._inner.delete(
+                id, session=session, tenant=tenant, on_held=on_held, wait=wait
+            )
+        )
+
+    def forget(
+        self,
+        id: str | None = None,
+        *,
+        session: str | None = None,
+        tenant: str = "",
+        owner: str | None = None,
+        tag: str | None = None,
+        dry_run: bool = False,
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+    ) -> ForgetReport:
+        """Remove sessions and everything that only they reach, and say what was kept and why.
+
+        As `perdure.SessionManager.forget`.
+        """
+        return self._loop.call(
+            lambda: self._inner.forget(
+                id=id,
+                session=session,
+                tenant=tenant,
+                owner=owner,
+                tag=tag,
+                dry_run=dry_run,
+                on_held=on_held,
+                wait=wait,
+            )
+        )
+
+    def prune(
+        self,
+        retention: Retention,
+        *,
+        id: str | None = None,
+        session: str | None = None,
+        tenant: str = "",
+        dry_run: bool = False,
+        on_held: OnHeld = "raise",
+        wait: float = 0.0,
+    ) -> PruneReport:
+        """Remove the history that a retention lets go, and the sessions that have expired.
+
+        As `perdure.SessionManager.prune`.
+        """
+        return self._loop.call(
+            lambda: self._inner.prune(
+                retention,
+                id=id,
+                session=session,
+                tenant=tenant,
+                dry_run=dry_run,
+                on_held=on_held,
+                wait=wait,
+            )
+        )
+
+    def plan_restore(
+        self,
+        id: str,
+        *,
+        target: Format | None = None,
+        system_prompt: str | None = None,
+        options: WorkingContextSnapshotBootstrapOptions | None = None,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+    ) -> RestorePlan:
+        """Say what opening a session would use, repair, strip and make anew, and why.
+
+        As `perdure.SessionManager.plan_restore`.
+        """
+        return self._loop.call(
+            lambda: self._inner.plan_restore(
+                id,
+                target=target,
+                system_prompt=system_prompt,
+                options=options,
+                session=session,
+                tenant=tenant,
+            )
+        )
+
+    def rebuild_working_context(
+        self,
+        id: str,
+        *,
+        dry_run: bool = False,
+        session: str = DEFAULT_SESSION,
+        tenant: str = "",
+        on_held: OnHeld = "raise",
+        wait: float = 0.0,
+    ) -> RebuildReport:
+        """Make a session's working context, and all else that is folded, anew from its log.
+
+        As `perdure.SessionManager.rebuild_working_context`.
+        """
+        return self._loop.call(
+            lambda: self._inner.rebuild_working_context(
+                id, dry_run=dry_run, session=session, tenant=tenant, on_held=on_held, wait=wait
+            )
+        )
+
+
+# How sessions begin with others and how they end, in blocking style

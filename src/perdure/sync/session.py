@@ -1,4 +1,4 @@
-"""Sessions and views of them in blocking style.
+"""Sessions, views of them, and their memory in blocking style.
 
 Any thread may use them. Numbers are read as they stand; everything else is done in the
 manager's own thread, one thing at a time.
@@ -8,31 +8,209 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, final, overload
 
 from perdure.sync.checkpoints import CheckpointEngine, CheckpointReader, EventReader, EventStream
 from perdure.sync.contributors import Attachment, Contributor, relayed
-from perdure.sync.memory import States, WorkingMemory
-from perdure.sync.rendering import Rendered
-from perdure.sync.restoring import Planned
 from perdure.sync.turn import InTurn, Turn
 
 if TYPE_CHECKING:
-    from perdure.codec.encoded import Encoded
+    from perdure.memory import state, working_memory
     from perdure.memory.documents import SessionDocument
-    from perdure.model.keys import SessionKey
-    from perdure.model.messages import Message
-    from perdure.model.records import Record
-    from perdure.providers import Format, Issuer
+    from perdure.memory.storage import MemoryInfo
+    from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
+    from perdure.providers.target import Format
+    from perdure.records.keys import SessionKey
+    from perdure.records.message_format import Encoded
+    from perdure.records.messages import Message
+    from perdure.records.records import Record
+    from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
+    from perdure.restore.plan import RestorePlan
     from perdure.restore.report import RestoreReport
     from perdure.session import lost, session, view
     from perdure.session.contents import HistoryItem
     from perdure.session.contributors import Contributor as AsyncContributor
-    from perdure.session.forking import Forked
-    from perdure.session.session import Receipt
+    from perdure.session.fork import Forked
+    from perdure.session.session import ContextFormat, Listed, Receipt, Separate
     from perdure.sync.loop import LoopThread
 
-__all__ = ["LostSession", "Session", "SessionView"]
+
+# Working memory and named states in blocking style
+
+
+T = TypeVar("T")
+
+
+@final
+class WorkingMemory:
+    """A session's working memory: ``session.memory``."""
+
+    def __init__(self, loop: LoopThread, inner: working_memory.WorkingMemory) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value under a key, or ``default``."""
+        return self._loop.call(lambda: self._inner.get(key, default))
+
+    def set(
+        self,
+        key: str,
+        value: Any,
+        *,
+        description: str = "",
+        scope: str = "session",
+        priority: str = "normal",
+        pinned: bool = False,
+    ) -> int:
+        """Keep a value under a key, and return the session's version.
+
+        As ``session.memory.set`` of `perdure.Session`.
+        """
+        return self._loop.do(
+            lambda: self._inner.set(
+                key,
+                value,
+                description=description,
+                scope=scope,
+                priority=priority,
+                pinned=pinned,
+            )
+        )
+
+    def drop(self, key: str) -> int:
+        """Forget a key (no error if it is not there), and return the session's version."""
+        return self._loop.do(lambda: self._inner.drop(key))
+
+    def keys(self) -> list[str]:
+        """Return the keys, oldest entry first."""
+        return self._loop.call(self._inner.keys)
+
+    def entries(self) -> list[MemoryInfo]:
+        """Return what is known of the entries, oldest first; reads no value."""
+        return self._loop.call(self._inner.entries)
+
+    def search(
+        self, query: str, *, scope: str | None = None, limit: int = 10, values: bool = False
+    ) -> list[MemoryInfo]:
+        """Return the entries that a query's words are found in, the best first.
+
+        As ``session.memory.search`` of `perdure.Session`.
+        """
+        return self._loop.call(
+            lambda: self._inner.search(query, scope=scope, limit=limit, values=values)
+        )
+
+
+@final
+class States:
+    """A session's named states: ``session.state``."""
+
+    def __init__(self, loop: LoopThread, inner: state.States) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value under a key, or ``default``."""
+        return self._loop.call(lambda: self._inner.get(key, default))
+
+    def set(self, key: str, value: Any) -> int:
+        """Keep a value under a key, and return the session's version."""
+        return self._loop.do(lambda: self._inner.set(key, value))
+
+    def drop(self, key: str) -> int:
+        """Forget a key (no error if it is not there), and return the session's version."""
+        return self._loop.do(lambda: self._inner.drop(key))
+
+    def keys(self) -> list[str]:
+        """Return the keys in order."""
+        return self._loop.call(self._inner.keys)
+
+    def typed(self, key: str, type: type[T]) -> TypedState[T]:
+        """Return one key's value as a type: ``session.state.typed("app", MyState)``.
+
+        As ``session.state.typed`` of `perdure.Session`.
+        """
+        return TypedState(self._loop, self._inner.typed(key, type))
+
+
+@final
+class TypedState(Generic[T]):
+    """One named state as a type; made by ``session.state.typed``."""
+
+    def __init__(self, loop: LoopThread, inner: state.TypedState[T]) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def get(self) -> T | None:
+        """Return the value, None if there is none."""
+        return self._loop.call(self._inner.get)
+
+    def set(self, value: T) -> int:
+        """Keep a value, and return the session's version."""
+        return self._loop.do(lambda: self._inner.set(value))
+
+    def drop(self) -> int:
+        """Forget it (no error if it is not there), and return the session's version."""
+        return self._loop.do(self._inner.drop)
+
+
+# Sessions and views of them in blocking style
+
+
+# How sessions come back, seen from outside, in blocking style
+
+
+# What a model is shown of a session, in blocking style
+
+
+# What a model is shown of a session, in blocking style
+
+
+class _Blocking(Protocol):
+    """What the method below needs of a session, or of a view of one."""
+
+    _loop: LoopThread
+
+    @property
+    def _inner(self) -> session.Session | view.SessionView: ...
+
+
+class Rendered:
+    """What a model is shown of a session; `Session` and `SessionView` have this method."""
+
+    __slots__ = ()
+
+    @overload
+    def context(
+        self: _Blocking,
+        format: Listed | None = None,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> list[Any]: ...
+
+    @overload
+    def context(
+        self: _Blocking,
+        format: Separate,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> RenderedContext: ...
+
+    def context(
+        self: _Blocking,
+        format: ContextFormat = None,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> list[Any] | RenderedContext:
+        """Return what the model sees next, as a provider takes it.
+
+        As `perdure.Session.context`.
+        """
+        return self._loop.read(lambda: self._inner.context(format, to=to, reasoning=reasoning))
 
 
 @final
@@ -96,7 +274,7 @@ class LostSession:
 
 
 @final
-class Session(Planned, Rendered):
+class Session(Rendered):
     """One conversation and its state: ``with sessions.open("my-assistant") as session``.
 
     As `perdure.Session`, blocking. Whoever opens the same id shares the object, in whichever
@@ -298,6 +476,25 @@ class Session(Planned, Rendered):
         """
         self._in_turn.refuse(self.key, "closing the session")
         self._loop.call(self._inner.aclose)
+
+    def plan_restore(
+        self,
+        target: Format | None = None,
+        *,
+        system_prompt: str | None = None,
+        options: WorkingContextSnapshotBootstrapOptions | None = None,
+    ) -> RestorePlan:
+        """Say what would come back after a kill at this moment, and what would be mended, and why.
+
+        As `perdure.Session.plan_restore`.
+        """
+        return self._loop.call(
+            lambda: self._inner.plan_restore(target, system_prompt=system_prompt, options=options)
+        )
+
+    def apply(self, plan: RestorePlan) -> int:
+        """Do what a plan says, durably, and return the new version. As `perdure.Session.apply`."""
+        return self._loop.call(lambda: self._inner.apply(plan))
 
 
 @final

@@ -18,14 +18,13 @@ from perdure.errors import SessionError
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from perdure.model.keys import SessionKey
+    from perdure.records.keys import SessionKey
     from perdure.session import turn
     from perdure.sync.loop import LoopThread
     from perdure.sync.session import Session
 
 T = TypeVar("T")
 
-__all__ = ["InTurn", "Turn"]
 
 _Error = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 

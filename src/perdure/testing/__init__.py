@@ -19,25 +19,28 @@ if TYPE_CHECKING:
     from perdure.stores.memory import MemoryBacking as MemoryBacking
     from perdure.stores.memory import MemoryStore as MemoryStore
     from perdure.testing import conformance as conformance
-    from perdure.testing.clock import ManualClock as ManualClock
     from perdure.testing.faulty import Crash as Crash
+    from perdure.testing.faulty import Faults as Faults
     from perdure.testing.faulty import FaultyStore as FaultyStore
     from perdure.testing.faulty import How as How
+    from perdure.testing.faulty import SwitchedStore as SwitchedStore
+    from perdure.testing.sandbox import ManualClock as ManualClock
     from perdure.testing.sandbox import Sandbox as Sandbox
     from perdure.testing.sandbox import SandboxOptions as SandboxOptions
-    from perdure.testing.saved import assert_saved as assert_saved
-    from perdure.testing.saved import wait_saved as wait_saved
-    from perdure.testing.switched import Faults as Faults
-    from perdure.testing.switched import SwitchedStore as SwitchedStore
+    from perdure.testing.sandbox import assert_saved as assert_saved
+    from perdure.testing.sandbox import wait_saved as wait_saved
 
 _HOMES = {
     "perdure.agent.llm.scripted": ("EchoModel", "ScriptedModel", "call"),
     "perdure.stores.memory": ("MemoryBacking", "MemoryStore"),
-    "perdure.testing.clock": ("ManualClock",),
-    "perdure.testing.faulty": ("Crash", "FaultyStore", "How"),
-    "perdure.testing.sandbox": ("Sandbox", "SandboxOptions"),
-    "perdure.testing.saved": ("assert_saved", "wait_saved"),
-    "perdure.testing.switched": ("Faults", "SwitchedStore"),
+    "perdure.testing.sandbox": (
+        "ManualClock",
+        "Sandbox",
+        "SandboxOptions",
+        "assert_saved",
+        "wait_saved",
+    ),
+    "perdure.testing.faulty": ("Crash", "Faults", "FaultyStore", "How", "SwitchedStore"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -15,7 +15,6 @@ import pytest_asyncio
 if TYPE_CHECKING:
     from perdure.testing.sandbox import Sandbox
 
-__all__ = ["fixture_for"]
 
 Scope = Literal["function", "class", "module", "package", "session"]
 

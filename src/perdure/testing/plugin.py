@@ -15,9 +15,13 @@ import pytest
 if TYPE_CHECKING:
     from perdure.agent.llm.scripted import Answer, ScriptedModel, ScriptedReply
     from perdure.session.manager import SessionManager
-    from perdure.testing.clock import ManualClock
-    from perdure.testing.sandbox import Sandbox, SandboxOptions
-    from perdure.testing.switched import SwitchedStore
+    from perdure.testing.faulty import SwitchedStore
+    from perdure.testing.sandbox import ManualClock, Sandbox, SandboxOptions
+
+
+ASYNCIO = ("asyncio", "pytest_asyncio.plugin")
+"""The names under which pytest-asyncio may be known: as an entry point, and by ``-p``."""
+
 
 __all__ = [
     "MakeModel",
@@ -30,9 +34,6 @@ __all__ = [
     "perdure_sessions",
     "perdure_store",
 ]
-
-ASYNCIO = ("asyncio", "pytest_asyncio.plugin")
-"""The names under which pytest-asyncio may be known: as an entry point, and by ``-p``."""
 
 
 class Reopen(Protocol):
@@ -63,7 +64,7 @@ def perdure_options() -> SandboxOptions:
 @pytest.fixture
 def perdure_clock() -> ManualClock:
     """Autosave's time: it stands still until ``await perdure_clock.advance(seconds)``."""
-    from perdure.testing.clock import ManualClock
+    from perdure.testing.sandbox import ManualClock
 
     return ManualClock()
 

@@ -1,30 +1,133 @@
-"""A place to test in: a manager whose store can fail, and whose process can crash and return.
-
-Everything is the real thing but two: the store keeps its data in memory, and a crash
-ends the manager, not the process. What a manager finds after a crash is what the one before had
-made durable.
-"""
+"""Assertions about what is saved, with the facts in their messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypedDict, Unpack, final
 
 import anyio
 
 from perdure.autosave.options import Autosave, Engine, Shutdown
-from perdure.errors import SessionClosedError
-from perdure.lease.terms import Lease
+from perdure.errors import ConfigError, SessionClosedError
+from perdure.lease import Lease
 from perdure.session.crash import kill
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
+from perdure.session.session import Session
 from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.testing.clock import ManualClock
-from perdure.testing.switched import Faults, SwitchedStore
+from perdure.testing.faulty import Faults, SwitchedStore
 
-__all__ = ["Sandbox", "SandboxOptions"]
+# Assertions about what is saved, with the facts in their messages
+
+
+def assert_saved(*sessions: Session) -> None:
+    """Assert that everything appended to these sessions is durable.
+
+    Raises:
+        AssertionError: Something is not; it says which session, how many records, and why.
+
+    """
+    unsaved = [_unsaved(session) for session in sessions if not _is_saved(session)]
+    if unsaved:
+        raise AssertionError("; ".join(unsaved))
+
+
+async def wait_saved(*sessions: Session, timeout: float = 5.0) -> None:  # noqa: ASYNC109  # no scope is left to the test
+    """Wait until autosave has made everything in these sessions durable; hurry nothing.
+
+    Args:
+        sessions: Which.
+        timeout: Seconds after which it gives up, by the loop's own clock.
+
+    Raises:
+        AssertionError: It is not durable in time.
+        LeaseLostError: Somebody else has taken a session over.
+        SessionQuarantinedError: The store refuses a record for good.
+        SessionClosedError: The manager stopped before.
+
+    """
+    with anyio.move_on_after(timeout):
+        for session in sessions:
+            await session.wait_durable()
+    assert_saved(*sessions)
+
+
+def _is_saved(session: Session) -> bool:
+    return session.durable_version == session.version
+
+
+def _unsaved(session: Session) -> str:
+    tracked = session.tracked
+    count = session.version - session.durable_version
+    why = f", the last save failed: {tracked.last_error}" if tracked.last_error else ""
+    return (
+        f"session {session.key} has {count} records that are not durable "
+        f"(version {session.version}, durable up to {session.durable_version}, "
+        f"{tracked.state.value}{why})"
+    )
+
+
+# Autosave's time in the hands of a test: it stands still, and moves when the test says so
+
+
+@final
+class ManualClock:
+    """A clock for autosave that the test moves: ``await clock.advance(30)``.
+
+    Debounce, ceiling, backoff and hibernation go by it. The event loop keeps its own time,
+    so sleeps, timeouts, deadlines and leases are real, and no loop has to be a virtual one.
+
+    Args:
+        now: Where it begins.
+
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._now = now
+        self._driven: list[Callable[[], Awaitable[float]]] = []
+
+    def __call__(self) -> float:
+        """Return the time, in seconds."""
+        return self._now
+
+    def __repr__(self) -> str:
+        return f"<ManualClock {self._now:g} s>"
+
+    def drive(self, catch_up: Callable[[], Awaitable[float]]) -> None:
+        """Await ``catch_up`` each time that the clock was moved; a manager asks for this."""
+        self._driven.append(catch_up)
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, and return when autosave has done what was due by then.
+
+        Everything happens in its order and at its time: with the store down, ten seconds are
+        as many attempts as they would be.
+
+        Raises:
+            ConfigError: The time is negative.
+
+        """
+        if not 0 <= seconds < float("inf"):
+            message = f"advance({seconds!r}) does not fit: time only grows, by finite steps"
+            raise ConfigError(message, seconds=seconds)
+        end = self._now + seconds
+        while (due := await self._catch_up()) <= end:
+            self._now = max(self._now, due)
+        self._now = max(self._now, end)  # somebody else may have gone further
+
+    async def _catch_up(self) -> float:
+        """Let everybody do what is due now, and return when there is more to do."""
+        return min([await catch_up() for catch_up in tuple(self._driven)], default=float("inf"))
+
+
+# A place to test in: a manager whose store can fail, and whose process can crash and return
+#
+# Everything is the real thing but two: the store keeps its data in memory, and a crash ends the
+# manager, not the process. What a manager finds after a crash is what the one before had made
+# durable.
+
 
 LONGEST_BACKOFF: Final = 60.0
 """After so long everything that failed has been tried again, with the default engine."""

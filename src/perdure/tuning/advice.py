@@ -1,4 +1,4 @@
-"""Which setting to take: what each one costs a store, and what it risks.
+"""Which setting to take: what each one costs a store, and what it risks. Pure.
 
 Pure. The best setting is the safest one that fits: saves run beside the agent and cost it
 nothing, so that what limits them is how many the store can take, how long a stop may take,
@@ -16,11 +16,46 @@ from typing import Final
 import msgspec
 
 from perdure.autosave.options import Autosave
-from perdure.tuning.measured import Measured
 from perdure.tuning.replay import Cost, replay
 from perdure.tuning.workload import Workload
 
-__all__ = ["Advice", "Needs", "Option", "advise"]
+# What a store has shown, as values. Pure
+
+
+class Level(msgspec.Struct, frozen=True):
+    """So many sessions that are due at once."""
+
+    sessions: int
+    seconds: float
+    """Until all of them were durable: the median."""
+    rounds: int
+
+    @property
+    def rate(self) -> float:
+        """Saves in a second."""
+        return self.sessions / self.seconds
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What a store has shown."""
+
+    levels: tuple[Level, ...]
+    size: int
+    """Bytes of each save's record."""
+
+    @property
+    def rate(self) -> float:
+        """The most saves in a second."""
+        return max(level.rate for level in self.levels)
+
+    @property
+    def save_time(self) -> float:
+        """Seconds that the save of one session takes when nothing else goes on."""
+        return self.levels[0].seconds
+
+
+# Which setting to take: what each one costs a store, and what it risks
+
 
 GRID: Final = (
     (0.0, 0.0),

@@ -8,8 +8,6 @@ from typing import Final, NamedTuple
 
 from perdure.tuning.advice import Advice, Option
 
-__all__ = ["chart"]
-
 _WIDTH, _HEIGHT = 720, 460
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 40, 64, 64
 

@@ -8,14 +8,18 @@ from typing import Final
 
 from perdure.tuning.workload import Change, Workload, workload_of
 
-__all__ = ["made_up"]
-
 _THINKS: Final = (20.0, 1.0)
 """A person's time between an answer and the next question: median, spread (lognormal)."""
+
+
 _STEP: Final = (3.0, 0.8)
 """A model's or a tool's time."""
+
+
 _SIZE: Final = (700, 1.0)
 """Bytes of a message."""
+
+
 _STEPS: Final = 2.5
 """Steps with tools in a turn, on average (geometric)."""
 

@@ -1,4 +1,4 @@
-"""What a store can take: sessions of a tenant of their own, saved together, and removed again."""
+"""What a store can take: sessions of a tenant of their own, saved together, then removed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from typing import Final
 import anyio
 import msgspec
 
-from perdure._lib.several import each
+from perdure._lib.tasks import each
 from perdure.errors import StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Grant, Outcome, Status, Store
-from perdure.tuning.measured import Level, Measured
+from perdure.tuning.advice import Level, Measured
 
-__all__ = ["TENANT", "measure"]
+# What a store has shown, as values. Pure
+
+
+# What a store can take: sessions of a tenant of their own, saved together, and removed again
+
 
 TENANT: Final = "perdure-tune"
 """Whose the sessions are that are made for it."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from perdure.errors import CorruptRecordError
-from perdure.model.keys import SessionKey
-from perdure.model.records import Record
-from perdure.session.lineage import followed
+from perdure.lineage.store import followed
+from perdure.records.keys import SessionKey
+from perdure.records.records import Record
 from perdure.store import SessionInfo, Store
 from perdure.tuning.measure import TENANT
 from perdure.tuning.workload import Change, Workload, changes_of, workload_of
 
-__all__ = ["observed"]
-
 _LISTED: Final = 10_000
+
+
 _EACH: Final = 1_000
 """The newest records of a session that are looked at."""
 

@@ -15,12 +15,10 @@ import msgspec
 from perdure.autosave.core import Core, Save
 from perdure.autosave.options import Autosave, Engine
 from perdure.autosave.tracked import Tracked
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE, Entry
 from perdure.store import Capabilities, Outcome, Status
 from perdure.tuning.workload import Change, Workload
-
-__all__ = ["Cost", "replay"]
 
 _ENGINE: Final = Engine(jitter=0.0, eager=False, dirty_soft=1 << 60, dirty_hard=1 << 60)
 _EVERYTHING: Final = 1 << 40

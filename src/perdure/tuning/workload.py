@@ -13,10 +13,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from perdure.codec.decoders import decoder_of
-from perdure.model.records import EPOCH, TURN, Record
+from perdure.records.json import decoder_of
+from perdure.records.records import EPOCH, TURN, Record
 
-__all__ = ["QUIET", "Change", "Workload", "changes_of", "workload_of"]
+# When changes came: what a setting is tried on
+
 
 QUIET: Final = 60.0
 """Seconds without a change after which a session is not active any more."""
@@ -99,3 +100,9 @@ def _active(changes: Sequence[Change]) -> tuple[Change, ...]:
         at += min(later.at - earlier.at, QUIET)
         found.append(later._replace(at=at))
     return tuple(found)
+
+
+# A workload for those who have none yet: agents in conversation, with tools
+
+
+# The workload that a store has seen: read from its logs, times and sizes only

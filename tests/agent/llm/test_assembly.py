@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from perdure.agent.llm.assembly import AnthropicAnswer, ChatAnswer, ResponsesAnswer, merged_delta
 from perdure.agent.llm.model import Chunk, Reply
-from perdure.agent.llm.sse import EventLines
-from perdure.model.messages import Message, ToolCall
+from perdure.agent.llm.sdk import EventLines
+from perdure.records.messages import Message, ToolCall
 
 
 def chunk(delta: object, reason: str | None = None, **fields: object) -> dict[str, object]:

@@ -11,7 +11,7 @@ import pytest
 from perdure import ConfigError, Message
 from perdure.agent import Agent
 from perdure.agent.llm import AnthropicModel, ToolSpec
-from perdure.agent.llm.prompt_cache import with_breakpoints
+from perdure.agent.llm.anthropic import with_breakpoints
 from tests.servers.models import KEY, Server
 
 MARK = {"type": "ephemeral"}

@@ -11,8 +11,8 @@ import pytest
 from perdure import ContextOverflowError, Message, ModelError, ToolCall
 from perdure.agent import Agent, CompactionPolicy
 from perdure.agent.llm import AnthropicModel, OpenAIModel, ToolSpec
+from perdure.agent.llm.failures import Overflow, overflow_in
 from perdure.agent.llm.model import Chunk
-from perdure.agent.llm.overflow import Overflow, overflow_in
 from tests.servers.models import KEY, Server
 
 ASKS = 9

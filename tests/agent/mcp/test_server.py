@@ -22,8 +22,8 @@ from perdure import (
 )
 from perdure.agent import Agent, ScriptedModel, call
 from perdure.agent.mcp import McpServer
+from perdure.agent.mcp.connection import LastLines
 from perdure.agent.mcp.results import effect_of, tool_name
-from perdure.agent.mcp.stderr import LastLines
 from tests.servers import free_port
 
 SCRIPT = Path(__file__).parents[2] / "servers" / "mcp_tools.py"

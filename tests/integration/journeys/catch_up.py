@@ -24,7 +24,7 @@ import anyio
 
 import perdure
 from perdure import Message, Retention, Session, SessionManager, Shutdown
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Store
 from tests.integration.journeys.backends import ENVIRONMENT, url_of
 from tests.integration.journeys.chain import bundles, listed, waiting

@@ -23,14 +23,12 @@ import anyio
 
 import perdure
 from perdure import Message
-from perdure.lease.lease import obtain
-from perdure.lease.terms import Lease
-from perdure.lease.watch import OwnerWatch
-from perdure.model.keys import SessionKey
-from perdure.moving import write_bundle
+from perdure.lease import Lease, OwnerWatch, obtain
+from perdure.records.keys import SessionKey
 from perdure.store import Store
+from perdure.transfer import write_bundle
 from tests.integration.journeys.backends import ENVIRONMENT, url_of
-from tests.moving.sessions import fill
+from tests.transfer.sessions import fill
 
 POSTED = 7
 """Each so many-th session has something in its inbox."""

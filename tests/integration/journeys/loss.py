@@ -25,8 +25,8 @@ import anyio
 
 import perdure
 from perdure import Message, Shutdown
-from perdure.moving import backup, restore_backup, verify_backup
 from perdure.store import open_read_only
+from perdure.transfer import backup, restore_backup, verify_backup
 from tests.servers import postgres
 
 KINDS = ("file", "sqlite", "postgres")

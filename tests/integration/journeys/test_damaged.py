@@ -9,9 +9,9 @@ import pytest
 
 import perdure
 from perdure import CorruptRecordError, Message, SessionManager
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.stores.objects.layout import folder_of
-from perdure.stores.redis.names import Names
+from perdure.stores.redis.layout import Names
 from tests.integration.journeys.backends import ALL, store_of
 from tests.servers import postgres, s3, valkey
 from tests.stores.redis.test_damage import rewrite

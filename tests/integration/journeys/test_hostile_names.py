@@ -12,7 +12,7 @@ import perdure
 from perdure import Message, SessionManager
 from perdure.cli import main
 from perdure.errors import ConfigError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from tests.integration.journeys.backends import ALL, store_of, url_of
 
 pytestmark = pytest.mark.deep

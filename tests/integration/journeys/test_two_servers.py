@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 import perdure
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Store
 from tests.integration.journeys.backends import BACKENDS, store_of, url_of
 from tests.integration.journeys.writer import AGENT

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
 from tests.stores.file.kit import KEY
 

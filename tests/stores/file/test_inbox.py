@@ -8,9 +8,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import DeadLetter
-from perdure.stores.file import FileStore, mailbox
+from perdure.stores.file import FileStore, owners
 from perdure.testing.conformance._kit import KEY, take
 from perdure.testing.conformance.inbox import posted, waiting
 from tests.stores.file.kit import rewrite_lease
@@ -126,7 +126,7 @@ async def test_a_document_of_that_name_is_no_inbox(store: FileStore, root: Path)
 
 @pytest.fixture
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "watch_folder", lambda _: None)
+    monkeypatch.setattr(owners, "watch_folder", lambda _: None)
 
 
 @pytest.mark.usefixtures("untold")
@@ -158,7 +158,7 @@ async def test_news_come_before_their_time(
     root: Path, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
     if not told:
-        monkeypatch.setattr(mailbox, "watch_folder", lambda _: None)
+        monkeypatch.setattr(owners, "watch_folder", lambda _: None)
     one, other = FileStore(root, owner="one"), FileStore(root, owner="other")
     await one.open()
     await other.open()

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.errors import NotStorableError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.stores.file.layout import (
     decode_name,
     document_path,

@@ -15,10 +15,10 @@ import pytest
 
 from perdure._lib.files import Folder
 from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUnavailableError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Status
 from perdure.stores.file import FileStore, documents, leases
-from perdure.stores.file.holding import Holding
+from perdure.stores.file.held_sessions import Holding
 from perdure.stores.file.home import PARALLELISM
 from perdure.testing.conformance._kit import (
     append,

@@ -9,25 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from perdure.codec.frames import seal
 from perdure.errors import (
     CorruptRecordError,
     PerdureError,
     StoreUnavailableError,
     UnsupportedVersionError,
 )
-from perdure.model.keys import SessionKey
+from perdure.records.frames import seal
+from perdure.records.keys import SessionKey
 from perdure.store import Holder
-from perdure.stores.file import (
-    FileStore,
-    acts,
-    chain,
-    leases,
-    reading,
-    streaming,
-    trimming,
-    writing,
-)
+from perdure.stores.file import FileStore, leases
+from perdure.stores.file import held_sessions as acts
+from perdure.stores.file import log as trimming
+from perdure.stores.file import log as writing
+from perdure.stores.file import reader as reading
+from perdure.stores.file import reader as streaming
+from perdure.stores.file import segments as chain
 from perdure.stores.file.owners import Owner
 from perdure.testing.conformance._kit import (
     append_ok,
@@ -331,7 +328,7 @@ async def test_a_session_of_a_newer_format_is_refused_and_left(store, root: Path
     path = root / "agents/agent/lease-1.json"
     import msgspec
 
-    from perdure.codec.frames import open_sealed, seal
+    from perdure.records.frames import open_sealed, seal
 
     lease = msgspec.json.decode(open_sealed(path.read_bytes()) or b"")
     path.write_bytes(seal(msgspec.json.encode({**lease, "format": 99})))
@@ -348,7 +345,7 @@ async def test_a_session_of_a_newer_format_is_refused_and_left(store, root: Path
 async def test_a_reader_waits_for_a_takeover_and_then_says_so(
     store, open_store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.stores.file import patience as module
+    from perdure.stores.file import home as module
 
     monkeypatch.setattr(module, "_SETTLE", 0.0)
     await write(store, await take(store), "a")
@@ -416,7 +413,7 @@ PLANTED = [
 async def test_what_somebody_planted_raises_nothing_but_our_errors(
     store, open_store, root: Path, planted: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.stores.file import patience as module
+    from perdure.stores.file import home as module
 
     monkeypatch.setattr(module, "_SETTLE", 0.0)
     grant = await take(store)

@@ -14,10 +14,10 @@ import pytest
 
 from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError, LeaseLostError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import Entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import Entry
 from perdure.store import Batch, Status
-from perdure.stores.file import leases, writing
+from perdure.stores.file import leases, log
 from perdure.testing.conformance._kit import append, append_ok, entries, group, read, take
 from tests.stores.file.kit import KEY, log_folder, segments
 
@@ -48,7 +48,7 @@ async def test_what_was_written_is_counted(store, root: Path) -> None:
 async def test_a_full_segment_is_followed_by_another(
     store, open_store, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "SEGMENT_BYTES", 2000)
+    monkeypatch.setattr(log, "SEGMENT_BYTES", 2000)
     grant = await take(store)
     for seq, text in enumerate(texts(60), 2):
         await append_ok(store, grant, seq, *group(text))
@@ -67,7 +67,7 @@ async def test_a_full_segment_is_followed_by_another(
 
 
 async def test_sending_again_is_known_over_segments(store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(log, "SEGMENT_BYTES", 1000)
     grant = await take(store)
     sent = [entry for text in texts(20) for entry in group(text)]
     for seq, entry in enumerate(sent, 2):
@@ -81,7 +81,7 @@ async def test_sending_again_is_known_over_segments(store, monkeypatch: pytest.M
 async def test_a_large_batch_gets_a_segment_to_itself(
     store, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(log, "SEGMENT_BYTES", 1000)
     grant = await take(store)
     head = 1
     for size in (10, 5000, 10, 5000):
@@ -239,7 +239,7 @@ async def test_another_batch_behind_a_torn_one_leaves_it_behind_a_seal(
 async def test_a_disk_that_is_full_at_a_new_segment_is_waited_for(
     store, open_store, disk, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "SEGMENT_BYTES", 500)
+    monkeypatch.setattr(log, "SEGMENT_BYTES", 500)
     grant = await take(store)
     head = await append_ok(store, grant, 2, *group("x" * 100))
     for room in (0, 1, 100, 150):
@@ -272,7 +272,7 @@ async def test_limits_of_the_kernel_s_own_are_met_and_lifted(root: Path) -> None
     program = f"""
 import anyio, resource
 from perdure.errors import StoreUnavailableError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Status
 from perdure.stores.file import FileStore
 from perdure.testing.conformance._kit import append, append_ok, entries, group, read, take

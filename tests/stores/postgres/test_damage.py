@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import CorruptRecordError
-from perdure.model.records import MESSAGE
+from perdure.records.records import MESSAGE
 from perdure.store import DeadLetter, Posted, Status
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance._kit import (

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from perdure.errors import LeaseHeldError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE
 from perdure.store import Batch, Posted, Status
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance._kit import (

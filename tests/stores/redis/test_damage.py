@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import CorruptRecordError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import DeadLetter, Grant, Posted, Status
 from perdure.stores.redis import RedisStore
-from perdure.stores.redis.names import Names
+from perdure.stores.redis.layout import Names
 from perdure.testing.conformance._kit import (
     KEY,
     append,

@@ -13,8 +13,8 @@ import pytest
 
 from perdure import Message, Shutdown, connect
 from perdure.errors import LeaseHeldError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE
 from perdure.store import Batch, Posted, Status
 from perdure.stores.redis import RedisStore
 from perdure.testing.conformance._kit import (
@@ -184,7 +184,7 @@ async def test_blobs_whose_answer_is_lost_are_there(
 _HOLDER = """
 import anyio, sys
 from perdure.stores.redis import RedisStore
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 
 async def main():
     store = RedisStore(sys.argv[1], owner="child")

@@ -9,8 +9,8 @@ import pytest
 
 from perdure import connect, store_for
 from perdure.errors import ConfigError, CorruptRecordError, StoreError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import Record
+from perdure.records.keys import SessionKey
+from perdure.records.records import Record
 from perdure.store import Grant, Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure.model.keys import SessionKey
-from perdure.stores.redis.scripts import Call
+from perdure.records.keys import SessionKey
+from perdure.stores.redis.connection import Call
 from perdure.testing.conformance._kit import KEY, take
 from perdure.testing.conformance.inbox import posted
 from tests.servers.valkey import Valkey

@@ -12,11 +12,11 @@ import pytest
 
 from perdure import Lease, Message, Shutdown, connect
 from perdure.errors import ConfigError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE
 from perdure.store import Batch, Posted, Status
 from perdure.stores.redis import RedisStore
-from perdure.stores.redis.scripts import Call
+from perdure.stores.redis.connection import Call
 from perdure.testing.conformance._kit import (
     KEY,
     append,

@@ -21,13 +21,13 @@ from perdure.errors import (
     PerdureError,
     StoreUnavailableError,
 )
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import FoldedDocument, Manifest
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FoldedDocument, Manifest
+from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Status
-from perdure.stores.objects import directory, folding, leases, reading
+from perdure.stores.objects import directory, documents, leases, reader
 from perdure.stores.objects.bucket import Found, Listed
-from perdure.stores.objects.writing import Writer
+from perdure.stores.objects.log import Writer
 
 KEY = SessionKey("agent")
 
@@ -130,7 +130,7 @@ class World:
 
 
 class Requests:
-    """`perdure.stores.s3.bucket.Bucket` for one actor, or for nobody in particular."""
+    """`perdure.stores.s3.Bucket` for one actor, or for nobody in particular."""
 
     def __init__(self, world: World, actor: Actor | None = None) -> None:
         self.world = world
@@ -225,7 +225,7 @@ class Story:
     def _take(self, bucket: Any, actor: Actor) -> Writer | None:
         for _ in range(3):
             try:
-                seen = reading.look(bucket, KEY)
+                seen = reader.look(bucket, KEY)
                 after = 0 if seen is None else seen[0].epoch
                 if self.world.random.random() < 0.3:
                     self.world.trace.append(f"{actor.name} dawdles")
@@ -280,7 +280,7 @@ class Story:
             manifest = Manifest(
                 key=KEY, epoch=writer.epoch, as_of_seq=upto, documents={"session.json": folded}
             )
-            folding.fold(bucket, writer, {"session.json": data}, manifest)
+            documents.fold(bucket, writer, {"session.json": data}, manifest)
         except LeaseError:
             return False
         except StoreUnavailableError:
@@ -307,7 +307,7 @@ class Story:
             if not self.wiped:
                 assert texts[: len(before)] == before, (before, texts)
             before = texts
-            found = folding.documents(bucket, KEY, None)
+            found = documents.documents(bucket, KEY, None)
             if not self.wiped:
                 assert not found.damaged
 
@@ -315,7 +315,7 @@ class Story:
         """What was reported durable is there, once, in order; and the next holder can go on."""
         bucket: Any = Requests(self.world)
         for _ in range(20):
-            holder = reading.look(bucket, KEY)
+            holder = reader.look(bucket, KEY)
             try:
                 writer = leases.take(bucket, KEY, holder[0].epoch if holder else 0, "last")
                 break
@@ -329,7 +329,7 @@ class Story:
         assert not lost, f"lost {lost} of {texts}"
         order = [tuple(map(int, text.split("."))) for text in texts]
         assert order == sorted(order), texts
-        found = folding.documents(bucket, KEY, None)
+        found = documents.documents(bucket, KEY, None)
         for document in found.found.values():
             folded = msgspec.json.decode(document.data)
             assert folded == texts[: len(folded)], (folded, texts)
@@ -339,7 +339,7 @@ class Story:
 
 def texts_of(bucket: Any, upto: int | None) -> list[str]:
     """Read the log: its seqs have no gap."""
-    stream = reading.Stream(bucket, KEY, 0, None if upto is None else upto + 1)
+    stream = reader.Stream(bucket, KEY, 0, None if upto is None else upto + 1)
     records = []
     while part := stream.part():
         records += part

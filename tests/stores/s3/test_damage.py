@@ -9,10 +9,10 @@ import obstore
 import pytest
 
 from perdure.errors import CorruptRecordError, FormatError, PerdureError, UnsupportedVersionError
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Entry, Record
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE, Entry, Record
 from perdure.store import Batch, Grant, Posted, Status
-from perdure.stores.objects import framing, layout
+from perdure.stores.objects import commits, layout
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of, take
 from tests.stores.s3.conftest import OpenS3
@@ -201,7 +201,7 @@ async def test_a_head_that_is_gone_is_not_an_empty_session_to_its_next_holder(
 
 
 async def test_newer_formats_are_refused_and_left(open_store: OpenS3, raw: Any) -> None:
-    from perdure.codec.frames import open_sealed, seal
+    from perdure.records.frames import open_sealed, seal
 
     store = await open_store()
     await write(store, fold=False)
@@ -239,11 +239,12 @@ async def test_a_deleted_session_leaves_nothing_of_what_it_said(
     places = [name for name in everything if "/log/" in name]
     assert places
     for name in places:
-        assert bytes(obstore.get(raw, name).bytes()) == framing.GONE
+        assert bytes(obstore.get(raw, name).bytes()) == commits.GONE
 
 
 async def test_a_scrub_ends_what_a_killed_delete_began(open_store: OpenS3, raw: Any) -> None:
-    from perdure.stores.objects import directory, heads
+    from perdure.stores.objects import directory
+    from perdure.stores.objects import head as heads
 
     store = await open_store()
     await write(store, fold=True)
@@ -254,7 +255,7 @@ async def test_a_scrub_ends_what_a_killed_delete_began(open_store: OpenS3, raw: 
     assert names(raw) == before
     await store.scrub()
     left = [name for name in names(raw) if name != HEAD]
-    assert {bytes(obstore.get(raw, name).bytes()) for name in left} == {framing.GONE}
+    assert {bytes(obstore.get(raw, name).bytes()) for name in left} == {commits.GONE}
 
 
 async def test_a_scrub_removes_what_killed_folds_left_of_epochs_that_are_over(

@@ -8,7 +8,7 @@ import obstore
 import pytest
 
 from perdure.cli.check import rebuilt_directory
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.stores import CompressedStore
 from perdure.testing.conformance._kit import take
 from tests.stores.s3.conftest import OpenS3

@@ -18,8 +18,8 @@ import anyio.to_thread
 import pytest
 
 from perdure.errors import StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Grant, Outcome, Status
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of, name_of
@@ -197,7 +197,7 @@ HOLDER = """
 import sys, anyio
 from pathlib import Path
 from typing import Any
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Batch, Status
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of, name_of
@@ -255,7 +255,8 @@ async def test_a_holder_that_was_killed_leaves_all_that_it_called_durable(
 async def test_many_commits_are_merged_without_a_fold(
     open_store: OpenS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.stores.objects import folding, opened, reading
+    from perdure.stores.objects import documents as folding
+    from perdure.stores.objects import engine, reader
 
     merged = threading.Event()
 
@@ -265,13 +266,13 @@ async def test_many_commits_are_merged_without_a_fold(
 
     original = folding.compact
     monkeypatch.setattr(folding, "compact", compact)
-    monkeypatch.setattr(opened, "_COMPACT", 20)
+    monkeypatch.setattr(engine, "_COMPACT", 20)
     store = await open_store()
     grant = await store.acquire(KEY, after=0)
     for number in range(20):
         assert (await append(store, grant, number + 2, str(number))).status is Status.OK
     assert await anyio.to_thread.run_sync(merged.wait, LONG)
-    found = await store._hop(reading.plan, KEY)
+    found = await store._hop(reader.plan, KEY)
     assert found is not None
     assert found.head.segments
     assert len(found.loose) < 15
@@ -304,7 +305,7 @@ async def test_a_wish_that_a_cancelled_heartbeat_collected_is_told_by_the_next(
 async def test_a_slow_heartbeat_removes_no_request_that_it_has_not_read(
     open_store: OpenS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.stores.s3.bucket import S3Bucket
+    from perdure.stores.s3 import S3Bucket
 
     store, other = await open_store("one"), await open_store("other")
     await store.acquire(KEY, after=0)

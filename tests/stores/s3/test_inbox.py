@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from perdure.errors import StoreUnavailableError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.stores.objects import inbox
 from perdure.testing.conformance._kit import KEY, take
 from perdure.testing.conformance.inbox import posted

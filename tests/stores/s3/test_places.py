@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from perdure.errors import LeaseHeldError, StoreUnavailableError
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Status
-from perdure.stores.objects import folding, layout, leases, merging, reading
-from perdure.stores.objects.writing import Writer
+from perdure.stores.objects import documents, layout, leases, merge, reader
+from perdure.stores.objects.log import Writer
 from tests.stores.s3.schedules import KEY, Requests, World, texts_of
 
 FOLDER = layout.folder_of(KEY)
@@ -18,7 +18,7 @@ FOLDER = layout.folder_of(KEY)
 
 @pytest.fixture(autouse=True)
 def merged_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "LEAST", 1)
+    monkeypatch.setattr(merge, "LEAST", 1)
 
 
 class Late(Requests):
@@ -69,7 +69,7 @@ def test_an_append_that_slept_through_a_takeover_and_a_merge_is_refused(bucket: 
     def meanwhile() -> None:
         new = leases.take(other, KEY, 1, "new")  # type: ignore[arg-type]
         append(new, "d", "e", "f")
-        folding.compact(other, new)  # type: ignore[arg-type]
+        documents.compact(other, new)  # type: ignore[arg-type]
         assert objects(other) == [1, 4, 5, 8]  # epoch records, what lies before one, the newest
 
     bucket.before = meanwhile
@@ -90,7 +90,7 @@ def test_a_resend_behind_a_takeover_and_a_merge_is_told_the_truth(bucket: Any) -
         assert old.append(batch(old, 3, "b")).status is Status.IN_DOUBT
         new = leases.take(other, KEY, 1, "new")  # type: ignore[arg-type]
         append(new, "c", "d")
-        folding.compact(other, new)  # type: ignore[arg-type]
+        documents.compact(other, new)  # type: ignore[arg-type]
         assert 3 in objects(other)  # its place is kept, its records lie in a segment
         assert old.append(batch(old, 3, *again)).status is status
         assert texts_of(bucket, None) == ["a", "b", "c", "d"]
@@ -121,7 +121,7 @@ def test_a_taker_that_slept_through_a_merge_takes_its_record_back(bucket: Any) -
 
     def meanwhile() -> None:
         append(holder, "b", "c", "d")
-        folding.compact(other, holder)  # type: ignore[arg-type]
+        documents.compact(other, holder)  # type: ignore[arg-type]
         assert objects(other) == [1, 5]
 
     bucket.before = meanwhile
@@ -161,7 +161,7 @@ def test_a_taker_that_died_between_its_two_steps_blocks_nobody(bucket: Any) -> N
     assert holder.append(batch(holder, 3, "late")).status is Status.CONFLICT
     with pytest.raises(LeaseHeldError):
         leases.take(bucket, KEY, 1, "next")
-    seen = reading.look(bucket, KEY)
+    seen = reader.look(bucket, KEY)
     assert seen is not None
     assert (seen[0].epoch, seen[0].owner) == (2, "dies")
     new = leases.take(bucket, KEY, 2, "next")
@@ -174,11 +174,11 @@ def test_a_write_that_arrives_after_its_place_was_merged_away_is_not_read(bucket
     append(writer, "a", "b", "c")
     name = layout.log_name(FOLDER, 1, 3)
     data = bucket.get(name).data
-    folding.compact(bucket, writer)
+    documents.compact(bucket, writer)
     assert bucket.get(name) is None
     assert bucket.create(name, data) is not None  # it was under way all the time
     append(writer, "d")
-    folding.compact(bucket, writer)
+    documents.compact(bucket, writer)
     assert texts_of(bucket, None) == ["a", "b", "c", "d"]
     assert leases.take(bucket, KEY, 1, "next").begun == 6
 
@@ -189,23 +189,23 @@ def test_a_fold_of_an_epoch_that_is_over_takes_nothing_away(bucket: Any) -> None
     leases.take(bucket, KEY, 1, "new")
     before = dict(bucket.world.objects)
     with pytest.raises(Exception, match="may not write"):
-        folding.compact(bucket, old)
+        documents.compact(bucket, old)
     assert before.items() <= bucket.world.objects.items()
 
 
 def test_merging_again_and_again_keeps_segments_few_and_large(
     bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "MAX_SEGMENT", 20_000)
-    monkeypatch.setattr(merging, "_MARK_EVERY", 1000)
+    monkeypatch.setattr(merge, "MAX_SEGMENT", 20_000)
+    monkeypatch.setattr(merge, "_MARK_EVERY", 1000)
     writer = leases.take(bucket, KEY, 0, "one")
     wanted = []
     for round_ in range(120):
         texts = [f"{round_}-{n}-{'x' * 50}" for n in range(3)]
         append(writer, *texts)
         wanted += texts
-        folding.compact(bucket, writer)
-    seen = reading.look(bucket, KEY)
+        documents.compact(bucket, writer)
+    seen = reader.look(bucket, KEY)
     assert seen is not None
     sizes = [segment.size for segment in seen[0].segments]
     assert max(sizes) <= 20_000
@@ -213,7 +213,7 @@ def test_merging_again_and_again_keeps_segments_few_and_large(
     assert all(len(segment.marks) > 5 for segment in seen[0].segments if segment.size > 10_000)
     assert texts_of(bucket, None) == wanted
     for after in range(0, 362, 7):
-        assert len(reading.entries(bucket, KEY, after + 1, 361)) == 361 - after
+        assert len(reader.entries(bucket, KEY, after + 1, 361)) == 361 - after
 
 
 def test_a_head_that_arrives_after_its_sender_gave_it_up_is_not_taken_for_undone(

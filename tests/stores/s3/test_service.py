@@ -209,7 +209,7 @@ async def test_a_session_lives_in_a_bucket(
 
 @pytest.mark.anyio
 async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
-    from perdure.model.keys import SessionKey
+    from perdure.records.keys import SessionKey
 
     with pytest.raises(StoreUnavailableError, match="not open"):
         await store_at("http://127.0.0.1:1").head(SessionKey("agent"))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.codec import frames
 from perdure.errors import CorruptRecordError, PerdureError
-from perdure.model.keys import SessionKey
-from perdure.model.records import Record
+from perdure.records import frames
+from perdure.records.keys import SessionKey
+from perdure.records.records import Record
 from perdure.store import DeadLetter, Posted, Status, Store
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.conformance._kit import (

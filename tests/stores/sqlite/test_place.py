@@ -18,7 +18,7 @@ from perdure.errors import (
     StoreUnavailableError,
     UnsupportedVersionError,
 )
-from perdure.stores.sqlite import SqliteStore, place
+from perdure.stores.sqlite import SqliteStore, database
 from perdure.stores.sqlite.sql import MIGRATIONS
 from perdure.testing.conformance._kit import KEY, append_ok, group, read, take
 
@@ -114,7 +114,7 @@ async def test_a_folder_is_no_database(path: Path) -> None:
 async def test_a_network_file_system_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(place, "network_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(database, "network_file_system", lambda _: "nfs4")
     await refused(path, ConfigError, "nfs4")
 
 
@@ -179,7 +179,7 @@ async def test_an_owner_is_one_store(path: Path) -> None:
 
 _MANY = """
 import anyio, os, sys
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.stores.sqlite import SqliteStore, sql
 from perdure.stores.sqlite.sql import MIGRATIONS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Batch, Status
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.sqlite.sql import at_once

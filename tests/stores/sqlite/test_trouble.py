@@ -12,10 +12,10 @@ import anyio
 import pytest
 
 from perdure.errors import CorruptRecordError, SessionError, StoreUnavailableError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Batch, Posted, Status
-from perdure.stores.sqlite import SqliteStore, readers
-from perdure.stores.sqlite.trouble import trouble
+from perdure.stores.sqlite import SqliteStore, connections
+from perdure.stores.sqlite.errors import trouble
 from perdure.testing.conformance._kit import (
     KEY,
     append,
@@ -221,7 +221,7 @@ async def test_who_is_wanted_hears_of_it_before_the_next_heartbeat(path: Path) -
 
 def _unshared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have SQLite fail to make its files beside the database, as on a disk mounted read-only."""
-    really = readers.connect
+    really = connections.connect
 
     def connect(path: str, *, how: str = "mode=rw", **options: Any) -> sqlite3.Connection:
         if how == "mode=ro":
@@ -230,7 +230,7 @@ def _unshared(monkeypatch: pytest.MonkeyPatch) -> None:
             raise error
         return really(path, how=how, **options)
 
-    monkeypatch.setattr(readers, "connect", connect)
+    monkeypatch.setattr(connections, "connect", connect)
 
 
 async def test_what_is_read_without_locks_and_changed_meanwhile_is_refused(

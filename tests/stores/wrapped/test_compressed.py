@@ -13,13 +13,13 @@ import zstandard
 
 from perdure import Message, Shutdown, connect, store_for
 from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError, TooLargeError
-from perdure.model.records import MESSAGE, Entry
+from perdure.records.records import MESSAGE, Entry
 from perdure.store import Posted
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore, MasterKeys
-from perdure.stores.wrapped.packing import Packing
+from perdure.stores.wrapped.compressed import Packing
 from perdure.stores.wrapped.urls import peeled
 from perdure.testing.conformance._kit import (
     KEY,

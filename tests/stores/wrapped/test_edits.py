@@ -20,10 +20,10 @@ import pytest
 from perdure import Message, Shutdown, connect
 from perdure.cli.audit import audit
 from perdure.errors import CorruptRecordError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import Manifest
-from perdure.model.records import EPOCH, Entry, Record
-from perdure.session.lineage import Lineage
+from perdure.lineage.store import Lineage
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Manifest
+from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import Document, Documents, LogChunk, Store
 from perdure.stores.wrapped import EncryptedStore
 from tests.crash import places

@@ -29,15 +29,15 @@ from perdure.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import About
-from perdure.model.records import MESSAGE, Entry, Record
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import About
+from perdure.records.records import MESSAGE, Entry, Record
 from perdure.store import DeadLetter, Posted, Status, Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import EncryptedStore, MasterKeys, keyring
-from perdure.stores.wrapped.data_key import DataKey
+from perdure.stores.wrapped.keys import DataKey
 from perdure.testing.conformance._kit import (
     KEY,
     append,

@@ -11,9 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.providers.fitting import read_json
-
-__all__ = ["AnthropicAnswer", "ChatAnswer", "GeminiAnswer", "ResponsesAnswer", "merged_delta"]
+from perdure.providers.context_fit import read_json
 
 _NAMES: Final = frozenset({"id", "type", "role", "name", "index", "object", "format", "status"})
 """Fields that a later part repeats, and does not continue."""

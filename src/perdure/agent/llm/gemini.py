@@ -8,19 +8,18 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, final
 
-from perdure._lib.clock import on_trio
+from perdure._lib.loop import on_trio
 from perdure.agent.llm.assembly import GeminiAnswer
 from perdure.agent.llm.failures import Asked, cut, failure_of
 from perdure.agent.llm.model import Chunk, ToolSpec, Usage
 from perdure.agent.llm.sdk import MAX_RETRIES, TIMEOUT, SdkClient, key_for, require_alone
 from perdure.errors import ConfigError, MissingExtraError, ModelError
-from perdure.model.messages import Message
 from perdure.providers import parse, render
+from perdure.records.messages import Message
 
 if TYPE_CHECKING:
     from perdure.agent.context import AgentContext
 
-__all__ = ["GeminiModel"]
 
 OFFICIAL: Final = "https://generativelanguage.googleapis.com"
 VARIABLE: Final = "GEMINI_API_KEY"

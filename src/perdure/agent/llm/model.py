@@ -8,10 +8,8 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from perdure.model.messages import Extra, Message, ToolCall
 from perdure.providers.issued import STAMP
-
-__all__ = ["Chunk", "Model", "Reply", "ToolSpec", "Usage"]
+from perdure.records.messages import Extra, Message, ToolCall
 
 
 class ToolSpec(msgspec.Struct, frozen=True):

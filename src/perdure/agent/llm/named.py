@@ -9,7 +9,6 @@ from perdure.errors import ConfigError
 if TYPE_CHECKING:
     from perdure.agent.llm.model import Model
 
-__all__ = ["PROVIDERS", "named_model"]
 
 PROVIDERS: Final = ("openai", "openai-responses", "anthropic", "gemini")
 

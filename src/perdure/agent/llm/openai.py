@@ -17,13 +17,12 @@ from perdure.agent.llm.sdk import (
     require,
 )
 from perdure.errors import ConfigError
-from perdure.model.messages import Message
 from perdure.providers import parse, render
+from perdure.records.messages import Message
 
 if TYPE_CHECKING:
     from perdure.agent.context import AgentContext
 
-__all__ = ["OpenAIModel"]
 
 OFFICIAL: Final = "https://api.openai.com/v1"
 _REASONS: Final = re.compile(r"(o\d|gpt-[5-9])")

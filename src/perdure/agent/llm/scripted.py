@@ -15,9 +15,7 @@ import msgspec
 
 from perdure.agent.llm.model import Chunk, ToolSpec, Usage
 from perdure.errors import ConfigError
-from perdure.model.messages import Message, ToolCall
-
-__all__ = ["EchoModel", "ScriptedModel", "ScriptedReply", "call"]
+from perdure.records.messages import Message, ToolCall
 
 ScriptedReply = str | ToolCall | Message | Exception | Sequence[ToolCall | Chunk]
 """Text; one tool call or several; a whole message; chunks as they are; an error to raise."""

@@ -1,7 +1,4 @@
-"""A provider's own client, as a model holds it: made late, and closed with its last user.
-
-Importing a client takes seconds, so it is done in a thread, and only once it is needed.
-"""
+"""A provider's own client, as a model holds it: created late, closed with its last user."""
 
 from __future__ import annotations
 
@@ -15,27 +12,58 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import anyio
 import anyio.to_thread
+import msgspec
 
-from perdure._lib.affinity import Affinity
+from perdure._lib.loop import Affinity
 from perdure.agent.llm.failures import Asked, failure_of
-from perdure.agent.llm.sse import EventLines
 from perdure.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from perdure.agent.context import AgentContext
 
-__all__ = [
-    "CONNECT_TIMEOUT",
-    "MAX_RETRIES",
-    "TIMEOUT",
-    "SdkClient",
-    "client_of",
-    "events_of",
-    "key_for",
-    "require",
-    "require_alone",
-    "require_no_other",
-]
+
+# Server-sent events, from the lines of an answer: pure
+
+
+_END: Final = "[DONE]"
+
+
+class EventLines:
+    """Put the lines of a stream together to events, each of which is JSON.
+
+    >>> lines = EventLines()
+    >>> lines.take('data: {"text": "Hello"}'), lines.take("")
+    (None, {'text': 'Hello'})
+    """
+
+    __slots__ = ("_data",)
+
+    def __init__(self) -> None:
+        self._data: list[str] = []
+
+    def take(self, line: str) -> dict[str, Any] | None:
+        """Return the event that ends with this line, None if none does.
+
+        Raises:
+            msgspec.DecodeError: It is no JSON.
+
+        """
+        name, _, value = line.partition(":")
+        if line and name == "data":
+            self._data.append(value.removeprefix(" "))
+            return None
+        if line or not self._data:
+            return None  # a name, an id or a comment: the data say it all
+        data = "\n".join(self._data)
+        self._data.clear()
+        event = {} if data.strip() == _END else msgspec.json.decode(data)
+        return event if isinstance(event, dict) and event else None
+
+
+# A provider's own client, as a model holds it: made late, and closed with its last user
+#
+# Importing a client takes seconds, so it is done in a thread, and only once it is needed.
+
 
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds that a connection may take."""

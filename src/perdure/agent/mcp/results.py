@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, Final, Literal
 
-__all__ = ["effect_of", "failure_of", "is_refusal", "is_session_over", "tool_name", "value_of"]
-
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9_-]")
 _LONGEST: Final = 64
 _UNSURE: Final = frozenset({-32603, -32001})

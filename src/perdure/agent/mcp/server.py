@@ -19,8 +19,8 @@ import anyio
 import anyio.to_thread
 
 from perdure._lib.host import Host
+from perdure.agent.mcp.address import Address, Command, Place
 from perdure.agent.mcp.connection import Connection, ConnectionGoneError
-from perdure.agent.mcp.places import Address, Command, Place
 from perdure.agent.mcp.results import (
     effect_of,
     failure_of,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from perdure.agent.context import AgentContext
     from perdure.agent.tools import Tool
 
-__all__ = ["McpServer", "start_servers"]
 
 START_TIMEOUT: Final = 30.0
 CALL_TIMEOUT: Final = 300.0

@@ -20,8 +20,7 @@ from rich.text import Text
 import perdure
 from perdure._lib.ids import random_id
 from perdure.cli.demo.stage import STORE, Course, Plan, Report
-from perdure.cli.options import Answer
-from perdure.cli.output import print_json, print_table, say, stderr
+from perdure.cli.output import Answer, print_json, print_table, say, stderr
 from perdure.errors import ConfigError
 from perdure.stores.memory import MemoryStore
 

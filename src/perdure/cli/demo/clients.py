@@ -12,8 +12,6 @@ from anyio.abc import SocketStream
 
 from perdure.cli.demo.wire import Ack, Ask, Piece, encode_line
 
-__all__ = ["Crowd"]
-
 GONE = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 WORDS = ("the harbor", "the old mill", "the night train", "the lighthouse", "the market hall")
 

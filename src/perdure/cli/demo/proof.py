@@ -6,18 +6,23 @@ the log is read from the store by the parent, which was promised the turns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import msgspec
 
 import perdure
-from perdure.cli.demo.wire import Ack, digest
-from perdure.model.messages import Message
-from perdure.model.records import MESSAGE_KINDS
-from perdure.session.options import Shutdown
+from perdure.autosave.options import Shutdown
+from perdure.cli.demo.wire import Ack, Written, digest
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Manifest
+from perdure.records.messages import Message
+from perdure.records.records import MESSAGE_KINDS
+from perdure.store import Batch, Outcome, Store
 
-__all__ = ["Logged", "Lost", "lost", "read_logs", "turns_in"]
+# The proof: is every acknowledged turn in the log, once, with the very messages acknowledged?
+
 
 ALL = 1_000_000
 
@@ -88,6 +93,48 @@ async def read_logs(store: str, agents: Iterable[str], tenant: str = "") -> dict
 
 def size_of(message: Message) -> int:
     """Return a message's bytes as they are stored."""
-    from perdure.codec.messages import encode_message
+    from perdure.records.message_format import encode_message
 
     return len(encode_message(message).payload)
+
+
+# A store around a store that counts the bytes handed to it
+
+
+class Counting:
+    """Count what the log and the documents of a store are given; everything else passes by."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.log: int = 0
+        """Bytes of log lines so far, as framed."""
+        self.documents: int = 0
+        """Bytes of documents so far, with each manifest twice."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._store, name)
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """Pass it on, and count what was written."""
+        outcomes = await self._store.append_many(batches)
+        self.log += sum(outcome.written for outcome in outcomes)
+        return outcomes
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        """Pass it on, and count it. A manifest is written as coming, then as done."""
+        await self._store.write_documents(key, documents, manifest)
+        manifests = 2 * len(msgspec.json.encode(manifest))
+        self.documents += manifests + sum(map(len, documents.values()))
+
+    @property
+    def written(self) -> Written:
+        """Both, as they are told to the parent."""
+        return Written(self.log, self.documents)
+
+    def store(self) -> Store:
+        """Return itself as the port."""
+        return cast("Store", self)

@@ -24,8 +24,6 @@ from perdure.cli.demo.proof import Logged, Lost, lost, read_logs
 from perdure.cli.demo.wire import Ready, Stopped, Written
 from perdure.errors import StoreError
 
-__all__ = ["Course", "Plan", "Report"]
-
 T = TypeVar("T")
 
 LINE = 4 * 1024 * 1024

@@ -12,10 +12,8 @@ from typing import Any
 
 import msgspec
 
-from perdure.codec.messages import encode_message
-from perdure.model.messages import Message
-
-__all__ = ["Ack", "Ask", "Piece", "Ready", "Stopped", "Written", "digest", "encode_line"]
+from perdure.records.message_format import encode_message
+from perdure.records.messages import Message
 
 
 class Written(msgspec.Struct, frozen=True):

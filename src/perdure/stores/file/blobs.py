@@ -15,11 +15,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from perdure._lib.files import TEMPORARY, Folder
-from perdure.codec.blob_names import is_name, require_named, verified
+from perdure.records.blob_names import is_name, require_named, verified
 from perdure.store import Swept
 from perdure.stores.file.layout import QUARANTINE, blobs_of
-
-__all__ = ["blob_names", "get", "put", "remove_blobs", "sweep"]
 
 _SHELF = re.compile(r"[0-9a-fx][0-9a-f]\Z")
 

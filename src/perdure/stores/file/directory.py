@@ -14,12 +14,13 @@ from collections.abc import Iterator
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure.codec.json import decode
 from perdure.errors import ConfigError, CorruptRecordError, FormatError
-from perdure.model.keys import DEFAULT_SESSION, SessionKey
-from perdure.model.manifest import About, Manifest
+from perdure.records.json import decode
+from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.manifest import About, Manifest
 from perdure.store import SessionInfo
-from perdure.stores.file import chain, documents
+from perdure.stores.file import documents
+from perdure.stores.file import segments as chain
 from perdure.stores.file.inbox import has_dead_letters, waits_in
 from perdure.stores.file.layout import (
     AGENTS,
@@ -34,8 +35,6 @@ from perdure.stores.file.layout import (
     segment_of,
 )
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease
-
-__all__ = ["Wanted", "end_deletions", "list_sessions", "list_tenants", "list_waiting"]
 
 _SESSION = "session.json"
 _MAX_SESSION_BYTES = 1024 * 1024

@@ -1,12 +1,8 @@
-"""Documents and manifests: folded files, and the files that say which of them count.
+"""Small files of our own: JSON with a checksum, read as a value or not at all.
 
-A fold makes ``manifest-<epoch>.next`` durable, then the documents, then turns it into
-``manifest-<epoch>.json`` by a rename. So a document that is read matches one of the
-manifests that lie there, and is used with that one's ``as_of_seq``; one that matches none
-is damaged. A kill after any step loses nothing: the log has it all.
-
-Manifests carry a checksum of their own, and one that fails it counts as lost.
-Blocking; each function is part of one hop into a thread.
+A file that is torn, damaged, or of another shape than this release writes is None to its
+reader, who knows what the lack of it means. What lies on a disk is data: nothing in it can
+raise anything else.
 """
 
 from __future__ import annotations
@@ -21,10 +17,9 @@ import msgspec
 from perdure._lib.files import Folder
 from perdure._lib.logs import Once
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import FORMAT, Manifest
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FORMAT, Manifest
 from perdure.store import Document, Documents
-from perdure.stores.file.chain import require_key
 from perdure.stores.file.layout import (
     LOG,
     QUARANTINE,
@@ -39,18 +34,20 @@ from perdure.stores.file.layout import (
     start_of,
 )
 from perdure.stores.file.sealed import sealed, unsealed
+from perdure.stores.file.segments import require_key
 
-__all__ = [
-    "Seen",
-    "has_damaged_manifest",
-    "keep_evidence",
-    "read",
-    "read_manifests",
-    "remove_owned",
-    "remove_unfinished",
-    "require_folded",
-    "write",
-]
+# Small files of our own: JSON with a checksum, read as a value or not at all
+
+
+# Documents and manifests: folded files, and the files that say which of them count
+#
+# A fold makes ``manifest-<epoch>.next`` durable, then the documents, then turns it into
+# ``manifest-<epoch>.json`` by a rename. So a document that is read matches one of the manifests
+# that lie there, and is used with that one's ``as_of_seq``; one that matches none is damaged. A
+# kill after any step loses nothing: the log has it all.
+# Manifests carry a checksum of their own, and one that fails it counts as lost. Blocking; each
+# function is part of one hop into a thread.
+
 
 _log = logging.getLogger("perdure")
 _told = Once()

@@ -1,29 +1,73 @@
 """What a file store has while it is open: its folder, its place among the owners, its threads.
 
 It belongs to the process that opened it; a forked child has to open one of its own.
+
+Used from the event loop, but for `take`, which runs in a thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple, final
 
 import anyio
 import anyio.to_thread
 
-from perdure._lib.files import Folder
-from perdure._lib.os_errors import store_errors
-from perdure._lib.platform import open_files_limit
+from perdure._lib.files import Folder, store_errors
+from perdure._lib.files import open_private as open_root
+from perdure._lib.platform import network_file_system, open_files_limit
 from perdure._lib.threads import Threads
-from perdure.errors import SessionError
+from perdure.errors import ConfigError, SessionError
 from perdure.store import Asked
-from perdure.stores.file.open_files import OpenFiles
+from perdure.stores.file.log import OpenFiles, Writer
 from perdure.stores.file.owners import Owners
-from perdure.stores.file.place import is_local, open_root, resolve_root
+from perdure.stores.file.reader import Plan
 
-__all__ = ["PARALLELISM", "Home", "open_home"]
+# The store's own folder: found, made if it may be, and checked before anything trusts it
+
+
+_log = logging.getLogger("perdure")
+
+HOME_VARIABLE = "PERDURE_HOME"
+
+_warned: set[str] = set()
+
+
+def resolve_root(root: str | os.PathLike[str] | None) -> tuple[str, bool]:
+    """Return the absolute path of the store, and whether its parents may be made too.
+
+    The argument, else ``PERDURE_HOME``, else the per-user data folder.
+    """
+    named = root if root is not None else os.environ.get(HOME_VARIABLE) or None
+    if named is None:
+        from platformdirs import user_data_dir
+
+        return user_data_dir("perdure", appauthor=False), True
+    path = os.path.expanduser(os.fspath(named))
+    if not path or path.startswith("~"):
+        message = (
+            f"root={os.fspath(named)!r} names no folder: give a path, or leave it out for the "
+            "per-user data folder"
+        )
+        raise ConfigError(message, root=os.fspath(named))
+    return os.path.abspath(path), False
+
+
+def is_local(path: str) -> bool:
+    """Say whether a folder lies on this machine's own disk; warn once where it does not."""
+    kind = network_file_system(path)
+    if kind is not None and path not in _warned:
+        _warned.add(path)
+        _log.warning(
+            "the store lies on a network file system, where locks and syncs may not hold: "
+            "keep it on a local disk, or use a server store",
+            extra={"path": path, "type": kind},
+        )
+    return kind is None
+
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -148,3 +192,32 @@ def _look(path: str, owner: str) -> tuple[Folder, Owners]:
     except BaseException:
         root.close()
         raise
+
+
+# Waiting, without a thread, for what others are about to end
+
+
+_POLL = 0.01
+_SETTLE = 1.0
+"""Seconds that a reader waits for a takeover to end."""
+
+
+async def idle(writer: Writer) -> None:
+    """Wait until an abandoned write of a session has ended."""
+    while writer.lock.locked():  # noqa: ASYNC110  # a thread's lock: nothing to be woken by
+        await anyio.sleep(_POLL)
+
+
+async def settled(look: Callable[[], Awaitable[Plan]]) -> Plan:
+    """Look where a log is until no takeover is under way, or for as long as a reader waits."""
+    deadline = anyio.current_time() + _SETTLE
+    pause = _POLL
+    while True:
+        found = await look()
+        if found.settled or anyio.current_time() >= deadline:
+            return found
+        await anyio.sleep(pause)
+        pause *= 2
+
+
+# The sessions that a store holds: a writer for each, from its acquire to its end

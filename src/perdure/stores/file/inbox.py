@@ -21,28 +21,15 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure.codec.dead_letters import decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.errors import FormatError
-from perdure.model.keys import SessionKey
-from perdure.model.posts import UNREADABLE
+from perdure.records.keys import SessionKey
+from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.store import DeadLetter, InboxLimit, Posted
 from perdure.stores.file.layout import dead_letters_name, inbox_life, inbox_name, session_path
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
+from perdure.stores.file.log import Writer, lost
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.sealed import sealed, unsealed
-from perdure.stores.file.writing import Writer, lost
-
-__all__ = [
-    "dead_letters",
-    "drop_dead_letters",
-    "has_dead_letters",
-    "look",
-    "post",
-    "reject",
-    "settle",
-    "take",
-    "waits_in",
-]
 
 _NAME = re.compile(r"([0-9]{12})-([0-9a-f.]+|many)\.json\Z")
 _DEAD_NAME = re.compile(r"[0-9a-f]{64}\.json\Z")

@@ -15,32 +15,7 @@ import hashlib
 import re
 
 from perdure.errors import NotStorableError
-from perdure.model.keys import DEFAULT_SESSION, SessionKey
-
-__all__ = [
-    "LOG",
-    "QUARANTINE",
-    "agents_of",
-    "blobs_of",
-    "dead_letters_life",
-    "dead_letters_name",
-    "decode_name",
-    "document_path",
-    "encode_name",
-    "inbox_life",
-    "inbox_name",
-    "lease_epoch",
-    "lease_name",
-    "manifest_epoch",
-    "manifest_name",
-    "next_manifest_name",
-    "released_name",
-    "segment_name",
-    "segment_of",
-    "session_path",
-    "start_name",
-    "start_of",
-]
+from perdure.records.keys import DEFAULT_SESSION, SessionKey
 
 AGENTS = "agents"
 BLOBS = "blobs"

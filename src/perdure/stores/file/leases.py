@@ -24,15 +24,14 @@ import msgspec
 
 from perdure._lib.files import Folder, write_all
 from perdure._lib.platform import drop_cache, sync_data, sync_file
-from perdure.codec import frames
-from perdure.codec.frames import Position
 from perdure.errors import LeaseHeldError, UnsupportedVersionError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import FORMAT
-from perdure.model.records import EPOCH, Entry
+from perdure.records import frames
+from perdure.records.frames import Position
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FORMAT
+from perdure.records.records import EPOCH, Entry
 from perdure.store import Holder
-from perdure.stores.file import chain
-from perdure.stores.file.chain import First, Known, Previous, Segment
+from perdure.stores.file import segments
 from perdure.stores.file.documents import (
     read_manifests,
     remove_owned,
@@ -52,8 +51,7 @@ from perdure.stores.file.layout import (
 )
 from perdure.stores.file.owners import Owner, Owners
 from perdure.stores.file.sealed import decoded, sealed, unsealed
-
-__all__ = ["Fence", "Taken", "look", "mark_deleted", "newest_epoch", "read_lease", "take"]
+from perdure.stores.file.segments import First, Known, Previous, Segment
 
 _log = logging.getLogger("perdure")
 
@@ -154,7 +152,7 @@ def require_key(folder: Folder, key: SessionKey, lease: LeaseFile) -> None:
             "use a newer release of perdure"
         )
         raise UnsupportedVersionError(message, path=folder.path, format=lease.format)
-    chain.require_key(folder.path, lease.key, key)
+    segments.require_key(folder.path, lease.key, key)
 
 
 def held(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
@@ -263,7 +261,7 @@ def _begin(
     """Seal what was written so far by the epoch record that follows it."""
     with folder.make(LOG) as log:
         prev = None
-        while prev is None and (tip := chain.find_tip(log, key, since=since, below=epoch)):
+        while prev is None and (tip := segments.find_tip(log, key, since=since, below=epoch)):
             prev = _seal(folder, log, tip, key)
         if prev is None:
             # Whoever made these folders may have died before they were durable.
@@ -304,20 +302,20 @@ def _seal(folder: Folder, log: Folder, tip: Segment, key: SessionKey) -> Previou
     bytes lost, so only what the disk gives back is there.
     """
     start = _known(folder, key, tip)
-    seen = chain.scan(log, tip, start)
+    seen = segments.scan(log, tip, start)
     if seen.end == start and seen.size != start.offset:
         # Nothing sound follows: a torn write, or a wrong position. Only the beginning can tell.
         start = tip.start
-        seen = chain.scan(log, tip, start)
+        seen = segments.scan(log, tip, start)
     fd = log.open(tip.name, os.O_RDWR)
     try:
         sync_file(fd)
         log.sync()
         if not folder.has(released_name(tip.epoch)):
             drop_cache(fd)
-            if chain.read_first(log, tip.epoch, tip.number, key) is None:
+            if segments.read_first(log, tip.epoch, tip.number, key) is None:
                 return None
-            seen = chain.scan(log, tip, start, upto=seen.end.offset)
+            seen = segments.scan(log, tip, start, upto=seen.end.offset)
     finally:
         os.close(fd)
     end = seen.end

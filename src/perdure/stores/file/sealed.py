@@ -1,9 +1,4 @@
-"""Small files of our own: JSON with a checksum, read as a value or not at all.
-
-A file that is torn, damaged, or of another shape than this release writes is None to its
-reader, who knows what the lack of it means. What lies on a disk is data: nothing in it can
-raise anything else.
-"""
+"""Small files of the store's own: JSON with a checksum, read as a value or not at all."""
 
 from __future__ import annotations
 
@@ -11,11 +6,9 @@ from typing import TypeVar
 
 import msgspec
 
-from perdure.codec import json
-from perdure.codec.frames import open_sealed, seal
 from perdure.errors import ConfigError, FormatError
-
-__all__ = ["decoded", "sealed", "unsealed"]
+from perdure.records import json
+from perdure.records.frames import open_sealed, seal
 
 T = TypeVar("T")
 

@@ -1,10 +1,4 @@
-"""The file store: the port of `perdure.store` on a folder of readable files.
-
-Use it from the event loop that opened it. Each call does its blocking work in one hop into
-a thread of its own limiter; a session's writes also wait for an abandoned one of theirs,
-without holding a thread. Cancelling a call abandons its thread, which goes on to its end
-and leaves the session's state whole.
-"""
+"""What is done to one session in one hop, besides appending: folding, and letting go of it."""
 
 from __future__ import annotations
 
@@ -15,14 +9,13 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from functools import partial
 from typing import TypeVar, TypeVarTuple, final
 
-from perdure._lib.files import Folder
+from perdure._lib.files import Folder, store_errors
 from perdure._lib.ids import random_id
-from perdure._lib.os_errors import store_errors
+from perdure._lib.loop import unopened
 from perdure._lib.platform import synced_by
-from perdure._lib.several import all_of
-from perdure._lib.unopened import unopened
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import Manifest
+from perdure._lib.tasks import all_of
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Manifest
 from perdure.store import (
     Asked,
     Batch,
@@ -39,19 +32,33 @@ from perdure.store import (
     Swept,
     past_damage,
 )
-from perdure.stores.file import acts, directory, inbox, leases, reading, trimming
+from perdure.stores.file import directory, inbox, leases, log, reader
 from perdure.stores.file.blobs import blob_names, get, put, remove_blobs, sweep
-from perdure.stores.file.holding import Claim, Holding
-from perdure.stores.file.home import PARALLELISM, Home, open_home
+from perdure.stores.file.held_sessions import (
+    Claim,
+    Holding,
+    delete,
+    read_documents,
+    release,
+    write_documents,
+)
+from perdure.stores.file.home import PARALLELISM, Home, open_home, resolve_root, settled
 from perdure.stores.file.layout import session_path
+from perdure.stores.file.log import MAX_RECORD_BYTES, Writer
 from perdure.stores.file.owners import Owners
-from perdure.stores.file.past_damage import readable, run_of
-from perdure.stores.file.patience import settled
-from perdure.stores.file.place import resolve_root
-from perdure.stores.file.streaming import Stream
-from perdure.stores.file.writing import MAX_RECORD_BYTES, Writer
+from perdure.stores.file.reader import Stream
+from perdure.stores.file.salvage import readable, run_of
 
-__all__ = ["FileStore"]
+# What is done to one session in one hop, besides appending: folding, and letting go of it
+
+
+# The file store: the port of `perdure.store` on a folder of readable files
+#
+# Use it from the event loop that opened it. Each call does its blocking work in one hop into a
+# thread of its own limiter; a session's writes also wait for an abandoned one of theirs, without
+# holding a thread. Cancelling a call abandons its thread, which goes on to its end and leaves the
+# session's state whole.
+
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -215,13 +222,13 @@ class FileStore:
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove the log's files that lie wholly below a record; see the port."""
-        return await self._hop("trim", trimming.trim, await self._idle(key, epoch), below)
+        return await self._hop("trim", log.trim, await self._idle(key, epoch), below)
 
-    async def _plan(self, key: SessionKey, after: int, before: int | None) -> reading.Plan:
-        async def look() -> reading.Plan:
+    async def _plan(self, key: SessionKey, after: int, before: int | None) -> reader.Plan:
+        async def look() -> reader.Plan:
             held = self._holding.durable(key)
             return await self._hop(
-                "read", reading.plan, self._root, key, after, before, held, self._owners
+                "read", reader.plan, self._root, key, after, before, held, self._owners
             )
 
         return await settled(look)
@@ -233,14 +240,14 @@ class FileStore:
     ) -> Documents:
         """Read documents, verified against their manifests; see the port."""
         held = key in self._holding
-        return await self._hop("read", acts.read_documents, self._root, key, names, held)
+        return await self._hop("read", read_documents, self._root, key, names, held)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Fold: documents first, the manifest last; see the port."""
         writer = await self._idle(key, manifest.epoch)
-        await self._hop("write", acts.write_documents, writer, dict(documents), manifest)
+        await self._hop("write", write_documents, writer, dict(documents), manifest)
 
     # blobs
 
@@ -287,7 +294,7 @@ class FileStore:
         if self._holding.of(key, epoch) is not None:
             writer = await self._idle(key, epoch)
             self._holding.drop(writer)
-            await self._hop("write", acts.release, writer)
+            await self._hop("write", release, writer)
 
     async def heartbeat(self) -> Asked:
         """Renew this owner's heartbeat, and empty its letter box."""
@@ -364,7 +371,7 @@ class FileStore:
         """Remove what the session owns, as its holder; see the port."""
         writer = await self._idle(key, epoch)
         self._holding.drop(writer)
-        await self._hop("delete", acts.delete, writer, self._owners.me)
+        await self._hop("delete", delete, writer, self._owners.me)
 
     async def scrub(self) -> None:
         """End what was cut short: deletions, heartbeats. A file that was removed is gone."""

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from perdure._lib.ids import random_id
-from perdure.codec.blob_names import is_name, require_named, verified
+from perdure.records.blob_names import is_name, require_named, verified
 from perdure.store import Swept
-from perdure.stores.objects import tenancy
+from perdure.stores.objects import tenants
 from perdure.stores.objects.bucket import Bucket, Listed
 from perdure.stores.objects.layout import tenant_name
-
-__all__ = ["get", "names", "put", "remove", "sweep"]
 
 
 def _here(tenant: str) -> str:
@@ -33,7 +31,7 @@ def put(bucket: Bucket, tenant: str, blobs: Mapping[str, bytes]) -> None:
     here = _here(tenant)
     require_named(blobs)
     if blobs:
-        tenancy.remember(bucket, tenant)
+        tenants.remember(bucket, tenant)
     bucket.many(lambda blob: bucket.put(here + blob[0], blob[1]), blobs.items())
 
 

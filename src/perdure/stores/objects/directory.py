@@ -1,7 +1,4 @@
-"""The directory: which sessions there are, and their removal.
-
-Names lie in the order of keys, so that a page of a listing reads about a page. Ids too long for
-a name lie beside those that begin alike, and are put in order when they are met.
+"""Which tenants there are, and how a session enters the directory.
 
 Blocking; each function is part of one hop into a thread.
 """
@@ -16,16 +13,26 @@ import msgspec
 
 from perdure._lib.ids import random_id
 from perdure.errors import CorruptRecordError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import About
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import About
 from perdure.store import SessionInfo
-from perdure.stores.objects import heads, inbox, layout, leases, reading, tenancy
+from perdure.stores.objects import head as heads
+from perdure.stores.objects import inbox, layout, leases, reader
 from perdure.stores.objects.bucket import Bucket
-from perdure.stores.objects.framing import GONE
-from perdure.stores.objects.heads import Head
-from perdure.stores.objects.writing import Writer, lost
+from perdure.stores.objects.commits import GONE
+from perdure.stores.objects.head import Head
+from perdure.stores.objects.log import Writer, lost
+from perdure.stores.objects.tenants import enter_directory
 
-__all__ = ["Wanted", "delete", "emptied", "rebuilt", "scrub", "sessions"]
+# Which tenants there are, and how a session enters the directory
+
+
+# The directory: which sessions there are, and their removal
+#
+# Names lie in the order of keys, so that a page of a listing reads about a page. Ids too long for
+# a name lie beside those that begin alike, and are put in order when they are met.
+# Blocking; each function is part of one hop into a thread.
+
 
 _log = logging.getLogger("perdure")
 
@@ -107,7 +114,7 @@ def _key(bucket: Bucket, name: str, tenant: str) -> SessionKey | None:
 
 def _info(bucket: Bucket, key: SessionKey) -> SessionInfo | None:
     try:
-        seen = reading.look(bucket, key)
+        seen = reader.look(bucket, key)
         if seen is None or seen[0].deleted:
             return None
         head = seen[0]
@@ -136,7 +143,7 @@ def rebuilt(bucket: Bucket) -> int:
         head = _head_in(bucket, f"s/{folder}")
         if head is None or head.deleted:
             return False
-        tenancy.enter(bucket, head.key, head.life)
+        enter_directory(bucket, head.key, head.life)
         return True
 
     return sum(bucket.many(enter, bucket.folders("s/")))
@@ -165,13 +172,13 @@ def delete(bucket: Bucket, writer: Writer) -> None:
     """
     key = writer.key
     with writer.lock, writer.folding:
-        seen = writer.seen or reading.look(bucket, key)
+        seen = writer.seen or reader.look(bucket, key)
         for _ in range(_TRIES):
             if seen is None or seen[0].epoch != writer.epoch or seen[0].deleted:
                 raise lost(key, writer.epoch, newest=seen[0].epoch if seen else None)
             if leases.replaced(bucket, key, seen, emptied(seen[0])) is not None:
                 break
-            seen = reading.look(bucket, key)
+            seen = reader.look(bucket, key)
         else:
             message = f"the head of {key} changes each time: trying again may help"
             raise StoreUnavailableError(message, key=key)

@@ -21,34 +21,20 @@ from typing import final
 
 import msgspec
 
-from perdure.codec.dead_letters import (
+from perdure.errors import CorruptRecordError, StoreUnavailableError
+from perdure.records.keys import SessionKey
+from perdure.records.posts import (
+    UNREADABLE,
     decode_dead_letter,
     encode_dead_letter,
     key_of_dead_letter,
     oldest_first,
 )
-from perdure.errors import CorruptRecordError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.posts import UNREADABLE
 from perdure.store import Asked, DeadLetter, InboxLimit, Posted
-from perdure.stores.objects import heads, layout, reading
+from perdure.stores.objects import head, layout, reader
 from perdure.stores.objects.bucket import Bucket, Found
 from perdure.stores.objects.leases import Beat
-from perdure.stores.objects.writing import lost
-
-__all__ = [
-    "Wishes",
-    "ask",
-    "clear",
-    "dead_letters",
-    "drop_dead_letters",
-    "heartbeat",
-    "post",
-    "reject",
-    "settle",
-    "take",
-    "waiting",
-]
+from perdure.stores.objects.log import lost
 
 _log = logging.getLogger("perdure")
 
@@ -93,7 +79,7 @@ def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[_Found]:
 
 def _opened(name: str, found: Found) -> _Found:
     try:
-        post = heads.opened(name, found.data, _Post)
+        post = head.opened(name, found.data, _Post)
     except CorruptRecordError:
         damage = f"the post in {name} is damaged"
         item = Posted(f"{UNREADABLE}{name.rpartition('/')[2]}", "", found.data, 0.0, damage)
@@ -195,7 +181,7 @@ def post(bucket: Bucket, key: SessionKey, items: Sequence[Posted], limit: InboxL
             limit.require_room(key, waiting=len(sizes), size=size, new=len(fresh), added=added)
         number = layout.number_of(names[-1]) + 1 if names else 1
         name = layout.inbox_name(folder, number)
-        if bucket.create(name, heads.sealed(_Post(key, fresh))) is not None:
+        if bucket.create(name, head.sealed(_Post(key, fresh))) is not None:
             _tell(bucket, key)
             return len(fresh)
     message = f"the inbox of {key} changes each time that something is posted: try again"
@@ -203,7 +189,7 @@ def post(bucket: Bucket, key: SessionKey, items: Sequence[Posted], limit: InboxL
 
 
 def _tell(bucket: Bucket, key: SessionKey) -> None:
-    seen = reading.look(bucket, key)
+    seen = reader.look(bucket, key)
     if seen is not None and not seen[0].deleted and not seen[0].released:
         _leave(bucket, key, seen[0].owner, _MAIL)
 
@@ -214,12 +200,12 @@ def ask(bucket: Bucket, key: SessionKey, owner: str) -> None:
 
 
 def _leave(bucket: Bucket, key: SessionKey, owner: str, what: str) -> None:
-    bucket.put(layout.ask_name(owner, what, layout.folder_of(key)), heads.sealed(key))
+    bucket.put(layout.ask_name(owner, what, layout.folder_of(key)), head.sealed(key))
 
 
 def take(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[Posted]:
     """Return what waits, oldest first."""
-    seen = reading.look(bucket, key)
+    seen = reader.look(bucket, key)
     if (0 if seen is None else seen[0].epoch) != epoch:
         raise lost(key, epoch, newest=seen[0].epoch if seen else None)
     posts = _posts(bucket, _names(bucket, key))
@@ -255,11 +241,11 @@ def clear(bucket: Bucket, key: SessionKey) -> None:
 
 
 def _shorten(bucket: Bucket, key: SessionKey, one: _Found, left: list[Posted]) -> None:
-    bucket.replace(one.name, heads.sealed(_Post(key, left)), one.tag)
+    bucket.replace(one.name, head.sealed(_Post(key, left)), one.tag)
 
 
 def _require_newest(bucket: Bucket, key: SessionKey, epoch: int) -> None:
-    seen = reading.look(bucket, key)
+    seen = reader.look(bucket, key)
     if seen is None or seen[0].epoch != epoch or seen[0].deleted:
         raise lost(key, epoch, newest=seen[0].epoch if seen else None)
 
@@ -297,7 +283,7 @@ def heartbeat(
         The new tag, None if it is not known, and whether the bucket may have gone back.
 
     """
-    mine = heads.sealed(Beat(owner, beat, platform.node(), os.getpid()))
+    mine = head.sealed(Beat(owner, beat, platform.node(), os.getpid()))
     name = layout.owner_name(owner)
     new = bucket.create(name, mine) if tag is None else bucket.replace(name, mine, tag)
     is_other = new is None
@@ -322,6 +308,6 @@ def _collect(bucket: Bucket, owner: str, wishes: Wishes) -> None:
         if what not in {_HANDOVER, _MAIL}:
             continue
         try:
-            wishes.add(what, heads.opened(name, one.data, SessionKey))
+            wishes.add(what, head.opened(name, one.data, SessionKey))
         except CorruptRecordError as error:
             _log.warning("a wish is damaged", extra={"object": name, "error": str(error)})

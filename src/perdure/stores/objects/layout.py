@@ -23,31 +23,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 
-from perdure.model.keys import SessionKey
-
-__all__ = [
-    "DEAD_LETTERS",
-    "INBOX",
-    "LIVES",
-    "OWNERS",
-    "ask_name",
-    "dead_letter_name",
-    "dead_letters_prefix",
-    "directory_name",
-    "directory_prefix",
-    "first_of",
-    "folder_of",
-    "hexed",
-    "inbox_name",
-    "key_of",
-    "life_seed",
-    "log_name",
-    "log_prefix",
-    "number_of",
-    "owner_name",
-    "tenant_name",
-    "tenant_of",
-]
+from perdure.records.keys import SessionKey
 
 _LONGEST = 100
 """Bytes of an id that its name holds whole."""

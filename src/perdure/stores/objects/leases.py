@@ -1,7 +1,7 @@
 """Who writes a session: the epoch record's place in the log decides, the head tells.
 
 *Taking*: read the head, list the commits behind its floor, read the newest one; create the epoch
-record under the next seq. That name can be taken once (see `perdure.stores.objects.writing`), so
+record under the next seq. That name can be taken once (see `perdure.stores.objects.log`), so
 there is one winner. Whoever finds it taken looks again. Then the head is replaced by
 compare-and-swap, and only then is the lease granted: if the head is still the one that was read
 first, nothing was merged meanwhile, and the epoch record lies where the log ends. If it
@@ -25,16 +25,15 @@ import msgspec
 
 from perdure._lib.ids import random_id
 from perdure.errors import LeaseHeldError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import EPOCH, Entry
+from perdure.records.keys import SessionKey
+from perdure.records.records import EPOCH, Entry
 from perdure.store import Holder
-from perdure.stores.objects import framing, heads, layout, reading, tenancy
+from perdure.stores.objects import commits, layout, reader, tenants
+from perdure.stores.objects import head as heads
 from perdure.stores.objects.bucket import Bucket
-from perdure.stores.objects.framing import Header
-from perdure.stores.objects.heads import Head
-from perdure.stores.objects.writing import Writer
-
-__all__ = ["Beat", "beats", "holder", "release", "replaced", "take"]
+from perdure.stores.objects.commits import Header
+from perdure.stores.objects.head import Head
+from perdure.stores.objects.log import Writer
 
 _OWNERS = 1000
 _TRIES = 50
@@ -71,7 +70,7 @@ class _End(msgspec.Struct, frozen=True):
 
 def holder(bucket: Bucket, key: SessionKey) -> Holder | None:
     """Say who has a session, as its head tells."""
-    seen = reading.look(bucket, key)
+    seen = reader.look(bucket, key)
     if seen is None:
         return None
     head = seen[0]
@@ -116,7 +115,7 @@ def take(bucket: Bucket, key: SessionKey, after: int, owner: str) -> Writer:
     who = {"owner": owner, "host": taker.host, "pid": taker.pid, "at": time.time()}
     begun = Entry(EPOCH, msgspec.json.encode({**who, "id": random_id(8)}))
     for _ in range(_TRIES):
-        seen = reading.look(bucket, key)
+        seen = reader.look(bucket, key)
         newest = 0 if seen is None else seen[0].epoch
         if newest != after:
             raise _held(key, newest, after)
@@ -131,7 +130,7 @@ def take(bucket: Bucket, key: SessionKey, after: int, owner: str) -> Writer:
             continue
         end = placed
         if end.seq == 1:
-            tenancy.enter(bucket, key, end.life)
+            tenants.enter_directory(bucket, key, end.life)
         name = layout.log_name(folder, end.life, end.seq)
         granted = _granted(bucket, name, seen, _headed(key, seen, end, taker), taker)
         return Writer(bucket, key, granted, end.seq, end.crc)
@@ -147,18 +146,18 @@ def _end(bucket: Bucket, key: SessionKey, folder: str, head: Head | None) -> _En
         if not found:
             return _End(life, crc=layout.life_seed(folder, life))
     else:
-        found = reading.loose_of(bucket, key, head)
+        found = reader.loose_of(bucket, key, head)
         if not found:
-            again = reading.look(bucket, key)
+            again = reader.look(bucket, key)
             if again is not None and again[0].floor == head.floor:
-                reading.require_whole(key, head, found)
+                reader.require_whole(key, head, found)
             return None
     try:
-        commit = reading.newest(bucket, sorted(found, key=lambda one: one.name))
-    except reading.Vanished:
+        commit = reader.newest(bucket, sorted(found, key=lambda one: one.name))
+    except reader.Vanished:
         return None
     if head is not None and not head.deleted:
-        reading.require_folded(head, commit.header.last)
+        reader.require_folded(head, commit.header.last)
     return _End(life, commit.header.last, commit.crc, commit.header)
 
 
@@ -171,7 +170,7 @@ def _placed(bucket: Bucket, folder: str, end: _End, begun: Entry, taker: _Taker)
     for _ in range(_TRIES):
         first = end.seq + 1
         name = layout.log_name(folder, end.life, first)
-        data, crc = framing.encode(
+        data, crc = commits.encode(
             [begun], first=first, epoch=taker.epoch, owner=taker.owner, seed=end.crc
         )
         if bucket.create(name, data) is not None:
@@ -179,9 +178,9 @@ def _placed(bucket: Bucket, folder: str, end: _End, begun: Entry, taker: _Taker)
         found = bucket.get(name)
         if found is not None and found.data == data:
             return _End(end.life, first, crc)
-        if found is None or found.data == framing.GONE:
+        if found is None or found.data == commits.GONE:
             return None
-        commit = framing.commit(name, first, found.data)
+        commit = commits.commit(name, first, found.data)
         if commit.header.cut or commit.header.epoch >= taker.epoch:
             return None  # merged by a later holder, or another taker was faster
         end = _End(end.life, commit.header.last, commit.crc, commit.header)
@@ -226,7 +225,7 @@ def _granted(
         tag = replaced(bucket, key, seen, head)
         if tag is not None:
             return head, tag
-        seen = reading.look(bucket, key)
+        seen = reader.look(bucket, key)
         now = None if seen is None else seen[0]
         if now is None:
             continue
@@ -265,7 +264,7 @@ def replaced(
             trouble, tag = error, None
         if tag is not None:
             return tag
-        now = reading.look(bucket, key)
+        now = reader.look(bucket, key)
         if now is not None and now[0].nonce == head.nonce:
             return now[1]
         if (None if now is None else now[1]) != before:
@@ -283,7 +282,7 @@ def _help(bucket: Bucket, key: SessionKey, seen: tuple[Head, str] | None, end: _
     newest = end.newest
     assert newest is not None
     if seen is None or seen[0].deleted:
-        tenancy.enter(bucket, key, end.life)
+        tenants.enter_directory(bucket, key, end.life)
     replaced(bucket, key, seen, _headed(key, seen, end, _Taker(newest.owner, newest.epoch)))
 
 
@@ -298,11 +297,11 @@ def _held(key: SessionKey, newest: int, after: int) -> LeaseHeldError:
 def release(bucket: Bucket, writer: Writer) -> None:
     """Say that a holder writes no more; no effect when it is the holder no longer."""
     with writer.folding:
-        seen = writer.seen or reading.look(bucket, writer.key)
+        seen = writer.seen or reader.look(bucket, writer.key)
         for _ in range(_TRIES):
             if seen is None or seen[0].epoch != writer.epoch:
                 return
             head = msgspec.structs.replace(seen[0], released=True, nonce=random_id(8))
             if replaced(bucket, writer.key, seen, head) is not None:
                 return
-            seen = reading.look(bucket, writer.key)
+            seen = reader.look(bucket, writer.key)

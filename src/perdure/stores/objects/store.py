@@ -2,7 +2,7 @@
 
 Any service that knows conditional writes (If-None-Match, If-Match) will do; ``open`` tries them
 out and refuses one that ignores them. A commit is one object. What takes what place, and why a
-holder that wakes up late finds its place taken, stands in `perdure.stores.objects.writing`; how a
+holder that wakes up late finds its place taken, stands in `perdure.stores.objects.log`; how a
 session is taken, in `perdure.stores.objects.leases`.
 
 Use it from the event loop that opened it. Each call is one hop into a thread; cancelling a call
@@ -18,11 +18,11 @@ from typing import TypeVar, TypeVarTuple
 import anyio
 
 from perdure._lib.ids import random_id
-from perdure._lib.several import all_of
-from perdure._lib.unopened import unopened
+from perdure._lib.loop import unopened
+from perdure._lib.tasks import all_of
 from perdure.errors import CorruptRecordError
-from perdure.model.keys import SessionKey, salvage_cure
-from perdure.model.manifest import Manifest
+from perdure.records.keys import SessionKey, salvage_cure
+from perdure.records.manifest import Manifest
 from perdure.store import (
     Asked,
     Batch,
@@ -41,12 +41,11 @@ from perdure.store import (
     past_damage,
 )
 from perdure.stores.objects import blobs as stored_blobs
-from perdure.stores.objects import directory, folding, inbox, leases, reading, tenancy
+from perdure.stores.objects import directory, inbox, leases, reader, tenants
+from perdure.stores.objects import documents as folding
 from perdure.stores.objects.bucket import Bucket
-from perdure.stores.objects.opened import PARALLELISM, Opened, idle
-from perdure.stores.objects.writing import MAX_RECORD_BYTES, Writer, lost
-
-__all__ = ["CAPABILITIES", "ObjectStore"]
+from perdure.stores.objects.engine import PARALLELISM, Opened, idle
+from perdure.stores.objects.log import MAX_RECORD_BYTES, Writer, lost
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -182,7 +181,7 @@ class ObjectStore:
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records, several objects at a time; see the port."""
-        stream = reading.Stream(self._here.bucket, key, after, before, reverse=reverse)
+        stream = reader.Stream(self._here.bucket, key, after, before, reverse=reverse)
         if past_damage.get():
             stream.window = 1  # one damaged object hides no others then
         left = limit
@@ -195,7 +194,7 @@ class ObjectStore:
 
     async def head(self, key: SessionKey) -> int:
         """Return the seq of the log's last record, 0 for an unknown session."""
-        return await self._look(key, lambda bucket: reading.head_of(bucket, key))
+        return await self._look(key, lambda bucket: reader.head_of(bucket, key))
 
     # documents
 
@@ -341,7 +340,7 @@ class ObjectStore:
 
     async def tenants(self) -> list[str]:
         """List the tenants that have sessions or blobs, by name."""
-        return await self._hop(tenancy.tenants)
+        return await self._hop(tenants.tenants)
 
     async def rebuild_directory(self) -> int:
         """Make the listing anew from the sessions themselves; return how many there are.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from perdure.codec.blob_names import require_named, verified
+from perdure.records.blob_names import require_named, verified
 from perdure.store import Swept
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.leases import tenant_id
 from perdure.stores.postgres.statements import Statements
-
-__all__ = ["get", "names", "put", "remove", "sweep"]
 
 PUT_BYTES = 16 * 1024 * 1024
 

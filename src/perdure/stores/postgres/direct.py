@@ -15,13 +15,11 @@ import anyio
 from perdure.errors import StoreUnavailableError
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.postgres.connections import Connection, Connections
+from perdure.stores.postgres.errors import is_broken, outcome_of
 from perdure.stores.postgres.log import Appending, Ready, arrays
 from perdure.stores.postgres.prepared import Prepared
 from perdure.stores.postgres.rows import Holding
 from perdure.stores.postgres.statements import Statements
-from perdure.stores.postgres.trouble import is_broken, outcome_of
-
-__all__ = ["MOST_BYTES", "append"]
 
 MOST_BYTES = 1024 * 1024
 """Payloads in one statement; encoding more would hold up the event loop."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perdure.codec.frames import open_sealed
-from perdure.model.keys import SessionKey
+from perdure.records.frames import open_sealed
+from perdure.records.keys import SessionKey
 from perdure.store import SessionInfo
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.documents import plain
 from perdure.stores.postgres.log import require
 from perdure.stores.postgres.settings import quoted
 from perdure.stores.postgres.statements import Statements
-
-__all__ = ["Wanted", "delete", "end_of", "listed", "scrub", "tenants", "trim"]
 
 _SCRUBBED = (
     "commits",

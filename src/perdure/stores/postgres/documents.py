@@ -12,18 +12,16 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from perdure.codec import json
-from perdure.codec.frames import open_sealed, seal
-from perdure.codec.matching import matched
 from perdure.errors import CorruptRecordError, FormatError, UnsupportedVersionError
-from perdure.model.keys import SessionKey, salvage_cure
-from perdure.model.manifest import FORMAT, Manifest
+from perdure.records import json
+from perdure.records.frames import open_sealed, seal
+from perdure.records.keys import SessionKey, salvage_cure
+from perdure.records.manifest import FORMAT, Manifest
+from perdure.records.stored import matched
 from perdure.store import Documents
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.log import require
 from perdure.stores.postgres.statements import Statements
-
-__all__ = ["plain", "read", "write"]
 
 _log = logging.getLogger("perdure")
 

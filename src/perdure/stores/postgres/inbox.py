@@ -7,20 +7,17 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from perdure.codec import json
-from perdure.codec.dead_letters import decode_dead_letter, encode_dead_letter, oldest_first
-from perdure.codec.frames import open_sealed, seal
 from perdure.errors import TooLargeError
-from perdure.model.keys import SessionKey
-from perdure.model.posts import UNREADABLE
+from perdure.records import json
+from perdure.records.frames import open_sealed, seal
+from perdure.records.keys import SessionKey
+from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.store import DeadLetter, InboxLimit, Posted
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.leases import channel_of, locked
 from perdure.stores.postgres.log import lost, require, state_of
 from perdure.stores.postgres.rows import MAX_RECORD_BYTES
 from perdure.stores.postgres.statements import Statements
-
-__all__ = ["dead_letters", "drop_dead_letters", "post", "reject", "settle", "take", "waiting"]
 
 
 def post(

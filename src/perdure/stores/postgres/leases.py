@@ -14,28 +14,14 @@ from typing import NamedTuple
 import msgspec
 
 from perdure._lib.ids import first_beat
-from perdure.codec.frames import encode
 from perdure.errors import LeaseHeldError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import EPOCH, Entry
+from perdure.records.frames import encode
+from perdure.records.keys import SessionKey
+from perdure.records.records import EPOCH, Entry
 from perdure.store import Asked, Grant, Holder
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.rows import Held, State
 from perdure.stores.postgres.statements import Statements
-
-__all__ = [
-    "Heard",
-    "acquire",
-    "ask",
-    "beat",
-    "channel_of",
-    "enter",
-    "holder",
-    "leave",
-    "locked",
-    "release",
-    "tenant_id",
-]
 
 
 class Heard(NamedTuple):

@@ -11,35 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
 
-from perdure.codec.frames import encode
 from perdure.errors import (
     CorruptRecordError,
     LeaseLostError,
     NotStorableError,
     StoreUnavailableError,
 )
-from perdure.model.keys import SessionKey
-from perdure.model.records import Entry, Record
+from perdure.records.frames import encode
+from perdure.records.keys import SessionKey
+from perdure.records.records import Entry, Record
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.postgres.connections import Connection, Connections
+from perdure.stores.postgres.errors import is_broken, outcome_of
 from perdure.stores.postgres.prepared import bigints, byteas
 from perdure.stores.postgres.rows import Held, Holding, Row, Run, State, as_sent, fresh, missing
 from perdure.stores.postgres.statements import Statements
-from perdure.stores.postgres.trouble import is_broken, outcome_of
-
-__all__ = [
-    "PAGE_ROWS",
-    "Appending",
-    "Page",
-    "Ready",
-    "Span",
-    "append",
-    "arrays",
-    "lost",
-    "page",
-    "require",
-    "state_of",
-]
 
 ROUNDS = 4
 """How often a batch is tried whose session changes under it, before the engine waits a little."""

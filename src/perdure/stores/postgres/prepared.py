@@ -17,7 +17,6 @@ from perdure.stores.postgres.connections import Connection, driver
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
-__all__ = ["Prepared", "bigints", "byteas"]
 
 _ARRAY = struct.Struct("!5i")
 _SIZE = struct.Struct("!i")

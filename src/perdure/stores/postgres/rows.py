@@ -12,23 +12,11 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from perdure.codec.frames import Position, lines
 from perdure.errors import CorruptRecordError, NotStorableError, TooLargeError
-from perdure.model.keys import SessionKey, salvage_cure
-from perdure.model.records import Entry, Record
+from perdure.records.frames import Position, lines
+from perdure.records.keys import SessionKey, salvage_cure
+from perdure.records.records import Entry, Record
 from perdure.store import Batch
-
-__all__ = [
-    "MAX_RECORD_BYTES",
-    "Held",
-    "Holding",
-    "Row",
-    "Run",
-    "State",
-    "as_sent",
-    "fresh",
-    "missing",
-]
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 

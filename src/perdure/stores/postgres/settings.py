@@ -14,8 +14,6 @@ import msgspec
 
 from perdure.errors import ConfigError
 
-__all__ = ["Settings", "quoted", "settings_of"]
-
 SCHEMA = "perdure"
 CONNECTIONS = 6
 _MOST_CONNECTIONS = 100

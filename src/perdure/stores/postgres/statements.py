@@ -12,8 +12,6 @@ from typing import final
 from perdure.stores.postgres.prepared import Prepared
 from perdure.stores.postgres.settings import quoted
 
-__all__ = ["LATEST", "Statements", "migrations"]
-
 LATEST = 2
 """The version of the tables that this release writes."""
 

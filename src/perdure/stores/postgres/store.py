@@ -16,10 +16,10 @@ import anyio.lowlevel
 import msgspec
 
 from perdure._lib.ids import random_id
-from perdure._lib.unopened import unopened
+from perdure._lib.loop import unopened
 from perdure.errors import ConfigError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import Manifest
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Manifest
 from perdure.store import (
     Asked,
     Batch,
@@ -40,13 +40,11 @@ from perdure.store import (
 from perdure.stores.postgres import blobs as _blobs
 from perdure.stores.postgres import directory, inbox, leases, log
 from perdure.stores.postgres import documents as _documents
-from perdure.stores.postgres.calling import PARALLELISM, Calls, open_calls
-from perdure.stores.postgres.password import Password
+from perdure.stores.postgres.calls import PARALLELISM, Calls, open_calls
+from perdure.stores.postgres.connections import Password
 from perdure.stores.postgres.rows import MAX_RECORD_BYTES, Holding, Run
 from perdure.stores.postgres.settings import settings_of
 from perdure.stores.postgres.statements import Statements
-
-__all__ = ["PostgresStore"]
 
 _CAPABILITIES = Capabilities(
     durability="unknown",

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import final
 
-from perdure.codec.blob_names import require_named, verified
+from perdure.records.blob_names import require_named, verified
 from perdure.store import Swept
-from perdure.stores.redis.link import Link
-from perdure.stores.redis.names import Names
-from perdure.stores.redis.scripts import Call, Script, script
-
-__all__ = ["Blobs"]
+from perdure.stores.redis.connection import Call, Link, Script, script
+from perdure.stores.redis.layout import Names
 
 _DIGITS = "0123456789abcdefx"
 """What names begin with: a digit of a hash, or the mark of a wrapper's own."""

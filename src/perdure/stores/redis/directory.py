@@ -11,19 +11,15 @@ from typing import Any, final
 
 import msgspec
 
-from perdure.codec.decoders import decoder_of
-from perdure.codec.frames import open_sealed
-from perdure.model.keys import SessionKey
+from perdure.records.frames import open_sealed
+from perdure.records.json import decoder_of
+from perdure.records.keys import SessionKey
 from perdure.store import SessionInfo
 from perdure.stores.redis.blobs import Blobs
-from perdure.stores.redis.cold import Cold
+from perdure.stores.redis.connection import Call, Link, script
 from perdure.stores.redis.documents import Shown
-from perdure.stores.redis.link import Link
-from perdure.stores.redis.log import lost
-from perdure.stores.redis.names import Names, key_in, key_of, member_of, members_between
-from perdure.stores.redis.scripts import Call, script
-
-__all__ = ["Directory"]
+from perdure.stores.redis.layout import Names, key_in, key_of, member_of, members_between
+from perdure.stores.redis.log import Cold, lost
 
 _PAGE = 256
 _FIELDS = (b"e", b"d", b"h", b"c", b"u", b"a", b"m")

@@ -9,20 +9,17 @@ from typing import final
 
 import msgspec
 
-from perdure.codec import frames
-from perdure.codec.decoders import decoder_of
-from perdure.codec.matching import matched
 from perdure.errors import UnsupportedVersionError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import FORMAT, Manifest
+from perdure.records import frames
+from perdure.records.json import decoder_of
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FORMAT, Manifest
+from perdure.records.stored import matched
 from perdure.store import Documents
+from perdure.stores.redis.connection import Link, script
 from perdure.stores.redis.entries import damaged
-from perdure.stores.redis.link import Link
+from perdure.stores.redis.layout import Names
 from perdure.stores.redis.log import lost
-from perdure.stores.redis.names import Names
-from perdure.stores.redis.scripts import script
-
-__all__ = ["Shown", "Views"]
 
 log: logging.Logger = logging.getLogger("perdure")
 

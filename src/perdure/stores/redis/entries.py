@@ -1,24 +1,20 @@
-"""The log's entries: one batch of records each, under an id that says where it stands.
-
-An entry's id is ``<last seq>-<first seq>``, so that a range of the stream is a range of the
-log. Its one field is named by the epoch, its value holds the records' sealed lines. Each
-batch is sealed by itself, seeded with the session's own number: a flipped bit, a cut value,
-and an entry that belongs elsewhere all fail the same way, by name. Pure.
-"""
+"""The log's entries: one batch of records each, under an id that says where it belongs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from perdure.codec import frames
-from perdure.codec.frames import Position
-from perdure.errors import CorruptRecordError, NotStorableError, TooLargeError
-from perdure.model.keys import SessionKey, salvage_cure
-from perdure.model.records import Entry, Record
+from perdure.errors import (
+    CorruptRecordError,
+    NotStorableError,
+    TooLargeError,
+)
+from perdure.records import frames
+from perdure.records.frames import Position
+from perdure.records.keys import SessionKey, salvage_cure
+from perdure.records.records import Entry, Record
 from perdure.store import Batch
-
-__all__ = ["Look", "damaged", "gap", "look_of", "records_of", "refusal", "same", "span_of"]
 
 
 class Look(NamedTuple):

@@ -9,22 +9,18 @@ from typing import Any, final
 
 import msgspec
 
-from perdure.codec.dead_letters import decode_dead_letter, encode_dead_letter, oldest_first
-from perdure.codec.decoders import decoder_of
-from perdure.model.keys import SessionKey
-from perdure.model.posts import UNREADABLE
+from perdure.records.json import decoder_of
+from perdure.records.keys import SessionKey
+from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.store import (
     DeadLetter,
     InboxLimit,
     Posted,
 )
+from perdure.stores.redis.connection import Call, Link, script
+from perdure.stores.redis.layout import Names, key_in, written_key
 from perdure.stores.redis.leases import Leases
-from perdure.stores.redis.link import Link
 from perdure.stores.redis.log import lost
-from perdure.stores.redis.names import Names, key_in, written_key
-from perdure.stores.redis.scripts import Call, script
-
-__all__ = ["Inbox"]
 
 _CRC = 4
 _PAGE = 1000

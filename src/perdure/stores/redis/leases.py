@@ -21,17 +21,14 @@ import msgspec
 from perdure._lib.backoff import backoff
 from perdure._lib.host import HostClosedError
 from perdure._lib.ids import first_beat
+from perdure._lib.locks import has_ended, this_process
 from perdure._lib.platform import host_name
-from perdure._lib.processes import has_ended, this_process
 from perdure.errors import LeaseHeldError, PerdureError, StoreUnavailableError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Asked, Grant, Holder
+from perdure.stores.redis.connection import Call, Link, script
 from perdure.stores.redis.entries import damaged
-from perdure.stores.redis.link import Link
-from perdure.stores.redis.names import Names, member_of, written_key
-from perdure.stores.redis.scripts import Call, script
-
-__all__ = ["Leases"]
+from perdure.stores.redis.layout import Names, member_of, written_key
 
 _KEPT = 7 * 24 * 3600
 """Seconds after its last heartbeat for which an owner is remembered."""

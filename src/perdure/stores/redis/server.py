@@ -10,10 +10,7 @@ from typing import Any, Final
 import anyio
 
 from perdure.errors import ConfigError, StoreUnavailableError
-from perdure.stores.redis.link import Link
-from perdure.stores.redis.scripts import Call
-
-__all__ = ["UNKNOWN", "durability_of", "examine", "scrub", "warnings"]
+from perdure.stores.redis.connection import Call, Link
 
 log: logging.Logger = logging.getLogger("perdure")
 

@@ -10,8 +10,6 @@ import msgspec
 
 from perdure.errors import ConfigError
 
-__all__ = ["SCHEMES", "Settings", "settings_from"]
-
 SCHEMES: Final = ("redis", "rediss", "valkey", "valkeys", "unix")
 SEVERAL: Final = re.compile(r"(redis|valkey)s?(\+|-)(sentinel|cluster)")
 """Schemes of other clients for what perdure does not speak to."""

@@ -18,8 +18,8 @@ import msgspec
 
 from perdure._lib.ids import random_id
 from perdure.errors import ConfigError, StoreError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import Manifest
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Manifest
 from perdure.store import (
     Asked,
     Batch,
@@ -38,17 +38,14 @@ from perdure.store import (
 )
 from perdure.stores.redis import server
 from perdure.stores.redis.blobs import Blobs
-from perdure.stores.redis.cold import Cold
+from perdure.stores.redis.connection import Link
 from perdure.stores.redis.directory import Directory, Fits
 from perdure.stores.redis.documents import Views
 from perdure.stores.redis.inbox import Inbox
+from perdure.stores.redis.layout import Names
 from perdure.stores.redis.leases import Leases
-from perdure.stores.redis.link import Link
-from perdure.stores.redis.log import MAX_RECORD_BYTES, Log
-from perdure.stores.redis.names import Names
+from perdure.stores.redis.log import MAX_RECORD_BYTES, Cold, Log
 from perdure.stores.redis.settings import settings_from
-
-__all__ = ["RedisStore"]
 
 _FAREWELL = 1.0
 """Seconds that a store which closes may take to say so to the server."""

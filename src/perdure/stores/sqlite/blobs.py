@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from perdure.codec.blob_names import require_named, verified
 from perdure.errors import CorruptRecordError
+from perdure.records.blob_names import require_named, verified
 from perdure.store import Swept
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
     import sqlite3
-
-__all__ = ["get", "names", "put", "remove", "sweep"]
 
 
 def put(con: sqlite3.Connection, tenant: str, blobs: Mapping[str, bytes], now: float) -> None:

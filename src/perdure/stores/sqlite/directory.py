@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import About
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import About
 from perdure.store import SessionInfo
 from perdure.stores.sqlite.documents import comparable, manifest_in
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
     import sqlite3
-
-__all__ = ["sessions", "tenants"]
 
 
 def sessions(  # noqa: PLR0917  # passed through a thread, by position

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure._lib.logs import Once
-from perdure.codec.frames import open_sealed, seal
-from perdure.codec.json import decode
-from perdure.codec.matching import matched
 from perdure.errors import ConfigError, FormatError, UnsupportedVersionError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import FORMAT, Manifest
+from perdure.records.frames import open_sealed, seal
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FORMAT, Manifest
+from perdure.records.stored import matched
 from perdure.store import Documents
-from perdure.stores.sqlite.rows import DELETED, find, held
+from perdure.stores.sqlite.log import DELETED, find, held
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["comparable", "manifest_in", "read", "write"]
 
 log: logging.Logger = logging.getLogger("perdure")
 

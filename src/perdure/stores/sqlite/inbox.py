@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.codec.dead_letters import decode_dead_letter, encode_dead_letter, oldest_first
-from perdure.model.keys import SessionKey
-from perdure.model.posts import UNREADABLE
+from perdure.records.keys import SessionKey
+from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.store import DeadLetter, InboxLimit, Posted
-from perdure.stores.sqlite.rows import DELETED, Row, find, held, lost, make
+from perdure.stores.sqlite.log import DELETED, Row, find, held, lost, make
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
     import sqlite3
-
-__all__ = ["dead_letters", "drop_dead_letters", "post", "reject", "settle", "take", "waiting"]
 
 
 def post(

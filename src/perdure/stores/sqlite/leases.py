@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure._lib.ids import first_beat
-from perdure._lib.presence import Onlooker, Presence
+from perdure._lib.locks import Onlooker, Presence
 from perdure.errors import LeaseHeldError
-from perdure.model.keys import SessionKey
+from perdure.records.keys import SessionKey
 from perdure.store import Asked, Grant, Holder
-from perdure.stores.sqlite.log import Tail, opened
-from perdure.stores.sqlite.rows import DELETED, HELD, RELEASED, find, held, make, save
+from perdure.stores.sqlite.log import DELETED, HELD, RELEASED, Tail, find, held, make, opened, save
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
     import sqlite3
-
-__all__ = ["acquire", "ask", "beat", "delete", "enter", "leave", "look", "release", "trim"]
 
 
 def enter(con: sqlite3.Connection, owner: str, host: str, pid: int, presence: Presence) -> None:

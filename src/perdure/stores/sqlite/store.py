@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, final
 import anyio.to_thread
 
 from perdure._lib.ids import random_id
-from perdure._lib.unopened import unopened
+from perdure._lib.loop import unopened
 from perdure.errors import ConfigError, StoreUnavailableError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import Manifest
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Manifest
 from perdure.store import (
     Asked,
     Batch,
@@ -38,19 +38,17 @@ from perdure.store import (
     past_damage,
 )
 from perdure.stores.sqlite import blobs as blob_rows
-from perdure.stores.sqlite import directory, inbox, integrity, leases
+from perdure.stores.sqlite import database, directory, inbox, leases
 from perdure.stores.sqlite import documents as document_rows
-from perdure.stores.sqlite.log import MAX_RECORD_BYTES
-from perdure.stores.sqlite.opened import Opened, enter, enter_read_only, mended
-from perdure.stores.sqlite.place import resolve
-from perdure.stores.sqlite.readers import PART_BYTES, Part, part_of
-from perdure.stores.sqlite.rows import DELETED, find
-from perdure.stores.sqlite.trouble import troubles
+from perdure.stores.sqlite.connections import PART_BYTES, Part, part_of
+from perdure.stores.sqlite.database import resolve
+from perdure.stores.sqlite.engine import Opened, enter, enter_read_only, mended
+from perdure.stores.sqlite.errors import troubles
+from perdure.stores.sqlite.log import DELETED, MAX_RECORD_BYTES, find
 
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["SqliteStore"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -379,11 +377,11 @@ class SqliteStore:
 
         Reads the whole database.
         """
-        return await self._here.read(integrity.problems)
+        return await self._here.read(database.problems)
 
     async def readable_keys(self) -> list[SessionKey]:
         """List the sessions that can be found at all, past damage that keeps `sessions` from it."""
-        return await self._here.read(integrity.readable_keys)
+        return await self._here.read(database.readable_keys)
 
     async def reindex(self) -> list[str]:
         """Make the indexes anew of a database that is not open here; return the problems left.

@@ -11,26 +11,12 @@ import anyio.to_thread
 import msgspec
 from anyio.lowlevel import RunVar
 
-from perdure.codec.blob_names import require_named
 from perdure.errors import CorruptRecordError, NotStorableError
-from perdure.model.keys import SessionKey
-from perdure.model.records import EPOCH, Entry, Record
+from perdure.records.blob_names import require_named
+from perdure.records.keys import SessionKey
+from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import Batch, DeadLetter, Posted
-from perdure.stores.wrapped.sealing import Place, Seal
-
-__all__ = [
-    "LARGE",
-    "done",
-    "opened_item",
-    "opened_letter",
-    "opened_record",
-    "opened_records",
-    "posted",
-    "require_hashed",
-    "sealed_batch",
-    "sealed_blobs",
-    "sealed_letter",
-]
+from perdure.stores.wrapped.transform import Place, Seal
 
 T = TypeVar("T")
 

@@ -17,11 +17,12 @@ from typing import NamedTuple, final
 import msgspec
 
 from perdure.errors import CorruptRecordError
-from perdure.model.records import EPOCH, Entry, Record
-from perdure.model.stored import Batch
-from perdure.stores.wrapped.sealing import Seal
+from perdure.records.records import EPOCH, Entry, Record
+from perdure.records.stored import Batch
+from perdure.stores.wrapped.transform import Seal
 
-__all__ = ["HEADER", "Chain", "Facts", "Link", "Opened", "Writer", "broken"]
+# The chain through an encrypted session's log: each record is sealed to all that were before it
+
 
 _HEADER = struct.Struct(">16sIQ")
 HEADER = _HEADER.size
@@ -182,3 +183,6 @@ def broken(seq: int, why: str) -> CorruptRecordError:
         "out or put in without the key: restore the session from a copy"
     )
     return CorruptRecordError(message, seq=seq)
+
+
+# A log read along its chain: what is given out has been verified, a slice of it as well

@@ -18,15 +18,15 @@ import anyio
 import msgspec
 
 from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import About, Manifest
-from perdure.model.records import EPOCH, Record
+from perdure.records.keys import KEYRING, SessionKey, keyring_of
+from perdure.records.manifest import About, Manifest
+from perdure.records.records import EPOCH, Record
 from perdure.store import Batch, Documents, Grant, Store
 from perdure.stores.wrapped import keyring
 from perdure.stores.wrapped.chain import HEADER, Chain, Facts, Link, Writer, broken
-from perdure.stores.wrapped.data_key import GROWTH, DataKey, derived
-from perdure.stores.wrapped.following import Asked, Following
-from perdure.stores.wrapped.keys import KEY_BYTES, MasterKeys, ciphers
+from perdure.stores.wrapped.chain_reader import Following, ReadRequest
+from perdure.stores.wrapped.compressed import Packing, packing_of
+from perdure.stores.wrapped.keys import GROWTH, KEY_BYTES, DataKey, MasterKeys, ciphers, derived
 from perdure.stores.wrapped.layer import Layer, largest_record
 from perdure.stores.wrapped.manifests import (
     Hidden,
@@ -37,10 +37,7 @@ from perdure.stores.wrapped.manifests import (
     proof_of,
     sealed_in,
 )
-from perdure.stores.wrapped.packing import Packing, packing_of
-from perdure.stores.wrapped.sealing import Seal, from_text
-
-__all__ = ["EncryptedStore", "Rewrapped"]
+from perdure.stores.wrapped.transform import Seal, from_text
 
 _MOST_AT_HAND = 4096
 """Sessions whose keys are kept in memory."""
@@ -142,7 +139,7 @@ class _Encryption:
     """Seals of sessions and tenants, with the keys that were used last at hand."""
 
     kind = "encrypted"
-    hidden: str | None = keyring.KEYRING
+    hidden: str | None = KEYRING
     takes_plain = False
 
     def __init__(self, masters: MasterKeys, packing: Packing | None) -> None:
@@ -193,7 +190,7 @@ class _Encryption:
         found = await keyring.find(store, grant.key, self._masters)
         if found is None:
             return
-        if grant.key.agent == keyring.KEYRING:
+        if grant.key.agent == KEYRING:
             before = found.manifest or keyring.begun(grant)
             made = keyring.wrapped(grant.key, found.key, self._masters)
             manifest = msgspec.structs.replace(before, epoch=grant.epoch)
@@ -315,7 +312,7 @@ class _Encryption:
             if make:
                 key = await keyring.tenant_key(store, tenant, self._masters)
             else:
-                found = await keyring.find(store, keyring.keyring_of(tenant), self._masters)
+                found = await keyring.find(store, keyring_of(tenant), self._masters)
                 if found is None:
                     return None
                 key = found.key
@@ -344,7 +341,7 @@ class _Encryption:
     # the chain
 
     async def following(
-        self, store: Store, key: SessionKey, asked: Asked, records: Sequence[Record]
+        self, store: Store, key: SessionKey, asked: ReadRequest, records: Sequence[Record]
     ) -> Following | None:
         if not records and key not in self._sessions:
             return None

@@ -26,26 +26,11 @@ from perdure.errors import (
     LeaseLostError,
     PerdureError,
 )
-from perdure.model.keys import KEYRING, SessionKey, keyring_of
-from perdure.model.manifest import KEYS, FoldedDocument, Manifest
-from perdure.model.records import EPOCH
+from perdure.records.keys import KEYRING, SessionKey, keyring_of
+from perdure.records.manifest import KEYS, FoldedDocument, Manifest
+from perdure.records.records import EPOCH
 from perdure.store import Grant, Store
 from perdure.stores.wrapped.keys import KEY_BYTES, MasterKeys
-
-__all__ = [
-    "KEYRING",
-    "Found",
-    "begun",
-    "find",
-    "holds_records",
-    "is_key",
-    "keyring_of",
-    "require_new",
-    "require_sealed",
-    "tenant_key",
-    "wrapped",
-    "write",
-]
 
 _TRIES = 100
 _PAGE = 100

@@ -16,8 +16,6 @@ from typing import NamedTuple, Protocol
 import anyio
 import msgspec
 
-from perdure.codec.blob_names import verified
-from perdure.codec.limits import MAX_RECORD_BYTES
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -28,10 +26,13 @@ from perdure.errors import (
     TooLargeError,
 )
 from perdure.memory.documents import SESSION
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import FoldedDocument, Manifest
-from perdure.model.records import EPOCH, Entry, Record
+from perdure.records.blob_names import verified
+from perdure.records.json import MAX_RECORD_BYTES
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FoldedDocument, Manifest
+from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
+    Asked,
     Batch,
     Capabilities,
     DeadLetter,
@@ -61,7 +62,7 @@ from perdure.stores.wrapped.batches import (
     sealed_letter,
 )
 from perdure.stores.wrapped.chain import Link
-from perdure.stores.wrapped.following import Asked, Following
+from perdure.stores.wrapped.chain_reader import Following, ReadRequest
 from perdure.stores.wrapped.manifests import (
     Hidden,
     Proof,
@@ -75,10 +76,73 @@ from perdure.stores.wrapped.manifests import (
     sealed_document,
     unfit,
 )
-from perdure.stores.wrapped.passing import Passing
-from perdure.stores.wrapped.sealing import Seal
+from perdure.stores.wrapped.transform import Seal
 
-__all__ = ["Layer", "Seals", "largest_record"]
+# The calls that a wrapper passes on as they are
+
+
+class Passing:
+    """Leases, heads and the like: they hold nothing that people wrote."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def owner(self) -> str:
+        """The inner store's id as a holder of leases."""
+        return self._store.owner
+
+    @property
+    def local_path(self) -> str | None:
+        """The inner store's, if it has one."""
+        path: str | None = getattr(self._store, "local_path", None)
+        return path
+
+    async def aclose(self) -> None:
+        """Close the inner store."""
+        await self._store.aclose()
+
+    async def head(self, key: SessionKey) -> int:
+        """See the port."""
+        return await self._store.head(key)
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        """See the port."""
+        await self._store.release(key, epoch)
+
+    async def heartbeat(self) -> Asked:
+        """See the port."""
+        return await self._store.heartbeat()
+
+    async def news(self, at_most: float) -> None:
+        """See the port."""
+        await self._store.news(at_most)
+
+    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+        """See the port."""
+        await self._store.request_handover(key, holder)
+
+    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        """See the port."""
+        await self._store.settle(key, epoch, op_ids)
+
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+        """See the port."""
+        # A store that keeps no dead letters may not know the option.
+        return await (
+            self._store.waiting(dead_letters=True) if dead_letters else self._store.waiting()
+        )
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """See the port."""
+        return await self._store.drop_dead_letters(key, op_ids)
+
+    async def scrub(self) -> None:
+        """See the port."""
+        await self._store.scrub()
+
+
+# A store around a store: the port, with everything that people wrote sealed on its way in
 
 
 class Seals(Protocol):
@@ -120,7 +184,7 @@ class Seals(Protocol):
         ...
 
     async def following(
-        self, store: Store, key: SessionKey, asked: Asked, records: Sequence[Record]
+        self, store: Store, key: SessionKey, asked: ReadRequest, records: Sequence[Record]
     ) -> Following | None:
         """Return what follows the chain of a log, of which the first records are there."""
         ...
@@ -299,7 +363,7 @@ class Layer(Passing):
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records, and open them; see the port."""
         chunks = self._store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
-        asked = Asked(after, before, limit, reverse)
+        asked = ReadRequest(after, before, limit, reverse)
         following: Following | None = None
         settled, is_first = True, True
         async with aclosing(chunks):

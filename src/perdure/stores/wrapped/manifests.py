@@ -13,32 +13,13 @@ from contextlib import suppress
 
 import msgspec
 
-from perdure.codec.json import decode
 from perdure.errors import CorruptRecordError, FormatError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import About, FoldedDocument, Manifest
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import About, FoldedDocument, Manifest
 from perdure.store import Document, SessionInfo
 from perdure.stores.wrapped.chain import Facts, Link
-from perdure.stores.wrapped.sealing import Place, Seal
-
-__all__ = [
-    "Hidden",
-    "Proof",
-    "facts_of",
-    "folded_of",
-    "hidden_in",
-    "inner_of",
-    "is_ours",
-    "listed",
-    "opened_documents",
-    "outer_of",
-    "place_of",
-    "proof_of",
-    "require_proven",
-    "sealed_document",
-    "sealed_in",
-    "unfit",
-]
+from perdure.stores.wrapped.transform import Place, Seal
 
 _MARK = "perdure-sealed:"
 _LOST = "0" * 64

@@ -6,12 +6,9 @@ from collections.abc import Callable
 
 from perdure.errors import ConfigError
 from perdure.store import Store
-from perdure.stores.wrapped.compressed import CompressedStore
+from perdure.stores.wrapped.compressed import CompressedStore, packing_of
 from perdure.stores.wrapped.encrypted import EncryptedStore
 from perdure.stores.wrapped.keys import MasterKeys
-from perdure.stores.wrapped.packing import packing_of
-
-__all__ = ["ENCRYPTED", "OPTION", "peeled"]
 
 ENCRYPTED = "encrypted+"
 OPTION = "compression="

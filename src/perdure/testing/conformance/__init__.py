@@ -37,7 +37,6 @@ _PARTS = (
     "blobs",
     "directory",
     "cancellation",
-    "trimming",
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
@@ -48,9 +47,8 @@ from perdure.testing.conformance.directory import DirectoryConformance  # noqa: 
 from perdure.testing.conformance.documents import DocumentConformance  # noqa: E402
 from perdure.testing.conformance.inbox import InboxConformance  # noqa: E402
 from perdure.testing.conformance.leases import LeaseConformance  # noqa: E402
-from perdure.testing.conformance.log import LogConformance  # noqa: E402
+from perdure.testing.conformance.log import LogConformance, TrimConformance  # noqa: E402
 from perdure.testing.conformance.readers import ReaderConformance  # noqa: E402
-from perdure.testing.conformance.trimming import TrimConformance  # noqa: E402
 
 __all__ = [
     "BlobConformance",

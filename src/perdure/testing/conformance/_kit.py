@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import FoldedDocument, Manifest
-from perdure.model.records import MESSAGE, Entry, Record
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FoldedDocument, Manifest
+from perdure.records.records import MESSAGE, Entry, Record
 from perdure.store import Batch, Grant, Outcome, Status, Store
 
 KEY = SessionKey("agent")

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import LeaseLostError
-from perdure.model.keys import SessionKey
-from perdure.model.posts import UNREADABLE
+from perdure.records.keys import SessionKey
+from perdure.records.posts import UNREADABLE
 from perdure.store import DeadLetter, Posted, Store
 from perdure.testing.conformance._kit import KEY, OpenStore, Suite, take
 from perdure.testing.conformance.inbox import OTHER, posted, waiting

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from perdure.errors import LeaseLostError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import About
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import About
 from perdure.store import Status, Store
 from perdure.testing.conformance._kit import (
     KEY,

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from perdure.errors import LeaseLostError, UnsupportedVersionError
-from perdure.model.keys import SessionKey
-from perdure.model.manifest import FORMAT, FoldedDocument
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FORMAT, FoldedDocument
 from perdure.store import Document, Documents, Store
 from perdure.testing.conformance._kit import (
     KEY,

@@ -10,8 +10,8 @@ import anyio.lowlevel
 import pytest
 
 from perdure.errors import InboxFullError, LeaseLostError
-from perdure.model.keys import SessionKey
-from perdure.model.records import MESSAGE
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE
 from perdure.store import InboxLimit, Posted, Status, Store
 from perdure.testing.conformance._kit import KEY, OpenStore, Suite, append, group, take
 

@@ -12,11 +12,9 @@ import msgspec
 import pytest
 
 from perdure.errors import LeaseHeldError, LeaseLostError
-from perdure.lease.lease import obtain
-from perdure.lease.terms import Lease, OnHeld
-from perdure.lease.watch import OwnerWatch
-from perdure.model.keys import SessionKey
-from perdure.model.records import EPOCH, Record
+from perdure.lease import Lease, OnHeld, OwnerWatch, obtain
+from perdure.records.keys import SessionKey
+from perdure.records.records import EPOCH, Record
 from perdure.store import Asked, Grant, Status, Store
 from perdure.testing.conformance._kit import (
     KEY,

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import anyio
 import msgspec
 
-from perdure.model.records import EPOCH, Record
+from perdure.records.records import EPOCH, Record
 from perdure.store import Store
 from perdure.testing.conformance._kit import (
     KEY,

@@ -1,0 +1,244 @@
+"""Tasks: waiting through a cancellation, who waits for whom, what one is in the middle of."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar, final
+
+import anyio
+
+from perdure._lib.loop import on_trio
+
+# Cancellation: waiting through one, and telling one's own from somebody else's
+
+
+def was_cancelled(error: BaseException) -> bool:
+    """Whether an exception says that this very task is cancelled.
+
+    On asyncio user code may bring one from elsewhere, by awaiting a task that was cancelled: that
+    is a failure as any other.
+    """
+    if on_trio():
+        from trio import Cancelled
+
+        return isinstance(error, Cancelled)
+    import asyncio
+
+    task = asyncio.current_task()  # none, where a bare callback is called
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+async def wait_through(done: anyio.Event) -> None:
+    """Wait for an event that is sure to come, cancellation or not; then be cancelled."""
+    cancelled: BaseException | None = None
+    with anyio.CancelScope(shield=True):
+        while not done.is_set():
+            try:
+                await done.wait()
+            except anyio.get_cancelled_exc_class() as error:  # a native cancel passes a shield
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+# Whether one task waits for another to end, as far as the event loop can tell
+#
+# On trio that is exact: who opened the nursery waits at its end. On asyncio tasks may run on
+# without anybody, so it is asked which futures cannot be done before the other task is, and
+# whether the one waits for any of them at this moment. Only what is cancelled together counts: the
+# task itself, ``wait_for``, a task group, a ``gather`` none of whose others can fail first.
+# Who waits through ``shield`` or ``wait`` may give up at any time and leave the other behind: that
+# is told apart, as what only seems so. What goes another way round, such as an event that the
+# other would set, nobody can know.
+
+
+_MOST = 1000
+"""Futures that are looked at."""
+
+
+@final
+class ThisTask:
+    """The task that makes it."""
+
+    __slots__ = ("_nurseried", "task")
+
+    def __init__(self) -> None:
+        self._nurseried = on_trio()
+        if self._nurseried:
+            from trio import lowlevel
+
+            self.task: Any = lowlevel.current_task()
+            return
+        import asyncio
+
+        self.task = asyncio.current_task()
+
+    def waits_for(self, other: ThisTask, stuck: Collection[ThisTask] = ()) -> bool:
+        """Whether it cannot go on before another has ended, or was cancelled.
+
+        Args:
+            other: The other task.
+            stuck: Those that can neither end nor fail as long as it does not go on.
+
+        """
+        if self._nurseried:
+            return _in_nursery(self.task, other.task)
+        tasks = [one.task for one in stuck]
+        return _on_asyncio(self.task, other.task, lambda cb, of: _certain(cb, of, tasks))
+
+    def seems_to_wait_for(self, other: ThisTask) -> bool:
+        """Whether it waits for another, but may stop to at any time."""
+        return not self._nurseried and _on_asyncio(self.task, other.task, _possible)
+
+
+def _in_nursery(waiter: Any, task: Any) -> bool:
+    nursery = task.parent_nursery
+    while nursery is not None:
+        if nursery.parent_task is waiter:
+            # In its body the waiter may still do anything.
+            return bool(getattr(nursery, "_parent_waiting_in_aexit", False))
+        nursery = nursery.parent_task.parent_nursery
+    return False
+
+
+def _on_asyncio(waiter: Any, other: Any, behind: Callable[[Any, Any], Iterator[Any]]) -> bool:
+    """Whether a task waits for a future that comes, step by step, behind another task's end."""
+    from asyncio import isfuture
+
+    wanted = getattr(waiter, "_fut_waiter", None)
+    if wanted is None:
+        return False
+    seen, found = {id(other)}, [other]
+    for future in found:  # which grows
+        if future is wanted:
+            return not future.done()
+        for callback, _ in getattr(future, "_callbacks", None) or ():
+            for one in behind(callback, future):
+                if isfuture(one) and id(one) not in seen and len(found) < _MOST:
+                    seen.add(id(one))
+                    found.append(one)
+    return False
+
+
+def _certain(callback: Any, of: Any, stuck: list[Any]) -> Iterator[Any]:
+    """Find what cannot be done before a future is, going by one of its callbacks."""
+    cells = _cells(callback)
+    if _name(callback) == ("asyncio.tasks", "gather.<locals>._done_callback"):
+        outer = cells.get("outer")
+        if cells.get("return_exceptions") or _all_stuck(outer, of, stuck):
+            yield outer
+    elif isinstance(callback, partial):
+        if _name(callback.func) == ("asyncio.tasks", "_release_waiter"):
+            yield callback.args[0]  # wait_for
+    else:
+        owner = getattr(callback, "__self__", None)
+        yield owner if _awaits(owner, of) else _end_of(owner or cells.get("self"))
+
+
+def _possible(callback: Any, of: Any) -> Iterator[Any]:
+    """Find what the end of a future may complete: whatever one of its callbacks holds."""
+    owner, cells = getattr(callback, "__self__", None), _cells(callback)
+    if isinstance(callback, partial):
+        yield from callback.args
+    yield owner if _awaits(owner, of) else _end_of(owner or cells.get("self"))
+    yield from cells.values()
+
+
+def _awaits(task: Any, future: Any) -> bool:
+    from asyncio import isfuture
+
+    return isfuture(task) and getattr(task, "_fut_waiter", None) is future
+
+
+def _end_of(group: Any) -> Any:
+    """Return what the last task of a task group completes."""
+    module, name = _name(type(group))
+    if name == "TaskGroup" and module in {"asyncio.taskgroups", "anyio._backends._asyncio"}:
+        return getattr(group, "_on_completed_fut", None)
+    return None
+
+
+def _all_stuck(future: Any, but: Any, stuck: list[Any]) -> bool:
+    """Whether all that a ``gather`` still waits for is stuck, but one that is known to be."""
+    children = [one for one in getattr(future, "_children", ()) if one is not but]
+    return all(one.done() or _is_stuck(one, stuck) for one in children)
+
+
+def _is_stuck(future: Any, stuck: list[Any]) -> bool:
+    for _ in range(_MOST):
+        if any(future is one for one in stuck):
+            return True
+        if hasattr(future, "_children"):
+            return _all_stuck(future, None, stuck)
+        future = getattr(future, "_fut_waiter", None)
+        if future is None:
+            break
+    return False
+
+
+def _name(of: Any) -> tuple[object, object]:
+    return getattr(of, "__module__", None), getattr(of, "__qualname__", None)
+
+
+def _cells(function: Any) -> dict[str, Any]:
+    """Return what a function has taken from around it."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    found: dict[str, Any] = {}
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    return found
+
+
+# What a task is in the middle of, and with it every task that it has started meanwhile
+
+
+# Several things at a time, where most of each is waiting
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def all_of(items: Sequence[T], act: Callable[[T], Awaitable[R]]) -> list[R]:
+    """Do something with all items at once, and return what came of each, in their order."""
+    if len(items) == 1:
+        return [await act(items[0])]
+    results: dict[int, R] = {}
+
+    async def one(place: int, item: T) -> None:
+        results[place] = await act(item)
+
+    async with anyio.create_task_group() as group:
+        for place, item in enumerate(items):
+            group.start_soon(one, place, item)
+    return [results[place] for place in range(len(items))]
+
+
+async def each(
+    items: Collection[T], act: Callable[[T], Awaitable[None]], *, at_once: int = 8
+) -> None:
+    """Do something with each item, some at a time; raise what the first failure raised.
+
+    After a failure nothing more is begun, and what was begun is waited for.
+    """
+    failed: list[Exception] = []
+    left = iter(items)
+
+    async def some() -> None:
+        for item in left:
+            if failed:
+                return
+            try:
+                await act(item)
+            except Exception as error:  # noqa: BLE001  # raised when all have ended
+                failed.append(error)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(min(at_once, len(items))):
+            group.start_soon(some)
+    if failed:
+        raise failed[0]

@@ -1,0 +1,298 @@
+"""One compaction: which turns leave, what becomes of them, and what the context is then.
+
+Reads the log and asks the summarizer; writes nothing. The outcome is a function of the durable
+log, the memories, the summaries and the clock, so a compaction that a crash cut short gives
+the same when it is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, final
+
+import msgspec
+
+from perdure.memory.compaction import (
+    MEMORY_SHARE,
+    TARGET_SHARE,
+    Block,
+    Compaction,
+    CompactionPolicy,
+    Compactor,
+    Frontier,
+    TurnTrace,
+    blocks_of,
+)
+from perdure.memory.context import bytes_of
+from perdure.memory.facts import key_of
+from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem
+from perdure.memory.retrieval import select, smaller
+from perdure.records.messages import Message
+from perdure.restore.rebuild import CompactionSnapshotBuilder
+
+_MOST_BESIDE: Final = 0.5
+"""How much of the budget is left to what is not counted: of more, something else is wrong."""
+
+
+class Blocks(msgspec.Struct, frozen=True):
+    """A turn's blocks, and whether the turn is running: then it stays raw, if it can."""
+
+    blocks: list[Block]
+    running: bool = False
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What is in long-term memory before."""
+
+    episodic: Sequence[EpisodicItem] = ()
+    semantic: Sequence[SemanticItem] = ()
+
+    def as_of(self, upto: int) -> int:
+        """Return the last record that is summed up in a log of so many.
+
+        An item that names one behind the log's end is not of this log: what was said since has to
+        be seen, even if it is summed up twice.
+        """
+        seqs = (item.as_of_seq for item in self.episodic if item.as_of_seq <= upto)
+        return max(seqs, default=0)
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    """The outcome."""
+
+    done: Compaction
+    bundle: MemoryBundle
+    raw: tuple[Message, ...]
+    """What stays as it was said."""
+
+
+@final
+class Compacting:
+    """Compact what a log holds behind the newest episode.
+
+    Args:
+        policy: How much may stay.
+        compactor: Makes items of turns.
+        builder: Puts the context together, to see how large memories are in it.
+        clock: Seconds since 1970.
+        turns: How many turns there are, at most.
+        beside: How many tokens of a request are not counted here: the tools, for one.
+
+    """
+
+    def __init__(
+        self,
+        policy: CompactionPolicy,
+        compactor: Compactor,
+        builder: CompactionSnapshotBuilder,
+        clock: Callable[[], float],
+        *,
+        turns: int = 0,
+        beside: int = 0,
+    ) -> None:
+        self._policy = policy
+        self._turns = turns
+        self._beside = min(beside / policy.max_tokens, _MOST_BESIDE) if policy.max_tokens else 0.0
+        self._trim = trimmer(policy, builder)
+        self._compactor = compactor
+        self._builder = builder
+        self._clock = clock
+
+    def share_of(self, message: Message, size: int | None = None) -> float:
+        """Return how much of the budget a message takes."""
+        return self._policy.share_of(message, bytes_of(message) if size is None else size)
+
+    async def run(
+        self,
+        turns: AsyncIterator[Blocks],
+        known: Known,
+        *,
+        head: Sequence[Message],
+        opening: Callable[[], Awaitable[Message | None]],
+        limits: tuple[int, int],
+    ) -> Compacted:
+        """Compact turns.
+
+        Args:
+            turns: Oldest first.
+            known: What is remembered already.
+            head: What stands before everything else: the system prompt.
+            opening: Finds what opened the running turn, if that is not among the turns; it
+                stays raw, whatever leaves.
+            limits: How many episodes and facts the context has, at most.
+
+        """
+        fixed = self._fixed(head)
+        episodes = _Episodes(self._policy, self._turns, self._compactor, self._clock, known)
+        room = max(TARGET_SHARE - MEMORY_SHARE - fixed, 0.0)
+        frontier = Frontier(self._policy.keep_turns, room)
+        running: list[Block] = []
+        async for turn in turns:
+            if turn.running:
+                running += turn.blocks
+                continue
+            for block in frontier.add(turn.blocks):
+                await episodes.add(block)
+        opened = await _opening(running, opening)
+        left = 1.0 - MEMORY_SHARE - fixed
+        running = await self._squeeze(frontier, running, opened, left, episodes)
+        done = await episodes.finish()
+        blocks = (*frontier.raw, *running)
+        raw = tuple(message for block in blocks for message in block.messages)
+        if opened is not None and all(one is not opened for one in raw):
+            raw = (opened, *raw)
+        taken = fixed + sum(self.share_of(message) for message in raw)
+        bundle = self._bundle(known, done, limits, 1.0 - taken)
+        if bundle == MemoryBundle() and raw and raw[0].role != "user":
+            bundle = _opener(known, done)
+        return Compacted(done, bundle, raw)
+
+    def _fixed(self, head: Sequence[Message]) -> float:
+        return self._beside + sum(self.share_of(message) for message in head)
+
+    def cut(self, messages: Sequence[Message], *, head: Sequence[Message]) -> tuple[Message, ...]:
+        """Return the newest messages that fit, in whole blocks; what the others said is lost."""
+        parts = [(at, message, self.share_of(message)) for at, message in enumerate(messages)]
+        blocks = blocks_of("", parts)
+        if not blocks:
+            return ()
+        *older, newest = blocks
+        fixed = self._fixed(head)
+        frontier = Frontier(self._policy.keep_turns, max(TARGET_SHARE - fixed - newest.share, 0.0))
+        for _ in frontier.add(older):
+            pass
+        kept = [message for block in (*frontier.raw, newest) for message in block.messages]
+        asked = next((one for one in reversed(messages) if one.role == "user"), None)
+        if asked is None or any(one is asked for one in kept):
+            return tuple(kept)
+        return (asked, *kept)
+
+    async def _squeeze(
+        self,
+        frontier: Frontier,
+        running: list[Block],
+        opening: Message | None,
+        left: float,
+        episodes: _Episodes,
+    ) -> list[Block]:
+        """Let go of what does not fit beside the running turn, then of its own beginning."""
+        share = sum(block.share for block in running)
+        for block in frontier.squeeze(left - share):
+            await episodes.add(block)
+        if share <= left or len(running) < 2:
+            return running
+        *older, newest = running
+        opens = 0.0 if opening is None else self.share_of(opening)
+        frontier.keep_turns += 1
+        frontier.room = left - newest.share - opens
+        for block in frontier.add(older):
+            await episodes.add(block)
+        return [newest]
+
+    def _bundle(
+        self, known: Known, done: Compaction, limits: tuple[int, int], room: float
+    ) -> MemoryBundle:
+        """Return what of the memories fits."""
+        bundle = select(
+            [*known.episodic, *done.episodic],
+            [*known.semantic, *done.semantic],
+            max_episodic=limits[0],
+            max_semantic=limits[1],
+        )
+        bundle = self._trim(bundle)
+        while bundle != MemoryBundle() and _share(bundle, self._builder, self._policy) > room:
+            bundle = smaller(bundle)
+        return bundle
+
+
+def trimmer(
+    policy: CompactionPolicy, builder: CompactionSnapshotBuilder
+) -> Callable[[MemoryBundle], MemoryBundle]:
+    """Return what makes a bundle small enough for its share of the budget.
+
+    A function of the memories alone, so that a restore gives what the compaction gave.
+    """
+
+    def trim(bundle: MemoryBundle) -> MemoryBundle:
+        while bundle != MemoryBundle() and _share(bundle, builder, policy) > MEMORY_SHARE:
+            bundle = smaller(bundle)
+        return bundle
+
+    return trim
+
+
+def _share(
+    bundle: MemoryBundle, builder: CompactionSnapshotBuilder, policy: CompactionPolicy
+) -> float:
+    messages = builder.build("", bundle, ())
+    return sum(policy.share_of(message, bytes_of(message)) for message in messages)
+
+
+@final
+class _Episodes:
+    """Makes an episode of so many turns at a time."""
+
+    def __init__(
+        self,
+        policy: CompactionPolicy,
+        turns: int,
+        compactor: Compactor,
+        clock: Callable[[], float],
+        known: Known,
+    ) -> None:
+        self._turns_each = max(policy.episode_turns, -(-turns // policy.max_summaries))
+        self._most = policy.max_summaries
+        self._compactor = compactor
+        self._clock = clock
+        self._known: dict[str, float] = {}
+        self._note(known.semantic)
+        self._turns: list[TurnTrace] = []
+        self._done: list[Compaction] = []
+
+    async def add(self, block: Block) -> None:
+        """Take in a block that has left."""
+        newest = self._turns[-1] if self._turns else None
+        if newest is not None and block.turn_id == newest.id and block.opener != "user":
+            messages = (*newest.messages, *block.messages)
+            self._turns[-1] = TurnTrace(newest.id, messages, block.last)
+            return
+        if len(self._turns) >= self._turns_each and len(self._done) < self._most - 1:
+            await self._sum_up()
+        self._turns.append(TurnTrace(block.turn_id, block.messages, block.last))
+
+    async def finish(self) -> Compaction:
+        """Return what has become of all of them."""
+        if self._turns:
+            await self._sum_up()
+        return Compaction(*(_flat(self._done, name) for name in Compaction.__struct_fields__))
+
+    async def _sum_up(self) -> None:
+        turns, self._turns = tuple(self._turns), []
+        done = await self._compactor.compact(turns, now=self._clock(), known=self._known)
+        self._note(done.semantic)
+        self._done.append(done)
+
+    def _note(self, facts: Sequence[SemanticItem]) -> None:
+        for item in facts:
+            key = key_of(item.fact)
+            self._known[key] = max(self._known.get(key, 0.0), item.salience)
+
+
+def _flat(parts: Sequence[Compaction], name: str) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(one for part in parts for one in getattr(part, name)))
+
+
+async def _opening(
+    running: Sequence[Block], find: Callable[[], Awaitable[Message | None]]
+) -> Message | None:
+    """Return what opened the running turn, None if no turn is running."""
+    if not running:
+        return None
+    first = running[0]
+    return first.messages[0] if first.opener == "user" else await find()
+
+
+def _opener(known: Known, done: Compaction) -> MemoryBundle:
+    """Return next to nothing of the newest episode: a conversation begins with a user's words."""
+    newest = [*known.episodic, *done.episodic][-1:]
+    return MemoryBundle(tuple(msgspec.structs.replace(one, summary="…") for one in newest))

@@ -1,0 +1,145 @@
+"""Going on with what was not answered: which messages those are, and how far their turns came.
+
+A message is in the ledger from before its turn begins until that has ended. So whatever ends a
+process, the next one finds the message, and in the log what came of it until then.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from perdure.agent.context import AgentContext
+from perdure.agent.effects import Progress, is_unknown, progress
+from perdure.agent.events import (
+    EffectUnknown,
+    ResumeEvent,
+    ToolInvocationRequestEvent,
+    TurnUnfinished,
+    Unfinished,
+    UserMessageReceivedEvent,
+)
+from perdure.agent.ledger import whole_ledger
+from perdure.memory.ledger import Admitted, Approval, Effect
+from perdure.memory.traces import newest_turns
+from perdure.records.message_format import decode_message
+from perdure.records.values import Types
+from perdure.restore.report import RestoreStep
+from perdure.session.internals import registry_of, store_of
+from perdure.session.session import Session
+from perdure.session.view import SessionView
+
+MOST_ATTEMPTS: Final = 3
+"""How often a turn is begun without anybody asking: it may be what kills the process."""
+
+
+class OpenMatters(msgspec.Struct, frozen=True):
+    """What an agent has begun and not brought to its end, as its session has it."""
+
+    unfinished: tuple[Unfinished, ...] = ()
+    """Messages that are not answered; one that is being answered is among them."""
+    effects: tuple[Effect, ...] = ()
+    """Calls of tools with side effects whose outcome is not known."""
+    approvals: tuple[Approval, ...] = ()
+    """Tool calls that wait for an approval, or have one and have not begun."""
+
+
+async def open_matters(session: Session | SessionView) -> OpenMatters:
+    """Return what is under way in a session: for whoever looks at it without its agent."""
+    ledger, types = await whole_ledger(session), registry_of(session)
+    left = tuple(_unfinished(one, types) for one in ledger.messages())
+    return OpenMatters(left, ledger.effects(), ledger.approvals())
+
+
+def unfinished(context: AgentContext) -> tuple[Unfinished, ...]:
+    """Return the messages that are not answered, the running turn's aside; oldest first."""
+    types = registry_of(context.session)
+    return tuple(
+        _unfinished(one, types)
+        for one in context.ledger.messages
+        if one.id not in context.ledger.underway
+    )
+
+
+def _unfinished(one: Admitted, types: Types) -> Unfinished:
+    return Unfinished(
+        id=one.id,
+        message=decode_message(bytes(one.message), types),
+        at=one.at,
+        turn_id=one.turn or one.asked,
+        attempts=one.attempts,
+        error=one.error,
+    )
+
+
+def unknown(context: AgentContext) -> tuple[Effect, ...]:
+    """Return the effects of which nobody knows, those that run just now aside."""
+    running = context.turn_id
+    return tuple(
+        one
+        for one in context.ledger.effects
+        if is_unknown(one) and not (one.turn == running and one.state == "begun")
+    )
+
+
+def to_resume(found: tuple[Unfinished, ...]) -> tuple[Unfinished, ...]:
+    """Return those that an agent goes on with by itself when it starts.
+
+    Not what has failed, since whoever posted it was told, nor what may have killed the process.
+    """
+    return tuple(one for one in found if one.error is None and one.attempts < MOST_ATTEMPTS)
+
+
+def report(context: AgentContext) -> None:
+    """Tell of what was left when the agent stopped, by events and in the restore report."""
+    agent_id, steps = context.agent_id, list[RestoreStep]()
+    for effect in unknown(context):
+        context.emit(EffectUnknown(agent_id=agent_id, effect=effect))
+        detail = f"{effect.tool}, call {effect.call} of {effect.turn}: {effect.policy}"
+        steps.append(RestoreStep("unknown effect", detail))
+    for one in unfinished(context):
+        context.emit(TurnUnfinished(agent_id=agent_id, turn_id=one.turn_id or "", unfinished=one))
+        steps.append(RestoreStep("unfinished", one.turn_id or "a message that no turn had begun"))
+    for approval in context.ledger.approvals:
+        if approval.answer is None:
+            detail = f"{approval.tool}, call {approval.call} of {approval.turn}"
+            steps.append(RestoreStep("waits for approval", detail))
+    for step in steps:
+        context.session.report_step(step.what, step.detail)
+    if context.restore_report is not None:
+        whole = (*context.restore_report.steps, *steps)
+        context.restore_report = msgspec.structs.replace(context.restore_report, steps=whole)
+
+
+async def go_on(event: ResumeEvent, context: AgentContext) -> Progress:
+    """Return how far a turn had come."""
+    one = event.unfinished
+    if one.turn_id is None or not one.attempts:
+        return Progress()
+    session = context.session
+    await session.save()  # the turns are read from the store
+    types = registry_of(session)
+    turns = await newest_turns(store_of(session), session.key, one.attempts + 1)
+    return progress(
+        [
+            decode_message(payload, types)
+            for turn in turns
+            if turn.id == one.turn_id
+            for payload in turn.messages
+        ]
+    )
+
+
+def first_event(
+    done: Progress, one: Unfinished
+) -> UserMessageReceivedEvent | ToolInvocationRequestEvent:
+    """Return what a resumed turn goes on with; for one that has an answer, nothing has to be done.
+
+    The calls without a result come before the model, as in a turn that was never stopped.
+    """
+    if not done.has_input:
+        return UserMessageReceivedEvent(one.message)
+    if done.open_calls:
+        return ToolInvocationRequestEvent(done.open_calls, resumed=True)
+    return UserMessageReceivedEvent(None, sender="tool")

@@ -1,0 +1,41 @@
+"""The files of an agent's home folder, archived with its session and brought back.
+
+`checking`, `entries`, `listing` and `selecting` decide, and are pure; `scanning`, `staging` and
+`swapping` work on the disk, and block; `saving`, `restoring` and `exporting` join them to a
+store, off the event loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perdure._lib.lazy import lazy
+
+if TYPE_CHECKING:
+    from perdure.archive.archives import Archives as Archives
+    from perdure.archive.entries import Archive as Archive
+    from perdure.archive.limits import ArchiveLimits as ArchiveLimits
+    from perdure.archive.restore import ArchiveRestored as ArchiveRestored
+    from perdure.archive.save import ArchiveProgress as ArchiveProgress
+    from perdure.archive.save import ArchiveSaved as ArchiveSaved
+    from perdure.archive.scan import ArchiveSkipped as ArchiveSkipped
+
+
+_HOME_OF = {
+    "Archive": "perdure.archive.entries",
+    "ArchiveLimits": "perdure.archive.limits",
+    "ArchiveProgress": "perdure.archive.save",
+    "ArchiveRestored": "perdure.archive.restore",
+    "ArchiveSaved": "perdure.archive.save",
+    "ArchiveSkipped": "perdure.archive.scan",
+    "Archives": "perdure.archive.archives",
+}
+
+# a list of strings
+
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings
+
+
+if not TYPE_CHECKING:  # a checker would take any name for a public one
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF)

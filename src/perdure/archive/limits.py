@@ -1,0 +1,212 @@
+"""What an archive may hold: names that stay inside, sizes within limits, nothing twice.
+
+The same rules hold for what is saved, what is restored, and what a file from elsewhere says of
+itself, so whatever was saved can be restored. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from typing import Final, final
+
+import msgspec
+
+from perdure.archive.entries import CHUNK_BYTES, Entry, FileEntry, FolderEntry, mode_of
+from perdure.errors import ConfigError, CorruptRecordError, PerdureError, TooLargeError
+
+CONTROL: Final = ".perdure"
+"""The folder in a home that is perdure's own; no archive has it."""
+
+GIB: Final = 1024**3
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_HASH = re.compile(r"[0-9a-f]{64}\Z")
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?\Z", re.IGNORECASE)
+_WINDOWS = re.compile(r'[<>:"|?*]|[. ]\Z')
+_LATEST: Final = 2**63 - 1
+
+
+class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How large an archive may be, when it is saved and when it is restored.
+
+    Raises:
+        ConfigError: A limit is not above 0.
+
+    """
+
+    entries: int = 200_000
+    """Files and folders."""
+    total_bytes: int = 16 * GIB
+    """Of all files together."""
+    file_bytes: int = 4 * GIB
+    depth: int = 64
+    """Steps in a path."""
+    name_bytes: int = 255
+    """Of one step, in UTF-8."""
+    path_bytes: int = 2048
+    ratio: int = 200
+    """How many bytes a byte of a compressed file may become, looked at beyond 256 MiB."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not value > 0:
+                message = f"ArchiveLimits: {name}={value!r} does not fit: give a number above 0"
+                raise ConfigError(message, option=name, value=value)
+
+
+def fault_of_path(path: str, limits: ArchiveLimits, *, windows: bool = False) -> str | None:
+    """Say what is wrong with a path inside a home folder; None if nothing is.
+
+    >>> fault_of_path("data/notes.txt", ArchiveLimits()) is None
+    True
+    >>> fault_of_path("../x", ArchiveLimits())
+    'it leaves the folder'
+    """
+    steps = path.split("/")
+    for fault, holds in (
+        ("it is empty", not path),
+        ("it has control characters, or bytes that are not UTF-8", _CONTROLS.search(path)),
+        ("it is absolute", path.startswith("/")),
+        ("it has a backslash, which is a separator elsewhere", "\\" in path),
+        ("it leaves the folder", ".." in steps),
+        ("it has an empty step", "" in steps or "." in steps),
+        (f"{CONTROL} is perdure's own", steps[0].casefold() == CONTROL),
+        ("Windows cannot have such a name", windows and any(map(_is_device, steps))),
+    ):
+        if holds:
+            return fault
+    return _fault_of_length(path, steps, limits)
+
+
+def _is_device(step: str) -> bool:
+    return bool(_DEVICE.match(step) or _WINDOWS.search(step))
+
+
+def _fault_of_length(path: str, steps: list[str], limits: ArchiveLimits) -> str | None:
+    if len(steps) > limits.depth:
+        return f"it has {len(steps)} steps, over the limit of ArchiveLimits(depth={limits.depth})"
+    longest = max(len(step.encode()) for step in steps)
+    if longest > limits.name_bytes:
+        return f"a name has {longest} bytes, over ArchiveLimits(name_bytes={limits.name_bytes})"
+    if (size := len(path.encode())) > limits.path_bytes:
+        return f"it has {size} bytes, over ArchiveLimits(path_bytes={limits.path_bytes})"
+    return None
+
+
+def too_large(where: str, what: str, value: int, option: str, limit: int) -> TooLargeError:
+    """Return the error for what is over a limit."""
+    message = (
+        f"{where}: {what} {value}, over the limit of {limit}: nothing was changed; if it is what "
+        f"you want, raise ArchiveLimits({option}=…)"
+    )
+    return TooLargeError(message, where=where, option=option, value=value, limit=limit)
+
+
+@final
+class Checker:
+    """Judge a manifest, entry by entry, in its order.
+
+    Args:
+        where: What it is of, for errors.
+        limits: How large it may be.
+        chunked: Whether files name the blobs that they are cut into.
+        refusal: The error for what must not be in an archive.
+
+    """
+
+    def __init__(
+        self,
+        where: str,
+        limits: ArchiveLimits,
+        *,
+        chunked: bool = True,
+        refusal: type[PerdureError] = CorruptRecordError,
+    ) -> None:
+        self._where = where
+        self._limits = limits
+        self._chunked = chunked
+        self._refusal = refusal
+        self._folders: set[str] = set()
+        self._folded: dict[str, str] = {}
+        self.files: int = 0
+        self.bytes: int = 0
+
+    @property
+    def folders(self) -> int:
+        """Folders so far."""
+        return len(self._folders)
+
+    def add(self, entry: Entry) -> None:
+        """Take an entry.
+
+        Raises:
+            CorruptRecordError: It must not be in an archive; or what ``refusal`` says.
+            TooLargeError: It is over a limit.
+
+        """
+        self.require_path(entry.path)
+        fault = self._fault_of_place(entry.path) or _fault_of_mode(entry)
+        if isinstance(entry, FileEntry):
+            fault = fault or self._fault_of_file(entry)
+        self._refuse(entry.path, fault)
+        self._count(entry)
+
+    def require_path(self, path: str) -> None:
+        """Refuse a path that no archive can have; errors as `add`."""
+        self._refuse(path, fault_of_path(path, self._limits, windows=sys.platform == "win32"))
+
+    def _refuse(self, path: str, fault: str | None) -> None:
+        if fault is None:
+            return
+        shown = ascii(path[:200])
+        message = f"{self._where}: {shown} is refused: {fault}; nothing was changed"
+        raise self._refusal(message, where=self._where, path=shown)
+
+    def _fault_of_place(self, path: str) -> str | None:
+        folded = unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())
+        other = self._folded.get(folded)
+        if other is not None:
+            if other == path:
+                return "it is there twice"
+            return f"on some disks it is the same as {other[:200]!r}: rename one of them"
+        self._folded[folded] = path
+        parent = path.rpartition("/")[0]
+        if parent and parent not in self._folders:
+            return "no folder for it comes before it"
+        return None
+
+    def _fault_of_file(self, entry: FileEntry) -> str | None:
+        if entry.size < 0 or not _HASH.match(entry.sha256):
+            return "its size or its hash is none"
+        if not -_LATEST <= entry.mtime <= _LATEST:
+            return "its time is none"
+        if not self._chunked:
+            return None if not entry.chunks else "it names chunks"
+        wanted = -(-entry.size // CHUNK_BYTES)
+        if len(entry.chunks) != (wanted if wanted > 1 else 0):
+            return f"{len(entry.chunks)} chunks do not make {entry.size} bytes"
+        return None if all(map(_HASH.match, entry.chunks)) else "a chunk's hash is none"
+
+    def _count(self, entry: Entry) -> None:
+        limits = self._limits
+        if isinstance(entry, FolderEntry):
+            self._folders.add(entry.path)
+        else:
+            if entry.size > limits.file_bytes:
+                what = f"the bytes of {entry.path[:200]!r} are"
+                raise too_large(self._where, what, entry.size, "file_bytes", limits.file_bytes)
+            self.files += 1
+            self.bytes += entry.size
+        if (count := self.files + self.folders) > limits.entries:
+            raise too_large(self._where, "files and folders:", count, "entries", limits.entries)
+        if self.bytes > limits.total_bytes:
+            what = "bytes of all files:"
+            raise too_large(self._where, what, self.bytes, "total_bytes", limits.total_bytes)
+
+
+def _fault_of_mode(entry: Entry) -> str | None:
+    if entry.mode == mode_of(entry.mode, folder=isinstance(entry, FolderEntry)):
+        return None
+    return f"its mode {entry.mode:#o} is none that an archive gives"

@@ -1,0 +1,150 @@
+"""Background jobs that need a session for themselves: folds, mostly."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar, final
+
+import anyio
+
+from perdure._lib.host import Host
+from perdure.autosave.core import Core
+from perdure.autosave.tracked import State, Tracked
+from perdure.errors import StoreUnavailableError
+
+T = TypeVar("T")
+
+
+SHARE: Final = 0.2
+"""The part of the time that the lane may use."""
+
+
+BURST: Final = 1.0
+"""Seconds of use that a quiet lane has saved up."""
+
+
+QUEUE: Final = 32
+"""Jobs that may wait; more are refused, and asked for again later."""
+
+
+@final
+class Lane:
+    """Run jobs alone with their session.
+
+    Args:
+        core: Holds sessions back.
+        host: Where jobs run.
+        clock: The loop's.
+        attend: Called when a session may have become ready.
+
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        host: Host,
+        clock: Callable[[], float],
+        *,
+        attend: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._host = host
+        self._clock = clock
+        self._attend = attend
+        self._turn = anyio.Lock()
+        self._waiting = 0
+        self._credit = BURST
+        self._credit_at: float | None = None
+        self._freed: dict[Tracked, anyio.Event] = {}
+        self._scopes: set[anyio.CancelScope] = set()
+
+    async def run(self, t: Tracked, job: Callable[[], Awaitable[T]], *, urgent: bool) -> T | None:
+        """Run a job; None if it was refused. Cancelling the caller leaves the job alone."""
+        if self._refused(t, urgent=urgent) or (self.full and not urgent):
+            return None
+        return await self._host.call(self._urgent if urgent else self._in_turn, t, job)
+
+    @property
+    def full(self) -> bool:
+        """Whether a job would be refused that can wait."""
+        return self._waiting >= QUEUE
+
+    def freed(self, t: Tracked) -> None:
+        """Take note that a session that is held back has nothing with the store any more."""
+        event = self._freed.pop(t, None)
+        if event is not None:
+            event.set()
+
+    def cut(self) -> None:
+        """Cancel the jobs that run."""
+        for scope in list(self._scopes):
+            scope.cancel()
+
+    async def alone(self, t: Tracked) -> None:
+        """Hold a session back, for good, and wait until nothing of it is with the store."""
+        self._core.hold(t)
+        await self._until_free(t)
+
+    def _refused(self, t: Tracked, *, urgent: bool) -> bool:
+        if t.end in (State.LOST, State.CLOSED) or self._core.stopped:
+            return True
+        if self._core.breaker.state != "closed":
+            return True
+        return self._core.schedule.draining and not urgent
+
+    async def _in_turn(self, t: Tracked, job: Callable[[], Awaitable[T]]) -> T | None:
+        self._waiting += 1
+        try:
+            async with self._turn:
+                await anyio.sleep(self._debt())
+                if self._refused(t, urgent=False):
+                    return None
+                return await self._run(t, job, paid=True)
+        finally:
+            self._waiting -= 1
+
+    async def _urgent(self, t: Tracked, job: Callable[[], Awaitable[T]]) -> T | None:
+        return await self._run(t, job, paid=False)
+
+    async def _run(self, t: Tracked, job: Callable[[], Awaitable[T]], *, paid: bool) -> T | None:
+        self._core.hold(t)
+        try:
+            await self._until_free(t)
+            t.occupied = True
+            began = self._clock()
+            try:
+                return await self._bounded(t, job)
+            finally:
+                t.occupied = False
+                if paid:
+                    self._credit -= self._clock() - began
+        finally:
+            self._core.release(t, self._clock())
+            self.freed(t)
+            self._attend()
+
+    async def _bounded(self, t: Tracked, job: Callable[[], Awaitable[T]]) -> T | None:
+        timeout, began = self._core.engine.exclusive_timeout, self._clock()
+        with anyio.move_on_after(timeout) as scope:
+            self._scopes.add(scope)
+            try:
+                return await job()
+            finally:
+                self._scopes.discard(scope)
+        if self._clock() - began < timeout:
+            return None  # cut
+        message = f"session {t.key}: a job took longer than {timeout} s and was given up"
+        raise StoreUnavailableError(message, key=t.key, timeout=timeout)
+
+    async def _until_free(self, t: Tracked) -> None:
+        while t.inflight is not None or t.occupied:
+            event = self._freed.setdefault(t, anyio.Event())
+            await event.wait()
+
+    def _debt(self) -> float:
+        """Return how long to wait until the lane has time again."""
+        now = self._clock()
+        since = now if self._credit_at is None else self._credit_at
+        self._credit = min(BURST, self._credit + (now - since) * SHARE)
+        self._credit_at = now
+        return max(0.0, -self._credit / SHARE)

@@ -1,0 +1,379 @@
+"""The pair of files that a replay needs: ``events.jsonl`` and ``checkpoints.jsonl``.
+
+Lines are as other kernels write them: ``{"token_id","timestamp","kind","label","detail"}``, and
+``{"snapshot_id","label","timestamp","state"}``. What perdure writes has more: each event is sealed
+to the one before it (``hash``), each ``snapshot_created`` has the digest of the state
+(``state_sha256``), and ``replay.json`` says where the events end. So a payload that was changed,
+and a line that was changed, moved or taken away, is found. Files without seals are replayed, too.
+
+Blocking; lines are read one by one, and lines out of order are sorted on the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from perdure.checkpoints.chain import canonical
+from perdure.checkpoints.replay import Item, Replay, ReplayReport, Row
+from perdure.errors import FormatError, ReplayError
+from perdure.records.checkpoints import (
+    PRUNED,
+    SNAPSHOT_CREATED,
+    KernelEvent,
+)
+from perdure.records.json import check_depth, decoder_of
+
+# The pair of files that a replay needs: ``events.jsonl`` and ``checkpoints.jsonl``
+
+
+T = TypeVar("T")
+
+EVENTS_FILE: Final = "events.jsonl"
+CHECKPOINTS_FILE: Final = "checkpoints.jsonl"
+SUMMARY_FILE: Final = "replay.json"
+
+LINE: Final = 64 * 1024 * 1024
+"""Bytes that a line may have."""
+RUN: Final = 50_000
+"""Events that are sorted in memory at a time."""
+RUN_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of events that are sorted in memory at a time."""
+SUMMARY_BYTES: Final = 4096
+
+
+class SavedSnapshot(msgspec.Struct, frozen=True):
+    """A line of ``checkpoints.jsonl``."""
+
+    snapshot_id: int
+    label: str
+    timestamp: int
+    state: msgspec.Raw
+
+
+class SavedEvent(KernelEvent, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of ``events.jsonl``."""
+
+    hash: str | None = None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """``replay.json``."""
+
+    events: int
+    last_hash: str
+    cut: bool = False
+    """Whether the session's beginning had been pruned when it was written."""
+
+
+class Seal:
+    """Seals events, each to the one before."""
+
+    def __init__(self) -> None:
+        self.hash: str = ""
+        self.count: int = 0
+
+    def next(self, event: KernelEvent) -> str:
+        """Return the seal of the next event."""
+        plain = {name: getattr(event, name) for name in KernelEvent.__struct_fields__}
+        whole = self.hash.encode() + msgspec.json.encode(plain, order="sorted")
+        self.hash = hashlib.sha256(whole).hexdigest()[:32]
+        self.count += 1
+        return self.hash
+
+    def line(self, event: KernelEvent) -> bytes:
+        """Return the line of the next event."""
+        sealed = {**msgspec.to_builtins(event), "hash": self.next(event)}
+        return msgspec.json.encode(sealed) + b"\n"
+
+
+def state_digest(state: bytes) -> str:
+    """Return the digest of a state's JSON, byte by byte as it stands in its line."""
+    return hashlib.sha256(state).hexdigest()
+
+
+def has_pair(folder: Path) -> bool:
+    """Say whether there is something to replay in a folder."""
+    return (folder / EVENTS_FILE).is_file()
+
+
+def _lines(path: Path, tell: Callable[[str, int], object]) -> Iterator[tuple[int, bytes, bool]]:
+    """Give a file's lines: number, bytes, and whether it has its end."""
+    file = _opened(path)
+    if file is None:
+        return
+    with file:
+        for number in itertools.count(1):
+            line = file.readline(LINE)
+            if not line:
+                return
+            if len(line) == LINE:
+                message = f"{path}, line {number}, has more than {LINE} bytes: it is no event"
+                raise ReplayError(message, path=str(path), line=number)
+            if line.strip():
+                yield number, line, line.endswith(b"\n")
+            else:
+                tell("the line is empty", number)
+
+
+def _opened(path: Path) -> IO[bytes] | None:
+    """Open a file, None if there is none; what is no file would not be read to its end."""
+    try:
+        if stat.S_ISREG(path.stat().st_mode):
+            return path.open("rb")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        message = f"{path} cannot be read: {error.strerror or error}"
+        raise ReplayError(message, path=str(path)) from error
+    message = f"{path} is no file: move it away, or name another folder"
+    raise ReplayError(message, path=str(path))
+
+
+def _decoded(
+    path: Path, type: type[T], tell: Callable[[str, int], object]
+) -> Iterator[tuple[int, T]]:
+    decode = decoder_of(type).decode
+    for number, line, whole in _lines(path, tell):
+        try:
+            check_depth(line)
+            one = decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, FormatError) as error:
+            what = f"it cannot be read ({error})" if whole else "the file was torn here"
+            tell(f"{path.name}: {what}: the line was left out", number)
+        else:
+            yield number, one
+
+
+def saved_snapshots(
+    folder: Path, tell: Callable[[str, int], object]
+) -> Iterator[tuple[int, SavedSnapshot]]:
+    """Give the checkpoints of a folder, with the numbers of their lines."""
+    for number, one in _decoded(folder / CHECKPOINTS_FILE, SavedSnapshot, tell):
+        try:
+            canonical(one.state)
+        except FormatError as error:
+            what = f"the state of checkpoint {one.snapshot_id} cannot be read ({error})"
+            tell(f"{CHECKPOINTS_FILE}: {what}: the line was left out", number)
+        else:
+            yield number, one
+
+
+def saved_events(
+    folder: Path, tell: Callable[[str, int], object], go_on: Callable[[], bool] = lambda: True
+) -> Iterator[tuple[int, SavedEvent]]:
+    """Give the events of a folder as they stand there, with the numbers of their lines."""
+    for one in _decoded(folder / EVENTS_FILE, SavedEvent, tell):
+        if not go_on():
+            return
+        yield one
+
+
+def replay_folder(
+    folder: Path,
+    *,
+    on_row: Callable[[Row], object] | None = None,
+    go_on: Callable[[], bool] = lambda: True,
+) -> ReplayReport:
+    """Feed the events of a folder to a dry run, by their times; return what it has seen.
+
+    *go_on* is asked at each event: whoever no longer waits for the report says False.
+
+    Raises:
+        ReplayError: There are no events, or a line is larger than any event.
+
+    """
+    if not has_pair(folder):
+        message = f"there is no {EVENTS_FILE} in {folder}: name the folder that has it"
+        raise ReplayError(message, path=str(folder))
+    summary = _summary(folder)
+    run = Replay("line", gapless=False)
+    cut = summary is None or summary.cut
+    snapshots = _Snapshots(folder, run)
+    seals = _Sealed(run, expected=summary is not None)
+    for number, event in events_by_time(folder, run.problem, seals.check, go_on):
+        if not go_on():
+            break
+        row = run.feed(Item(number, event.timestamp, event))
+        if row is not None and on_row is not None:
+            on_row(row)
+        if event.kind == SNAPSHOT_CREATED:
+            snapshots.compare(number, event)
+    snapshots.end(all_are_told=not cut)
+    if summary is not None and (seals.seal.count, seals.last) != (
+        summary.events,
+        summary.last_hash,
+    ):
+        run.problem(
+            f"{SUMMARY_FILE} says that there are {summary.events} events, and these are "
+            f"{seals.seal.count}, or the last one is another"
+        )
+    return run.report(str(folder))
+
+
+def _summary(folder: Path) -> Summary | None:
+    path = folder / SUMMARY_FILE
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            return decoder_of(Summary).decode(file.read(SUMMARY_BYTES))
+    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+        message = f"{path} cannot be read: {error}: remove it to replay without it"
+        raise ReplayError(message, path=str(path)) from error
+
+
+class _Sealed:
+    """Looks whether each event is still sealed to the one before it in the file."""
+
+    def __init__(self, run: Replay, *, expected: bool) -> None:
+        self.seal = Seal()
+        self.last = ""
+        self._run = run
+        self._expected = expected  # others write events without seals, and none with some
+
+    def check(self, number: int, event: SavedEvent) -> None:
+        before, self.last = self._expected, event.hash or ""
+        self._expected = before or event.hash is not None
+        if self.seal.next(event) == event.hash or not self._expected:
+            return
+        self._run.problem(
+            "the event was changed, or the one before it was changed, moved or taken away", number
+        )
+        self.seal.hash = self.last  # what comes behind is looked at by itself
+
+
+def _is_in_order(folder: Path, go_on: Callable[[], bool]) -> bool:
+    newest = -1
+    for _, event in saved_events(folder, lambda *_: None, go_on):
+        if event.timestamp < newest:
+            return False
+        newest = event.timestamp
+    return True
+
+
+def events_by_time(
+    folder: Path,
+    tell: Callable[[str, int], object],
+    each: Callable[[int, SavedEvent], object] = lambda *_: None,
+    go_on: Callable[[], bool] = lambda: True,
+) -> Iterator[tuple[int, SavedEvent]]:
+    """Give events by time, those of one time as they stand in the file; in bounded memory.
+
+    *each* is called with every event in the order of the file; *go_on* ends it by False.
+    """
+    found = saved_events(folder, tell, go_on)
+    if _is_in_order(folder, go_on):
+        for number, event in found:
+            each(number, event)
+            yield number, event
+        return
+    with tempfile.TemporaryFile() as file:
+        begins: list[int] = []
+        for some in _sorted_runs(found, each):
+            begins.append(file.tell())
+            file.writelines(line for _, line in some)
+        ends = [*begins[1:], file.tell()] if begins else []
+        runs = [_run(file, *ends_at) for ends_at in zip(begins, ends, strict=True)]
+        yield from heapq.merge(*runs, key=lambda one: (one[1].timestamp, one[0]))
+
+
+def _sorted_runs(
+    found: Iterator[tuple[int, SavedEvent]], each: Callable[[int, SavedEvent], object]
+) -> Iterator[list[tuple[int, bytes]]]:
+    """Give events in parts that memory has room for, each by time: the time, and a line."""
+    some: list[tuple[int, bytes]] = []
+    size = 0
+    for number, event in found:
+        each(number, event)
+        line = b"%d " % number + msgspec.json.encode(event) + b"\n"
+        some.append((event.timestamp, line))
+        size += len(line)
+        if len(some) >= RUN or size >= RUN_BYTES:
+            yield sorted(some, key=itemgetter(0))
+            some, size = [], 0
+    if some:
+        yield sorted(some, key=itemgetter(0))
+
+
+def _run(file: IO[bytes], start: int, stop: int) -> Iterator[tuple[int, SavedEvent]]:
+    decode = decoder_of(SavedEvent).decode
+    while start < stop:
+        file.seek(start)
+        lines = file.readlines(64 * 1024)
+        for line in lines:
+            if start >= stop:
+                return
+            start += len(line)
+            number, _, data = line.partition(b" ")
+            yield int(number), decode(data)
+
+
+class _Kept(NamedTuple):
+    """What is known of a checkpoint, its state apart."""
+
+    line: int
+    label: str
+    timestamp: int
+    digest: str
+
+
+class _Snapshots:
+    """The checkpoints of a folder, by id, each with the digest of its state."""
+
+    def __init__(self, folder: Path, run: Replay) -> None:
+        self._run = run
+        self._kept: dict[int, _Kept] = {}
+        for number, one in saved_snapshots(folder, run.problem):
+            if one.snapshot_id in self._kept:
+                before = self._kept[one.snapshot_id].line
+                what = f"checkpoint {one.snapshot_id} stands in line {before}, too"
+                run.problem(f"{CHECKPOINTS_FILE}: {what}", number)
+                continue
+            digest = state_digest(bytes(one.state))
+            self._kept[one.snapshot_id] = _Kept(number, one.label, one.timestamp, digest)
+        self._untold = set(self._kept)
+
+    def compare(self, number: int, event: KernelEvent) -> None:
+        """Compare an event with the checkpoint that it tells of."""
+        run, which = self._run, event.detail.get("snapshot")
+        kept = self._kept.get(which) if isinstance(which, int) else None
+        if kept is not None:
+            self._untold.discard(which)
+        said: Any = event.detail.get("state_sha256")
+        if event.detail.get(PRUNED):
+            run.unverified += 1
+        elif kept is None:
+            run.problem(f"checkpoint {which} is not in {CHECKPOINTS_FILE}", number)
+        elif event.label is not None and kept.label != event.label:
+            what = f"it is called {kept.label!r} in line {kept.line} of {CHECKPOINTS_FILE}"
+            run.problem(f"checkpoint {which}: {what}", number)
+        elif said is not None and said != kept.digest:
+            what = f"its state in line {kept.line} of {CHECKPOINTS_FILE} is not what was recorded"
+            run.problem(f"checkpoint {which}: {what}", number)
+        elif said is not None and kept.timestamp + 1 != event.timestamp:
+            what = f"its time in line {kept.line} of {CHECKPOINTS_FILE} is not what was recorded"
+            run.problem(f"checkpoint {which}: {what}", number)
+        else:
+            run.snapshots += 1
+
+    def end(self, *, all_are_told: bool) -> None:
+        """Look for checkpoints that no event has told of: where each has its event, put in."""
+        for which in sorted(self._untold):
+            if all_are_told:
+                what = f"no event tells of checkpoint {which}: it was put in"
+                self._run.problem(f"{CHECKPOINTS_FILE}: {what}", self._kept[which].line)
+            else:
+                self._run.unverified += 1
+
+
+# A session's events and checkpoints into a pair of files, and out of one

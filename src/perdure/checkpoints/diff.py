@@ -1,0 +1,66 @@
+"""What has changed between two JSON values, by path. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A value that is another one now."""
+
+    before: Any
+    after: Any
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """What leads from one value to another; paths are JSON pointers, "" for the whole value."""
+
+    added: dict[str, Any] = {}
+    removed: dict[str, Any] = {}
+    changed: dict[str, Change] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+
+def difference(before: Any, after: Any) -> Difference:
+    """Return what leads from one JSON value to another.
+
+    >>> difference({"a": 1, "b": [1, 2]}, {"b": [1, 3], "c": 0})  # doctest: +NORMALIZE_WHITESPACE
+    Difference(added={'/c': 0}, removed={'/a': 1},
+               changed={'/b/1': Change(before=2, after=3)})
+    """
+    found = Difference(added={}, removed={}, changed={})
+    _compare(before, after, "", found)
+    return found
+
+
+def _compare(before: Any, after: Any, path: str, found: Difference) -> None:
+    if type(before) is not type(after) or not isinstance(before, dict | list):
+        if not _same(before, after):
+            found.changed[path] = Change(before, after)
+        return
+    theirs, ours = dict(_items(before)), dict(_items(after))
+    for step, value in theirs.items():
+        if step in ours:
+            _compare(value, ours[step], path + step, found)
+        else:
+            found.removed[path + step] = value
+    found.added.update({path + step: one for step, one in ours.items() if step not in theirs})
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    """Give the parts of a dict or a list, each by its step of the path."""
+    if isinstance(value, list):
+        yield from ((f"/{at}", item) for at, item in enumerate(value))
+        return
+    for key, item in value.items():
+        yield "/" + key.replace("~", "~0").replace("/", "~1"), item
+
+
+def _same(before: Any, after: Any) -> bool:
+    """Whether two values are written the same: 1 is neither 1.0 nor true."""
+    return repr(before) == repr(after)

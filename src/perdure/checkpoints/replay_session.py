@@ -1,0 +1,152 @@
+"""A session's events, replayed out of its log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
+
+from perdure.checkpoints.audit_files import replay_folder
+from perdure.checkpoints.chain import Chain, problems_of
+from perdure.checkpoints.journal import Reading
+from perdure.checkpoints.replay import Item, Replay, ReplayReport, Row
+from perdure.checkpoints.verify import state_problems
+from perdure.errors import ConfigError, FormatError, ReplayDivergedError
+from perdure.records.checkpoints import (
+    GROUP,
+    PRUNED,
+    SNAPSHOT_CREATED,
+    Captured,
+    Checkpoint,
+    KernelEvent,
+    Stamp,
+)
+from perdure.records.json import decode
+from perdure.records.records import CHECKPOINT, CHECKPOINTS_PRUNED, EVENT, Record
+
+
+async def replayed(
+    reading: Reading, *, since: int | None = None, on_row: Callable[[Row], object] | None = None
+) -> ReplayReport:
+    """Feed a session's events to a dry run; return what it has seen.
+
+    Args:
+        reading: The session.
+        since: A checkpoint to begin behind; None for the beginning.
+        on_row: Called with each decision and each use of a capability, in order.
+
+    Raises:
+        ConfigError: There is no such checkpoint.
+        CorruptRecordError: The log itself is damaged.
+
+    """
+    chain = await reading.chain()
+    after, clock = await _start(reading, chain, since)
+    run = Replay("record", gapless=True, clock=clock)
+    for problem in problems_of(chain.links):
+        run.problem(f"checkpoint {problem.id}: {problem.what}")
+    made: Checkpoint | None = None
+    log = reading.store.read_log(reading.key, after=after, before=reading.head + 1)
+    async with aclosing(log):
+        async for chunk in log:
+            for record in chunk.records:
+                if record.kind == CHECKPOINT:
+                    made = decode(record.payload, Checkpoint)
+                item = _item(record)
+                if item is None:
+                    continue
+                row = run.feed(item)
+                if row is not None and on_row is not None:
+                    on_row(row)
+                if item.event is not None and item.event.kind == SNAPSHOT_CREATED:
+                    await _compare(run, item, made, reading, chain)
+    return run.report(str(reading.key), since=since)
+
+
+async def _start(reading: Reading, chain: Chain, since: int | None) -> tuple[int, int | None]:
+    """Return the record to begin behind, and the time that it was."""
+    if since is None:
+        return 0, None if await reading.cut() else 0
+    checkpoint = chain.by_id.get(since)
+    if checkpoint is None:
+        message = f"session {reading.key} has no checkpoint {since}: see checkpoints.states()"
+        raise ConfigError(message, key=str(reading.key), checkpoint=since)
+    return checkpoint.event_seq + GROUP, checkpoint.timestamp + 1
+
+
+def _item(record: Record) -> Item | None:
+    if record.kind == EVENT:
+        event = event_of(record.payload)
+        return None if event is None else Item(record.seq, event.timestamp, event)
+    if record.kind in (CHECKPOINT, CHECKPOINTS_PRUNED):
+        return Item(record.seq, decode(record.payload, Stamp).timestamp)
+    return None
+
+
+def event_of(payload: bytes) -> KernelEvent | None:
+    """Return a record's event; None for one that an application made up before there were any."""
+    try:
+        return decode(payload, KernelEvent)
+    except FormatError:
+        return None
+
+
+async def _compare(
+    run: Replay, item: Item, made: Checkpoint | None, reading: Reading, chain: Chain
+) -> None:
+    """Compare a ``snapshot_created`` event with the checkpoint that stands before it."""
+    assert item.event is not None
+    number = item.event.detail.get("snapshot")
+    is_made = made is not None and made.id == number
+    if item.event.detail.get(PRUNED) and not is_made:
+        run.unverified += 1  # it was imported so
+        return
+    if made is None or not is_made or item.event.label not in {made.label, None}:
+        run.problem(f"checkpoint {number} does not stand before its event", item.place)
+        return
+    known = chain.by_id.get(made.id)
+    if known is None:
+        run.unverified += 1
+        return
+    if isinstance(known.state, Captured) and known.state.since < await reading.cut():
+        run.unverified += 1
+        return
+    for problem in await state_problems(reading, known):
+        run.problem(f"checkpoint {made.id}: {problem.what}", item.place)
+    if known != made:
+        run.problem(f"checkpoint {made.id} is not what was recorded", item.place)
+    run.snapshots += 1
+
+
+async def replay_files(
+    folder: Path, *, on_row: Callable[[Row], object] | None = None
+) -> ReplayReport:
+    """Feed the events of ``events.jsonl`` and ``checkpoints.jsonl`` to a dry run.
+
+    Args:
+        folder: Where the two files lie; what other kernels wrote will do.
+        on_row: Called with each decision and each use of a capability, in a thread.
+
+    Raises:
+        ReplayError: There are no events there, or a line is larger than any event.
+
+    """
+    left = threading.Event()
+    play = partial(replay_folder, folder, on_row=on_row, go_on=lambda: not left.is_set())
+    try:
+        return await anyio.to_thread.run_sync(play, abandon_on_cancel=True)
+    finally:
+        left.set()  # the thread of a cancelled replay ends soon
+
+
+def diverged(report: ReplayReport) -> ReplayDivergedError:
+    """Return the error for a replay that found something, for those who asked for an error."""
+    message = (
+        f"the replay of {report.source} found {report.problem_count} problems, the first: "
+        f"{report.problems[0]}; the report has the others"
+    )
+    return ReplayDivergedError(message, source=report.source, problems=report.problem_count)

@@ -1,0 +1,124 @@
+"""Whether checkpoints are as they were made: their chain, the log below them, their states."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import aclosing
+from typing import final
+
+import msgspec
+
+from perdure.checkpoints.chain import Chain, LogDigest, Problem, problems_of
+from perdure.checkpoints.journal import Reading
+from perdure.checkpoints.states import read_bytes
+from perdure.errors import CorruptRecordError
+from perdure.records.checkpoints import Captured, Checkpoint, Given, Tombstone
+from perdure.records.records import Record
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """What was looked at, and what does not fit."""
+
+    checkpoints: int
+    """How many there are."""
+    pruned: int
+    """How many were pruned; their places in the chain were looked at."""
+    unchecked: tuple[int, ...] = ()
+    """Those whose part of the log was pruned: it cannot be compared any more."""
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything fits."""
+        return not self.problems
+
+
+async def verified(reading: Reading) -> Verification:
+    """Look through everything."""
+    chain, cut = await reading.chain(), await reading.cut()
+    problems = problems_of(chain.links)
+    runs = _Runs(chain, cut)
+    written = Chain()
+    async with aclosing(reading.store.read_log(reading.key, before=reading.head + 1)) as log:
+        async for chunk in log:
+            for record in chunk.records:
+                runs.feed(record)
+                written.apply(record.kind, record.payload)
+    problems += _differing(chain, written) + runs.problems
+    for one in chain.by_id.values():
+        if isinstance(one.state, Given):
+            problems += await state_problems(reading, one)
+    return Verification(
+        checkpoints=len(chain.by_id),
+        pruned=sum(isinstance(link, Tombstone) for link in chain.links),
+        unchecked=runs.unchecked,
+        problems=tuple(problems),
+    )
+
+
+async def state_problems(reading: Reading, checkpoint: Checkpoint) -> list[Problem]:
+    """Return what does not fit in the state of one checkpoint."""
+    if isinstance(checkpoint.state, Given):
+        try:
+            await read_bytes(reading.store, reading.key.tenant, checkpoint.state)
+        except CorruptRecordError as error:
+            return [Problem(checkpoint.id, str(error))]
+        return []
+    runs = _Runs(Chain([checkpoint]), await reading.cut())
+    after, before = checkpoint.state.since, checkpoint.event_seq + 1
+    log = reading.store.read_log(reading.key, after=after, before=before)
+    async with aclosing(log):
+        async for chunk in log:
+            for record in chunk.records:
+                runs.feed(record)
+    return runs.problems
+
+
+@final
+class _Runs:
+    """The runs of the log that checkpoints are sealed with, one after the other."""
+
+    def __init__(self, chain: Chain, cut: int) -> None:
+        captured = [one for one in chain.by_id.values() if isinstance(one.state, Captured)]
+        self.unchecked: tuple[int, ...] = tuple(one.id for one in captured if _since(one) < cut)
+        self._left = deque(one for one in captured if _since(one) >= cut)
+        self._digest = LogDigest(_since(self._left[0])) if self._left else None
+        self._found: list[Problem] = []
+        self._end()
+
+    def feed(self, record: Record) -> None:
+        """Take in the next record of the log."""
+        if self._digest is not None:
+            self._digest.feed(record.seq, record.kind, record.payload)
+            self._end()
+
+    def _end(self) -> None:
+        """Compare the runs that are whole, and go on to the next one."""
+        while self._digest is not None and self._digest.seq >= self._left[0].event_seq:
+            one, digest = self._left.popleft(), self._digest
+            if isinstance(one.state, Captured) and digest.value != one.state.log:
+                self._found.append(_changed(one))
+            self._digest = LogDigest(_since(self._left[0])) if self._left else None
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What does not fit, runs that did not come to their end among it."""
+        return self._found + [_changed(one) for one in self._left]
+
+
+def _since(checkpoint: Checkpoint) -> int:
+    return checkpoint.state.since if isinstance(checkpoint.state, Captured) else 0
+
+
+def _changed(checkpoint: Checkpoint) -> Problem:
+    first, last = _since(checkpoint) + 1, checkpoint.event_seq
+    return Problem(checkpoint.id, f"a record from {first} to {last} was changed or is missing")
+
+
+def _differing(chain: Chain, written: Chain) -> list[Problem]:
+    """Return the checkpoints that the document knows otherwise than the log."""
+    return [
+        Problem(one.id, "the log's record of it is another one than the document's")
+        for one in written.by_id.values()
+        if chain.by_id.get(one.id) != one
+    ]

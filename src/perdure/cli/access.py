@@ -1,0 +1,144 @@
+"""How commands reach a store: only one that is there, and without touching what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import perdure
+from perdure.autosave.options import Shutdown
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    SessionNotFoundError,
+    StoreUnavailableError,
+)
+from perdure.records.keys import SessionKey, keyring_of
+from perdure.session.manager import SessionManager
+from perdure.session.options import require_no_backup
+from perdure.store import Holder, Store, open_read_only
+from perdure.stores.delegate import DelegatingStore
+from perdure.stores.wrapped.encrypted import EncryptedStore
+
+
+def existing(url: str | None) -> Store:
+    """Return the store of a URL, not open yet; one that would have to be made is refused.
+
+    Raises:
+        StoreUnavailableError: Nobody has made this store yet.
+
+    """
+    store = perdure.store_for(url)
+    place: str | None = getattr(store, "local_path", None)
+    if place is not None and not Path(place).exists():
+        cure = (
+            "name one with --store or PERDURE_URL" if url is None else "see that the path is right"
+        )
+        message = f"there is no store at {place}, where the first connect makes one: {cure}"
+        raise StoreUnavailableError(message, path=place)
+    return store
+
+
+@asynccontextmanager
+async def opened(url: str | None, *, write: bool = False) -> AsyncGenerator[Store, None]:
+    """Open a store that is there, only to read it unless told, and close it in the end."""
+    store = existing(url)
+    await (store.open() if write else open_read_only(store))
+    try:
+        await require_key(store)
+        await require_no_backup(store)
+        yield store
+    finally:
+        await store.aclose()
+
+
+@asynccontextmanager
+async def managed(store: Store, *, write: bool = False) -> AsyncGenerator[SessionManager, None]:
+    """Connect a manager for a command, only to read unless told.
+
+    It saves when it is told to, and Ctrl-C ends it.
+    """
+    manager = perdure.connect(
+        store, autosave=None, shutdown=Shutdown(signals=False), read_only=not write
+    )
+    async with manager as sessions:
+        await require_key(store)
+        try:
+            yield sessions
+        except SessionNotFoundError as error:  # with a cure for the command line
+            raise no_session(error.facts["key"], store) from error
+
+
+async def require_key(store: Store) -> None:
+    """Refuse an encrypted store that is looked at without its key.
+
+    Its blobs would count as garbage, and its keys as documents that no log accounts for.
+
+    Raises:
+        ConfigError: It is one.
+
+    """
+    if any(isinstance(layer, EncryptedStore) for layer in layers(store)):
+        return
+    for tenant in sorted({"", *await _tenants(store)}):
+        if await is_there(store, keyring_of(tenant)):
+            message = (
+                f"{store.location} is encrypted: put encrypted+ before its URL, and set "
+                "PERDURE_KEY or PERDURE_KEY_FILE"
+            )
+            raise ConfigError(message, option="store")
+
+
+async def _tenants(store: Store) -> list[str]:
+    try:
+        return await store.tenants()
+    except CorruptRecordError:
+        found = await found_keys(store)
+        if found is None:
+            raise
+        return [key.tenant for key in found]
+
+
+def layers(store: Store) -> Iterator[Store]:
+    """Give a store, and those that it is wrapped around."""
+    inner: Store | None = store
+    while inner is not None:
+        yield inner
+        inner = (
+            inner.inner if isinstance(inner, DelegatingStore) else getattr(inner, "_store", None)
+        )
+
+
+async def found_keys(store: Store) -> list[SessionKey] | None:
+    """List all sessions past damage that keeps the listing from them; None where nobody can."""
+    for layer in layers(store):
+        look = getattr(layer, "readable_keys", None)
+        if look is not None:
+            keys: list[SessionKey] = await look()
+            return keys
+    return None
+
+
+async def is_there(store: Store, key: SessionKey) -> bool:
+    """Say whether there is such a session, damaged or not."""
+    try:
+        return await store.head(key) > 0
+    except CorruptRecordError:
+        return True
+
+
+def no_session(key: object, store: Store) -> SessionNotFoundError:
+    """Return the error for an id that nobody has used."""
+    message = f"there is no session {key} in {store.location}: `perdure ls` lists what is there"
+    return SessionNotFoundError(message, key=str(key))
+
+
+def holder_of(holder: Holder | None) -> str:
+    """Say in words who may write a session."""
+    if holder is None or holder.released:
+        return "nobody"
+    who = f"process {holder.pid} on {holder.host}" if holder.pid else f"owner {holder.owner}"
+    if holder.alive is False:
+        return f"nobody ({who} ended without releasing it)"
+    return f"{who}" if holder.alive else f"{who}, or nobody if that has ended"

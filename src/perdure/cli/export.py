@@ -1,0 +1,310 @@
+"""``perdure export`` and ``perdure import``: whole agents out of a store, and into one."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import anyio
+import anyio.to_thread
+import msgspec
+from cyclopts import Parameter
+
+import perdure
+from perdure._lib.files import Folder
+from perdure.checkpoints.audit_files import has_pair
+from perdure.checkpoints.audit_io import check_pair
+from perdure.cli.access import existing, is_there, managed, no_session, require_key
+from perdure.cli.output import Named, print_json, say, size, write_json
+from perdure.errors import ConfigError, CorruptRecordError, SessionNotFoundError
+from perdure.formats import Read, read_folder, read_state, write_folder, write_state
+from perdure.formats.migrations import Finding
+from perdure.formats.native_log import log_in
+from perdure.formats.state import FullAgentState
+from perdure.formats.to_records import Remembered
+from perdure.records.keys import SessionKey
+from perdure.session.export import (
+    Imported,
+    export_memories,
+    export_pair,
+    import_pair,
+    import_with,
+    memories_in,
+    state_from,
+)
+from perdure.session.options import require_no_backup
+from perdure.store import Store, open_read_only
+from perdure.transfer.bundle_files import bundle_key, is_bundle, read_bundle, write_bundle
+from perdure.transfer.damaged import Salvage
+from perdure.transfer.damaged import salvage as salvage_session
+
+Layout = Literal["full", "files", "seed", "bundle"]
+
+
+def export(
+    id: Annotated[str, Parameter(name="ID")],
+    /,
+    *,
+    layout: Annotated[Layout, Parameter(show_choices=False)] = "full",
+    out: Path | None = None,
+    plain: bool = False,
+    salvage: bool = False,
+    where: Named = Named(),  # noqa: B008  # frozen
+) -> int:
+    """Export a session: everything that it is, its history included.
+
+    Reads without a lease, so it is in nobody's way; it shows what is durable.
+
+    Args:
+        id: The agent's id.
+        layout: ``full``: one JSON value; ``files``: the files that other runtimes know, from
+            session.json to raw_traces.jsonl (``seed`` is the same); ``bundle``: the log, the
+            documents and the blobs, as lines of JSON, which is the same out of every store.
+        out: The file, or with --layout files the folder, to write; new, or an empty folder.
+            Default: the standard output.
+        plain: Only what the format has a place for, without the log that lets an import
+            lose nothing.
+        salvage: Of a damaged session, write what can still be read as a bundle, and say what is
+            missing.
+
+    """
+    if layout == "seed":  # the layout of the designs that perdure began from
+        layout = "files"
+    if salvage:
+        if plain or layout == "files":
+            raise ConfigError("--salvage writes a bundle: leave out --plain and --layout files")
+        return anyio.run(partial(_salvage, id, out=out, where=where))
+    return anyio.run(partial(_export, id, layout=layout, out=out, log=not plain, where=where))
+
+
+async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where: Named) -> int:
+    if layout != "full" and out is None:
+        raise ConfigError(f"--layout {layout} does not go to the standard output: give --out")
+    if out is not None:
+        _check_free(out)
+    store, key = existing(where.store), where.key(id)
+    await open_read_only(store)
+    try:
+        await require_no_backup(store)
+        if layout == "bundle":
+            return await _export_bundle(store, key, out or Path(), where)
+        await require_key(store)
+        state = await state_from(store, key, log=log)
+    finally:
+        await store.aclose()
+    if state is None:
+        raise no_session(key, store)
+    if out is None:
+        write_json(_pretty(state))
+        return 0
+    if layout == "files":
+        names = [*await write_folder(out, state), *await _export_beside(id, out, where)]
+    else:
+        await anyio.to_thread.run_sync(_publish, out, _pretty(state) + b"\n")
+        names = [out.name]
+    answer = {"agent": key.agent, "session": key.session, "out": str(out), "files": names}
+    if where.json:
+        print_json(answer)
+    else:
+        say(f"{key}: {len(state.context.core.history)} messages written to {out}")
+    return 0
+
+
+async def _export_beside(id: str, out: Path, where: Named) -> list[str]:
+    """Write traces and memories, events and checkpoints; return the files' names."""
+    async with managed(existing(where.store)) as sessions:
+        view = await sessions.load(id, session=where.session, tenant=where.tenant)
+        if view is None:
+            return []
+        return [*await export_memories(view, out), *await export_pair(view, out)]
+
+
+async def _export_bundle(store: Store, key: SessionKey, out: Path, where: Named) -> int:
+    if not await is_there(store, key):
+        raise no_session(key, store)
+    written = await write_bundle(store, key, out)
+    answer = {"agent": key.agent, "session": key.session, "out": str(out), "bytes": written}
+    if where.json:
+        print_json(answer)
+    else:
+        say(f"{key}: {size(written)} written to {out}")
+    return 0
+
+
+async def _salvage(id: str, *, out: Path | None, where: Named) -> int:
+    if out is None:
+        raise ConfigError("--salvage does not go to the standard output: give --out")
+    _check_free(out)
+    key = where.key(id)
+    store = existing(where.store)
+    await open_read_only(store)
+    try:
+        await require_key(store)
+        await require_no_backup(store)
+        try:
+            found = await salvage_session(store, key, out)
+        except SessionNotFoundError:
+            raise no_session(key, store) from None
+    finally:
+        await store.aclose()
+    if where.json:
+        print_json({"out": str(out), "whole": found.is_whole, **msgspec.to_builtins(found)})
+    else:
+        _print_salvage(found, out)
+    return 0
+
+
+def _print_salvage(found: Salvage, out: Path) -> None:
+    for run in found.missing:
+        which = (
+            f"records {run.first} to {run.last}" if run.last > run.first else f"record {run.first}"
+        )
+        say(f"{found.key}: MISSING: {which}: {run.why}")
+    for name in found.lost_documents:
+        say(f"{found.key}: MISSING: document {name}: made anew from what is left of the log")
+    for name in found.lost_blobs:
+        say(f"{found.key}: MISSING: blob {name}")
+    if found.lost_dead_letters:
+        say(f"{found.key}: MISSING: {found.lost_dead_letters} dead letters, which are damaged")
+    say(
+        f"{found.key}: {found.records} records, {len(found.documents)} documents and {found.blobs} "
+        f"blobs written to {out} ({size(found.bytes)}): `perdure import {out} --store NEW` takes "
+        "them into a store that does not have this session"
+    )
+
+
+def _check_free(out: Path) -> None:
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        message = f"{out} is there already: choose a new one, or remove it"
+        raise ConfigError(message, out=str(out))
+    if not out.absolute().parent.is_dir():
+        message = f"{out}: there is no folder {out.absolute().parent}: make it first"
+        raise ConfigError(message, out=str(out))
+
+
+def _publish(out: Path, data: bytes) -> None:
+    with Folder.root(str(out.absolute().parent)) as folder:
+        if not folder.publish(out.name, data):
+            _check_free(out)
+
+
+def _pretty(state: FullAgentState) -> bytes:
+    return msgspec.json.format(write_state(state), indent=2)
+
+
+def import_(
+    path: Annotated[Path, Parameter(name="PATH")],
+    /,
+    *,
+    id: str | None = None,
+    where: Named = Named(),  # noqa: B008  # frozen
+) -> int:
+    """Import a session from a file or a folder that was exported, or that others have written.
+
+    All of it is there afterwards, or nothing; only events.jsonl is taken in by parts, so after a
+    kill, remove the session and import again. What was not as it should be is said: older
+    formats are migrated, wrong counts mended, damaged files left out and kept in quarantine/.
+
+    Args:
+        path: A file with one JSON value, a bundle, or a folder with session.json, memory.json,
+            plugins/*.json, raw_traces.jsonl and what lies beside it, or with events.jsonl.
+        id: The agent's id. Default: the one that it had; events alone have none.
+
+    """
+    return anyio.run(partial(_import, path, id=id, where=where))
+
+
+import_.__name__ = "import"  # what the command is called, and no name for a function
+
+
+async def _import(path: Path, *, id: str | None, where: Named) -> int:
+    if await is_bundle(path):
+        return await _import_bundle(path, id=id, where=where)
+    read, beside = await _read(path)
+    pair = await anyio.to_thread.run_sync(has_pair, path)
+    if pair and read == Read(None):
+        read = Read(FullAgentState(agent_id=_named(id, path)))
+    if read.state is None:
+        message = (
+            f"there is nothing to import in {path}: name a file, or a folder with session.json, "
+            "raw_traces.jsonl or events.jsonl"
+        )
+        raise SessionNotFoundError(message, path=str(path))
+    store, left_out = perdure.store_for(where.store), list[Finding]()
+    pair = pair and log_in(read.state) is None
+    if pair:  # refused before anything is written
+        await anyio.to_thread.run_sync(check_pair, path)
+    async with managed(store, write=True) as sessions:
+        done = await import_with(
+            sessions, read.state, beside, id=id, session=where.session, tenant=where.tenant
+        )
+        if pair:
+            async with sessions.open(
+                done.key.agent, session=where.session, tenant=where.tenant
+            ) as mine:
+                taken = await import_pair(mine, path)
+            done = msgspec.structs.replace(done, version=mine.durable_version)
+            left_out = [Finding("left out", str(path), one) for one in taken.findings]
+    findings = [*read.findings, *done.findings, *left_out]
+    if where.json:
+        print_json(_answer(done, store.location, findings))
+    else:
+        for finding in findings:
+            say(f"{finding.what}: {finding.where}: {finding.detail}")
+        say(f"{done.key}: imported as {done.version} records into {store.location}")
+    return 0
+
+
+def _named(id: str | None, path: Path) -> str:
+    if id is None:
+        raise ConfigError(f"{path} has events and no agent's id: give --id", path=str(path))
+    return id
+
+
+async def _import_bundle(path: Path, *, id: str | None, where: Named) -> int:
+    was = await bundle_key(path)
+    named = SessionKey(id or was.agent, was.session, was.tenant)
+    store = perdure.store_for(where.store)
+    await store.open()
+    try:
+        await require_key(store)
+        landed = await read_bundle(store, path, key=named)
+    finally:
+        await store.aclose()
+    if where.json:
+        print_json({"location": store.location, **msgspec.to_builtins(landed)})
+    else:
+        say(f"{landed.key}: {landed.records} records written into {store.location}")
+    return 0
+
+
+async def _read(path: Path) -> tuple[Read, Remembered | None]:
+    """Read a state, and in a folder what lies beside it."""
+    place = anyio.Path(path)
+    if not await place.is_dir():
+        return await _read_file(place) if await place.exists() else Read(None), None
+    read = await read_folder(path)
+    beside = await memories_in(path, read.state)
+    if read.state is None and beside is not None:
+        read = Read(FullAgentState(agent_id=beside.agent_id))
+    return read, beside
+
+
+async def _read_file(path: anyio.Path) -> Read:
+    try:
+        return read_state(await path.read_bytes(), where=str(path))
+    except CorruptRecordError as error:
+        message = f"{path} is no export that can be read: {error}"
+        raise CorruptRecordError(message, path=str(path)) from error
+
+
+def _answer(done: Imported, location: str, findings: list[Any]) -> dict[str, Any]:
+    return {
+        "location": location,
+        "agent": done.key.agent,
+        "session": done.key.session,
+        "tenant": done.key.tenant,
+        "records": done.version,
+        "findings": findings,
+    }

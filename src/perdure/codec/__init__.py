@@ -1,1 +1,0 @@
-"""Bytes to model and back: pure, strict, and data only."""

@@ -1,0 +1,266 @@
+"""Where an agent's config lies: in a session's state, or in a file of a folder.
+
+A place changes what it holds by a function of what it holds, alone among everybody who writes
+there, and returns when that is durable. Cancelling may come too late, never half-way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from perdure._lib.files import Folder
+from perdure._lib.platform import try_lock
+from perdure.config.values import DOCUMENT, Saved, saved_in, written
+from perdure.errors import ConfigError, LeaseHeldError, StoreError, StoreUnavailableError
+from perdure.session.internals import let_go
+
+if TYPE_CHECKING:
+    from perdure.session.manager import SessionManager
+    from perdure.session.session import Session
+
+
+STATE_DIR_VARIABLE: Final = "AGENT_STATE_DIR"
+FILE: Final = f"{DOCUMENT}.json"
+LOCK: Final = f"{DOCUMENT}.lock"
+_MOST_TRIES: Final = 1000
+_PAUSE: Final = 0.05
+"""Seconds between two attempts to write where somebody else writes."""
+
+Change = Callable[[Saved], Saved]
+Taken = Callable[[Saved], object]
+
+
+def _ignored(_: Saved) -> None:
+    """Be told, and do nothing."""
+
+
+class Place(Protocol):
+    """Where values lie."""
+
+    async def read(self) -> Saved:
+        """Return what is stored."""
+        ...
+
+    async def change(self, change: Change, taken: Taken = _ignored) -> Saved:
+        """Make a change durable, and return what is stored then; the same object is no change.
+
+        *taken* is called when it cannot be undone any more: from then on it will be stored, even
+        if the caller is cancelled, or told that it cannot be written right now.
+        """
+        ...
+
+
+@final
+class SessionPlace:
+    """The state of an open session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def read(self) -> Saved:
+        """Return what the session holds, durable or not."""
+        value = await self._session.state.get(DOCUMENT)
+        return _saved(value, f"session {self._session.key}")
+
+    async def change(self, change: Change, taken: Taken = _ignored) -> Saved:
+        """Change it, and save the session."""
+        session = self._session
+        for _ in range(_MOST_TRIES):
+            before = session.version
+            saved = await self.read()
+            if session.version != before:  # somebody has appended while we read: maybe to this
+                continue
+            new = change(saved)
+            if new is not saved:
+                session.state.set(DOCUMENT, written(new))
+                taken(new)
+                await session.save()
+            return new
+        message = f"session {session.key} never came to rest: its config was not changed"
+        raise StoreError(message, key=str(session.key))
+
+
+def _saved(value: Any, owner: str) -> Saved:
+    where = f"the state {DOCUMENT!r} of {owner}"
+    return saved_in(None if value is None else msgspec.json.encode(value), where)
+
+
+@final
+class AgentPlace:
+    """What all sessions of an agent share: the state of its default session.
+
+    Held for as long as a change takes, by a session of the same agent that is another one.
+
+    Args:
+        sessions: The manager.
+        id: The agent's id.
+        tenant: Whose it is.
+        wait: Seconds to wait for another process that has the default session.
+
+    """
+
+    def __init__(self, sessions: SessionManager, id: str, *, tenant: str, wait: float) -> None:
+        self._sessions = sessions
+        self._id = id
+        self._tenant = tenant
+        self._wait = wait
+
+    async def read(self) -> Saved:
+        """Return what is durable; needs no lease."""
+        view = await self._sessions.load(self._id, tenant=self._tenant)
+        value = None if view is None else await view.state.get(DOCUMENT)
+        return _saved(value, f"agent {self._id!r}")
+
+    async def change(self, change: Change, taken: Taken = _ignored) -> Saved:
+        """Change it under the default session's lease, if there is anything to change.
+
+        Raises:
+            LeaseHeldError: Another process goes on holding the default session.
+
+        """
+        saved = await self.read()
+        if change(saved) is saved:
+            return saved
+        session = await self._open()
+        try:
+            return await SessionPlace(session).change(change, taken)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await let_go(session)
+
+    async def _open(self) -> Session:
+        """Open the default session; nobody who talks in it is asked to hand it over."""
+        until = anyio.current_time() + self._wait
+        while True:
+            try:
+                return await self._sessions.open(self._id, tenant=self._tenant, on_held="raise")
+            except LeaseHeldError as error:
+                if anyio.current_time() >= until:
+                    raise self._held() from error
+            await anyio.sleep(_PAUSE)
+
+    def _held(self) -> LeaseHeldError:
+        message = (
+            f"agent {self._id!r}: another process has its default session, which keeps the values "
+            f"that all of its sessions share; it was not free for {self._wait} s: try again later"
+        )
+        return LeaseHeldError(message, agent=self._id)
+
+
+@final
+class FolderPlace:
+    """``_persistence.json`` in a folder: one writer at a time by a lock, replaced as a whole.
+
+    Args:
+        path: The folder; made if it is not there.
+        wait: Seconds to wait for another writer.
+
+    """
+
+    def __init__(self, path: Path, *, wait: float = 10.0) -> None:
+        self.path: Path = path
+        self._wait = wait
+
+    async def read(self) -> Saved:
+        """Read the file; a writer never shows it half-done."""
+        return await anyio.to_thread.run_sync(self._read)
+
+    async def change(self, change: Change, taken: Taken = _ignored) -> Saved:
+        """Change the file under the folder's lock.
+
+        Raises:
+            LeaseHeldError: Another process goes on holding the lock.
+            StoreUnavailableError: The folder cannot be written.
+
+        """
+        until = anyio.current_time() + self._wait
+        while (changed := await anyio.to_thread.run_sync(self._change, change)) is None:
+            if anyio.current_time() >= until:
+                raise self._held()
+            await anyio.sleep(_PAUSE)
+        taken(changed)
+        return changed
+
+    def change_now(self, change: Change) -> Saved:
+        """Change it while nothing else runs: where there is no event loop any more."""
+        until = time.monotonic() + self._wait
+        while (changed := self._change(change)) is None:
+            if time.monotonic() >= until:
+                raise self._held()
+            time.sleep(_PAUSE)
+        return changed
+
+    def _held(self) -> LeaseHeldError:
+        message = (
+            f"{self.path / LOCK} was held by another process for {self._wait} s: try again later"
+        )
+        return LeaseHeldError(message, path=str(self.path))
+
+    def _read(self) -> Saved:
+        with folder_trouble(self.path, "read"):
+            if not self.path.is_dir():
+                return Saved()
+            with Folder.root(str(self.path)) as folder:
+                data = folder.read(FILE)
+        return saved_in(data, str(self.path / FILE))
+
+    def _change(self, change: Change) -> Saved | None:
+        """Do it; None if somebody else has the lock."""
+        with folder_trouble(self.path, "written"), contextlib.ExitStack() as stack:
+            folder = stack.enter_context(made(self.path))
+            fd = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
+            stack.callback(os.close, fd)
+            if try_lock(fd) is False:
+                return None
+            saved = saved_in(folder.read(FILE), str(self.path / FILE))
+            new = change(saved)
+            if new is not saved:
+                folder.replace(FILE, text_of(written(new)))
+                folder.sync()
+            return new
+
+
+@contextlib.contextmanager
+def folder_trouble(path: Path, what: str) -> Iterator[None]:
+    """Say in perdure's words what goes wrong with a folder of state."""
+    try:
+        yield
+    except OSError as error:
+        message = f"the state folder {path} cannot be {what}: {error.strerror or error}"
+        raise StoreUnavailableError(message, path=str(path)) from error
+
+
+def made(path: Path) -> Folder:
+    """Open a folder; one that is not there is made, durably."""
+    if not path.is_dir():
+        with made(path.parent) as parent:
+            return parent.make(path.name)
+    return Folder.root(str(path))
+
+
+def text_of(value: Any) -> bytes:
+    """Return JSON as people read it."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+def state_dir(given: str | os.PathLike[str] | None) -> Path:
+    """Return the folder of an agent's state: what is given, else ``$AGENT_STATE_DIR``.
+
+    Raises:
+        ConfigError: Neither is there.
+
+    """
+    path = os.fspath(given) if given is not None else os.environ.get(STATE_DIR_VARIABLE, "")
+    if not path:
+        message = f"there is no folder for the state: give state_dir, or set {STATE_DIR_VARIABLE}"
+        raise ConfigError(message, option="state_dir")
+    return Path(path).expanduser().absolute()

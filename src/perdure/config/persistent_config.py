@@ -1,0 +1,367 @@
+"""The values that an agent declares in persistence.yaml: read at once, written durably."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, final
+
+import anyio
+import anyio.to_thread
+
+from perdure.config.discover import Declared, declared_at, declared_beside, program_dir
+from perdure.config.locations import FolderPlace, Place, state_dir
+from perdure.config.schema import ConfigKey
+from perdure.config.values import Saved, begun, changed
+from perdure.config.variables import initial_values
+from perdure.errors import (
+    ConfigError,
+    NotStorableError,
+    StoreUnavailableError,
+    TooLargeError,
+    UnknownConfigKeyError,
+)
+from perdure.records.json import decode
+from perdure.records.redaction import redact
+from perdure.records.values import encode_value
+
+log: logging.Logger = logging.getLogger("perdure.config")
+
+MAX_VALUE_BYTES: Final = 64 * 1024
+"""The largest value, as JSON."""
+
+Initial = Callable[[ConfigKey], Any]
+
+
+class Part(NamedTuple):
+    """Some of the keys, and where their values lie."""
+
+    place: Place
+    keys: Mapping[str, ConfigKey]
+    is_new: bool | None = None
+    """Whether they are begun for a new session; None to tell by the session's id."""
+    keeps: Collection[str] = ()
+    """Keys whose values lie there as well, and are others' to show."""
+    session: str | None = None
+    """The session whose values they are; None where several share them."""
+    is_branch: bool = False
+    """Whether another session's values may have come along: they are begun anew."""
+
+
+@final
+class _Setting(Coroutine[Any, Any, None]):
+    """A change that was taken; awaiting it waits until it is durable.
+
+    A coroutine, so that a task can be made of it; one that nobody has to await.
+    """
+
+    __slots__ = ("_awaited", "_until", "data", "error", "is_done", "key", "part")
+
+    def __init__(
+        self,
+        part: Part,
+        key: str,
+        data: bytes,
+        until: Callable[[_Setting], Awaitable[None]],
+    ) -> None:
+        self.part, self.key, self.data = part, key, data
+        self._until = until
+        self._awaited: Coroutine[Any, Any, None] | None = None
+        self.error: Exception | None = None
+        self.is_done: bool = False
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._waiting().__await__()
+
+    def send(self, value: Any, /) -> Any:
+        """Go on, as a task does."""
+        return self._waiting().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise where it waits, as a task does."""
+        return self._waiting().throw(*error)
+
+    def close(self) -> None:
+        """Wait no more; it is kept all the same."""
+        if self._awaited is not None:
+            self._awaited.close()
+
+    def _waiting(self) -> Coroutine[Any, Any, None]:
+        if self._awaited is None:
+            self._awaited = self._durable()
+        return self._awaited
+
+    async def _durable(self) -> None:
+        await self._until(self)
+        if self.error is not None:
+            raise self.error
+
+    def failed(self, error: Exception) -> None:
+        """Take note of why it was not kept."""
+        self.error = error
+        if self._awaited is None:
+            message = "config.%s was set and could not be kept"
+            log.error(message, self.key, exc_info=error, extra={"key": self.key})
+
+
+def _keep_left(place: FolderPlace, pending: list[_Setting]) -> None:
+    """Keep what was set and never awaited, when the config is gone or the process ends."""
+    for setting in pending:
+        try:
+            place.change_now(partial(changed, key=setting.key, value=setting.data))
+        except Exception as error:  # noqa: BLE001  # nobody is left to raise it to
+            setting.failed(error)
+
+
+@final
+class PersistentConfig:
+    """Keep the values that persistence.yaml declares.
+
+    An agent has one as ``agent.config``. By itself it keeps them in a folder, as
+    ``_persistence.json``: ``async with PersistentConfig(folder) as config``, or await it. Reading
+    is synchronous; it shows what was stored when the agent started, and what was set here since.
+
+    Args:
+        state_dir: The folder; None for ``$AGENT_STATE_DIR``.
+        schema_path: The persistence.yaml; None for the one beside the program that runs. Without
+            any, nothing is declared.
+        agent_name: What ``{{ agent_name }}`` is where no agent.yaml beside it has a name.
+        session: The id of the session: values are regenerated when it is another than the last
+            time. None: each load begins a new session.
+        strict: Whether only keys that are declared can be set.
+
+    """
+
+    def __init__(
+        self,
+        state_dir: str | os.PathLike[str] | None = None,
+        schema_path: str | os.PathLike[str] | None = None,
+        *,
+        agent_name: str | None = None,
+        session: str | None = None,
+        strict: bool = True,
+    ) -> None:
+        self._state_dir = state_dir
+        self._schema_path = schema_path
+        self._agent_name = agent_name
+        self._session = session
+        self._strict = strict
+        self._parts: Sequence[Part] | None = None
+        self._keys: Mapping[str, ConfigKey] = {}
+        self._values: dict[str, bytes] = {}
+        self._pending: list[_Setting] = []  # set, and not kept yet
+        self._start: Callable[[Callable[[], Awaitable[object]]], None] | None = None
+        self._lock = anyio.Lock()
+
+    @classmethod
+    async def of(
+        cls,
+        keys: Mapping[str, ConfigKey],
+        parts: Sequence[Part],
+        make: Initial,
+        start: Callable[[Callable[[], Awaitable[object]]], None],
+    ) -> Self:
+        """Return the config of keys whose values lie in several places; for agents.
+
+        Args:
+            keys: What is declared.
+            parts: Where the values lie.
+            make: Makes a value.
+            start: Runs something in the background.
+
+        """
+        config = cls()
+        config._start = start
+        await config._begin(keys, parts, make)
+        return config
+
+    def __repr__(self) -> str:
+        state = f"{len(self._keys)} keys" if self._parts is not None else "not loaded"
+        return f"<PersistentConfig {state}>"
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._load().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._load()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Keep what was set, so that all of it is durable."""
+        await self.flush()
+
+    async def _load(self) -> Self:
+        """Read the schema and the values, and make those that are not there yet.
+
+        Raises:
+            ConfigError: The file does not fit, or there is no folder.
+            TemplateError: A template cannot be evaluated; nothing was written.
+            CorruptRecordError: What is stored is damaged; it was left as it is.
+            LeaseHeldError: Another process goes on writing it.
+            StoreUnavailableError: The folder cannot be read or written.
+
+        """
+        place = FolderPlace(state_dir(self._state_dir))
+        weakref.finalize(self, _keep_left, place, self._pending)
+        declared = await anyio.to_thread.run_sync(self._read_schema)
+        keys = declared.declaration.config
+        make = initial_values(declared.agent_name or self._agent_name)
+        await self._begin(keys, [Part(place, keys)], make)
+        return self
+
+    def _read_schema(self) -> Declared:
+        if self._schema_path is not None:
+            return declared_at(self._schema_path)
+        return declared_beside(program_dir())
+
+    async def _begin(
+        self, keys: Mapping[str, ConfigKey], parts: Sequence[Part], make: Initial
+    ) -> None:
+        values: dict[str, bytes] = {}
+        for part in parts if keys or not self._strict else ():
+            saved = await part.place.change(partial(self._begun, part, make))
+            values |= self._shown(part, saved)
+        self._keys, self._values, self._parts = keys, values, parts
+
+    def _begun(self, part: Part, make: Initial, saved: Saved) -> Saved:
+        session = self._session if part.is_new is None else part.session or saved.session
+        is_new = part.is_new or (part.is_branch and saved.session not in {None, session})
+        if part.is_new is None:
+            is_new = session is None or saved.session != session
+        return begun(
+            saved,
+            part.keys,
+            is_new=is_new,
+            initial=make,
+            session=session,
+            keep=lambda name: not self._strict or name in part.keeps,
+        )
+
+    # reading
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a copy of a value, or ``default`` where there is none, or it is null."""
+        data = self._loaded().get(key)
+        value = None if data is None else decode(data)
+        return default if value is None else value
+
+    def has(self, key: str) -> bool:
+        """Say whether a key has a value; null is none."""
+        return self._loaded().get(key, b"null") != b"null"
+
+    def declared(self, key: str) -> bool:
+        """Say whether persistence.yaml declares a key, whether it has a value or not."""
+        self._loaded()
+        return key in self._keys
+
+    def all(self) -> dict[str, Any]:
+        """Return copies of all values by their keys, with None for those that have none."""
+        return {key: decode(data) for key, data in self._loaded().items()}
+
+    def _loaded(self) -> dict[str, bytes]:
+        if self._parts is None:
+            message = "this config is not loaded: use `async with PersistentConfig(…) as config`"
+            raise ConfigError(message)
+        return self._values | {one.key: one.data for one in self._pending}
+
+    # writing
+
+    def set(self, key: str, value: Any) -> Coroutine[Any, Any, None]:
+        """Change a value; await it to have it durable: it survives a kill then.
+
+        It is taken, and shown, at once. What nobody awaits is kept all the same: by an agent in the
+        background, else with the next change, at the end of ``async with``, or when the process
+        ends; only a kill may be faster. One that cannot be kept is not shown any more, and logged
+        if nobody awaits it. Cancelling may come too late, never half-way.
+
+        Args:
+            key: One that is declared.
+            value: Any JSON value; None counts as no value.
+
+        Raises:
+            UnknownConfigKeyError: The key is not declared.
+            NotStorableError: The value is not JSON.
+            TooLargeError: It is larger than 64 KiB.
+            LeaseHeldError: Another process goes on writing.
+            StoreUnavailableError: It cannot be written right now; a session keeps it, and saves it
+                as soon as it can be.
+
+        """
+        self._loaded()
+        if self._strict and key not in self._keys:
+            raise _unknown(key, self._keys)
+        setting = _Setting(self._part_of(key), key, _encoded(key, value), self._until)
+        if self._start is not None:
+            self._start(self._soon)
+        self._pending.append(setting)
+        return setting
+
+    async def flush(self) -> None:
+        """Keep what was set and not awaited; what cannot be kept is logged."""
+        await self._until(None)
+
+    async def _soon(self) -> None:
+        """Keep what nobody has awaited; where the store is down, it waits for `flush`."""
+        await self._until(None, patiently=True)
+
+    async def _until(self, wanted: _Setting | None, *, patiently: bool = False) -> None:
+        """Keep what was set, in its order, up to one; None for all."""
+        async with self._lock:
+            while self._pending and (wanted is None or not wanted.is_done):
+                setting = self._pending[0]
+                try:
+                    await self._save(setting.part, setting.key, setting.data)
+                except Exception as error:  # noqa: BLE001  # whoever awaits it gets it
+                    if patiently and isinstance(error, StoreUnavailableError):
+                        return
+                    setting.failed(error)
+                setting.is_done = True
+                self._pending.remove(setting)
+
+    async def _save(self, part: Part, key: str, data: bytes) -> None:
+        def show(saved: Saved) -> None:
+            self._values |= self._shown(part, saved)
+
+        show(await part.place.change(lambda saved: changed(saved, key, data), show))
+
+    def _shown(self, part: Part, saved: Saved) -> dict[str, bytes]:
+        shown = part.keys if self._strict else saved.values
+        return {name: bytes(raw) for name, raw in saved.values.items() if name in shown}
+
+    def _part_of(self, key: str) -> Part:
+        parts = self._parts or ()
+        return next((part for part in parts if key in part.keys), parts[0])
+
+
+def _encoded(key: str, value: Any) -> bytes:
+    data, types = encode_value(value, at=f"config.{key}")
+    if types:
+        path, tag = next(iter(types.items()))
+        where = f"config.{key}{path}".rstrip("/")
+        message = f"the {tag} at {where} is not JSON: convert it first"
+        raise NotStorableError(message, key=key)
+    if len(data) > MAX_VALUE_BYTES:
+        message = (
+            f"config.{key} would have {len(data)} bytes, the limit is {MAX_VALUE_BYTES}: "
+            "keep it by save_state, or in a file"
+        )
+        raise TooLargeError(message, key=key, size=len(data))
+    if redact({key: value})[1]:
+        log.warning("a value looks like a credential: keep it elsewhere", extra={"key": key})
+    return data
+
+
+def _unknown(key: str, keys: Mapping[str, ConfigKey]) -> UnknownConfigKeyError:
+    known = ", ".join(list(keys)[:10]) if keys else "it declares nothing"
+    message = (
+        f"config: {key[:60]!r} is not declared in persistence.yaml ({known}): declare it there"
+    )
+    return UnknownConfigKeyError(message, key=key)

@@ -1,0 +1,436 @@
+"""The sections of persistence.yaml beside ``config``: what fits, and what it becomes.
+
+Each takes its node and returns a value; what does not fit is noted, with its place.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from perdure.archive.selection import MAX_PATHS
+from perdure.autosave.options import Autosave
+from perdure.config import template
+from perdure.config.yaml_reader import Node, Problem, Problems, kind_of, shown
+from perdure.errors import ConfigError, TemplateError
+from perdure.records.redaction import redact
+from perdure.session.retention import Retention
+
+# The sections of persistence.yaml beside ``config``: what fits, and what it becomes
+
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+MAX_PATH_BYTES: Final = 1024
+PRESETS: Final[Mapping[str, Autosave | None]] = {
+    "default": Autosave(),
+    "server": Autosave.server(),
+    "write_through": Autosave.write_through(),
+    "off": None,
+}
+_DRIVE: Final = re.compile(r"[A-Za-z]:")
+_AUTHORITY: Final = re.compile(r"[^/?#]*://([^/?#]*)")
+_SECRET: Final = re.compile(r"[?&](password|passwd|sslpassword)=[^&]")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_AUTOSAVE: Final = {
+    "debounce": float,
+    "max_delay": float,
+    "on_turn_end": bool,
+    "max_bytes": int,
+    "max_records": int,
+}
+_RETENTION: Final = {"keep_turns": int, "keep_days": float, "expire_days": float}
+
+
+class StorePlace(msgspec.Struct, frozen=True):
+    """Where sessions are kept: a URL, or the environment variable that holds it."""
+
+    url: str | None = None
+    url_env: str | None = None
+
+
+class KeySource(msgspec.Struct, frozen=True):
+    """Where the master key is: in an environment variable, or in a file."""
+
+    key_env: str | None = None
+    key_file: str | None = None
+
+
+def persist_paths_in(node: Node, problems: Problems) -> tuple[str, ...]:
+    """Return folders below the agent's home, without the closing slash."""
+    if not isinstance(node.value, tuple) or node.is_mapping:
+        problems.add(node, f"persist_paths is {kind_of(node)}: give a list of folders")
+        return ()
+    if len(node.value) > MAX_PATHS:
+        problems.add(node, f"{len(node.value)} persist_paths, the limit is {MAX_PATHS}: name less")
+        return ()
+    paths: dict[str, Node] = {}
+    for one in node.value:
+        path = _path(one, problems)
+        if path is not None and path in paths:
+            said = f"{shown(path)} stands in line {paths[path].line} already: keep one"
+            problems.add(one, said)
+        elif path is not None:
+            paths[path] = one
+    return tuple(paths)
+
+
+def _path(node: Node, problems: Problems) -> str | None:
+    text = node.value
+    if not isinstance(text, str):
+        problems.add(node, f"a path is {kind_of(node)}: give text, such as data/")
+        return None
+    why = _unfit(text)
+    if why is not None:
+        problems.add(node, f"the path {shown(text)} {why}")
+        return None
+    return "/".join(step for step in text.split("/") if step not in {"", "."})
+
+
+def _unfit(path: str) -> str | None:
+    """Return why a path cannot be one below the agent's home."""
+    steps = [step for step in path.split("/") if step not in {"", "."}]
+    rules = (
+        (len(path.encode()) > MAX_PATH_BYTES, f"is longer than {MAX_PATH_BYTES} bytes: shorten it"),
+        (any(ord(char) < 32 or ord(char) == 127 for char in path), "holds a control character"),
+        ("\\" in path, "holds a backslash: divide by /"),
+        (path.startswith("/"), "is absolute: name a folder below the agent's home"),
+        (path.startswith("~"), "begins with ~: name a folder below the agent's home"),
+        (_DRIVE.match(path) is not None, "names a drive: name a folder below the agent's home"),
+        (".." in steps, "leads out by ..: name a folder below the agent's home"),
+        (not steps, "is the whole home: name the folders in it that are to persist"),
+    )
+    return next((why for broken, why in rules if broken), None)
+
+
+def store_in(node: Node, problems: Problems) -> StorePlace | None:
+    """Return where sessions are kept."""
+    if node.is_mapping:
+        fields = _fields(node, problems, "store", ("url_env",))
+        name = _variable(fields, "url_env", problems)
+        if not node.pairs:
+            problems.add(node, "store says nothing: give a URL, or url_env: NAME_OF_A_VARIABLE")
+        return None if name is None else StorePlace(url_env=name)
+    if not isinstance(node.value, str) or not node.value.strip():
+        said = f"store is {kind_of(node)}: give a path or a URL, such as file:./sessions"
+        problems.add(node, said)
+        return None
+    if _has_password(node.value):
+        problems.add(node, "store holds a password: write url_env: NAME, and set that variable")
+        return None
+    return StorePlace(url=node.value)
+
+
+def _has_password(url: str) -> bool:
+    """Say whether a URL holds one, before its host or among its options."""
+    found = _AUTHORITY.match(url)
+    who = found[1].rpartition("@")[0] if found is not None else ""
+    return bool(who.partition(":")[2] or _SECRET.search(url))
+
+
+def encryption_in(node: Node, problems: Problems) -> KeySource | None:
+    """Return where the master key is; the key itself has no place in a file."""
+    known = ("key_env", "key_file")
+    if not node.is_mapping:
+        said = f"encryption is {kind_of(node)}: give key_env: NAME, or key_file: PATH"
+        problems.add(node, f"{said}; the key itself does not belong here")
+        return None
+    if any(key.value == "key" for key, _ in node.pairs):
+        problems.add(node, "encryption holds a key, which does not belong here: name its variable")
+        return None
+    fields = _fields(node, problems, "encryption", known)
+    if set(fields) == set(known):
+        problems.add(node, "encryption names two keys: give key_env or key_file, not both")
+        return None
+    if "key_file" in fields:
+        path = fields["key_file"]
+        if not isinstance(path.value, str) or not path.value:
+            problems.add(path, f"key_file is {kind_of(path)}: give the path of a file")
+            return None
+        return KeySource(key_file=path.value)
+    if not node.pairs:
+        problems.add(node, "encryption names no key: give key_env: NAME, or key_file: PATH")
+    name = _variable(fields, "key_env", problems)
+    return None if name is None else KeySource(key_env=name)
+
+
+def autosave_in(node: Node, problems: Problems) -> Autosave | UnsetType | None:
+    """Return when sessions save themselves: a preset, or settings that change one."""
+    if not node.is_mapping:
+        return _preset(node, problems)
+    fields = _fields(node, problems, "autosave", ("preset", *_AUTOSAVE))
+    preset = fields.pop("preset", None)
+    base = PRESETS["default"] if preset is None else _preset(preset, problems)
+    settings = _typed(fields, "autosave", _AUTOSAVE, problems)
+    if isinstance(base, UnsetType) or (base is None and not settings):
+        return base
+    if base is None:
+        problems.add(node, "autosave is off, and has settings: choose")
+        return UNSET
+    whole = msgspec.structs.asdict(base) | settings
+    return _made(node, problems, lambda: Autosave(**whole), UNSET)
+
+
+def _preset(node: Node, problems: Problems) -> Autosave | UnsetType | None:
+    if isinstance(node.value, str) and node.value in PRESETS:
+        return PRESETS[node.value]
+    said = shown(node.value) if isinstance(node.value, str) else kind_of(node)
+    problems.add(node, f"autosave is {said}: choose from {', '.join(PRESETS)}, or give settings")
+    return UNSET
+
+
+def retention_in(node: Node, problems: Problems) -> Retention | None:
+    """Return what of the history is kept."""
+    fields = _fields(node, problems, "retention", tuple(_RETENTION))
+    settings = _typed(fields, "retention", _RETENTION, problems)
+    if settings.get("expire_days") == 0:
+        said = "0 would forget every session: leave expire_days out to forget none"
+        problems.add(fields["expire_days"], said)
+    return _made(node, problems, lambda: Retention(**settings), None) if settings else None
+
+
+def _made(node: Node, problems: Problems, make: Callable[[], T], otherwise: U) -> T | U:
+    """Return what the options' own class makes of the settings."""
+    try:
+        return make()
+    except ConfigError as error:
+        problems.add(node, str(error))
+        return otherwise
+
+
+def _fields(node: Node, problems: Problems, where: str, known: tuple[str, ...]) -> dict[str, Node]:
+    """Return a mapping's values by their keys, those that are known."""
+    if not node.is_mapping:
+        problems.add(node, f"{where} is {kind_of(node)}: give a mapping of {', '.join(known)}")
+        return {}
+    fields: dict[str, Node] = {}
+    for key, value in node.pairs:
+        if key.value in known:
+            fields[key.value] = value
+        else:
+            problems.unknown(key, where, known)
+    if not node.pairs and where == "retention":
+        problems.add(node, f"{where} says nothing: give one of {', '.join(known)}")
+    return fields
+
+
+def _typed(
+    fields: Mapping[str, Node], where: str, types: Mapping[str, type], problems: Problems
+) -> dict[str, Any]:
+    """Return settings whose values are of the types that they should be of."""
+    words = {int: "a whole number", float: "a number", bool: "true or false"}
+    settings: dict[str, Any] = {}
+    for name, node in fields.items():
+        wanted = types[name]
+        fits = type(node.value) is wanted or (wanted is float and type(node.value) is int)
+        if fits:
+            settings[name] = wanted(node.value)
+        else:
+            said = f"{where}: {name} is {kind_of(node)}: it must be {words[wanted]}"
+            problems.add(node, said)
+    return settings
+
+
+def _variable(fields: Mapping[str, Node], name: str, problems: Problems) -> str | None:
+    node = fields.get(name)
+    if node is None:
+        return None
+    if not isinstance(node.value, str) or not _VARIABLE.fullmatch(node.value):
+        said = f"{name} names no environment variable: give a name such as PERDURE_KEY"
+        problems.add(node, said)
+        return None
+    return node.value
+
+
+# What persistence.yaml may say, and what it becomes: a `Declaration`
+#
+# Pure: a tree of nodes in, values out. Whatever does not fit is an error with line and column, and
+# all of them are found in one go.
+
+
+FORMAT: Final = 1
+"""The version of persistence.yaml that this release reads."""
+MAX_KEYS: Final = 1000
+MAX_NAME_BYTES: Final = 200
+
+SECTIONS: Final = (
+    *("version", "config", "persist_paths"),
+    *("store", "autosave", "retention", "encryption"),
+)
+FIELDS: Final = ("description", "init", "on_new_session")
+
+OnNewSession = Literal["preserve", "regenerate"]
+Initial = str | int | float | bool | None
+
+
+class ConfigKey(msgspec.Struct, frozen=True, kw_only=True):
+    """One declared value."""
+
+    name: str
+    description: str = ""
+    init: Initial = None
+    """What it begins with; text is a template."""
+    on_new_session: OnNewSession = "preserve"
+
+    @property
+    def is_regenerated(self) -> bool:
+        """Whether each new session gets a value of its own."""
+        return self.on_new_session == "regenerate"
+
+
+class Declaration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a persistence.yaml says."""
+
+    config: dict[str, ConfigKey] = {}
+    persist_paths: tuple[str, ...] = ()
+    """Folders below the agent's home, as ``a/b``: relative, and never leading out."""
+    store: StorePlace | None = None
+    autosave: Autosave | UnsetType | None = UNSET
+    """None for off; UNSET where the file says nothing."""
+    retention: Retention | None = None
+    encryption: KeySource | None = None
+    warnings: tuple[Problem, ...] = ()
+    """What is allowed, and not wise."""
+
+
+def declaration_of(root: Node, source: str) -> Declaration:
+    """Return what a file declares.
+
+    Raises:
+        ConfigError: Something does not fit; ``facts["problems"]`` holds all of it.
+        TemplateError: The first thing that does not fit is a template.
+
+    """
+    problems, warnings = Problems(source), Problems(source, most=MAX_KEYS + 1)
+    if not root.is_mapping:
+        problems.add(root, f"the file is {kind_of(root)}: begin it with version: {FORMAT}")
+        problems.raise_if_any()
+    found: dict[str, Node] = {}
+    for key, value in root.pairs:
+        if key.value in SECTIONS:
+            found[key.value] = value
+        else:
+            problems.unknown(key, "persistence.yaml", SECTIONS)
+    _check_version(root, found.pop("version", None), problems)
+    said = {
+        name: _SECTION[name](node, problems)
+        for name, node in found.items()
+        if name in _SECTION and node.value is not None
+    }
+    if "config" in found:
+        said["config"] = _config(found["config"], problems, warnings)
+    problems.raise_if_any()
+    return Declaration(**said, warnings=tuple(warnings.found))
+
+
+_SECTION: Final[dict[str, Any]] = {
+    "persist_paths": persist_paths_in,
+    "store": store_in,
+    "autosave": autosave_in,
+    "retention": retention_in,
+    "encryption": encryption_in,
+}
+
+
+def _check_version(root: Node, version: Node | None, problems: Problems) -> None:
+    if version is None:
+        problems.add(root, f"version is missing: begin the file with version: {FORMAT}")
+    elif type(version.value) is not int:
+        problems.add(version, f"version is {kind_of(version)}: write version: {FORMAT}")
+    elif version.value != FORMAT:
+        said = f"version {version.value} is unknown: this release reads version {FORMAT}"
+        problems.add(version, said)
+
+
+def _config(node: Node, problems: Problems, warnings: Problems) -> dict[str, ConfigKey]:
+    if node.value is None:
+        return {}
+    if not node.is_mapping:
+        problems.add(node, f"config is {kind_of(node)}: give a mapping of names")
+        return {}
+    if len(node.pairs) > MAX_KEYS:
+        problems.add(node, f"{len(node.pairs)} keys, the limit is {MAX_KEYS}: declare less")
+        return {}
+    keys: dict[str, ConfigKey] = {}
+    for name, value in node.pairs:
+        _check_name(name, problems)
+        key = _key(name, value, problems)
+        if redact({name.value: "x"})[1]:
+            said = f"{shown(name.value)} looks like a credential: keep it out of the agent's state"
+            warnings.add(name, f"{said}, in an environment variable")
+        keys[name.value] = key
+    return keys
+
+
+def _check_name(name: Node, problems: Problems) -> None:
+    text: str = name.value
+    if not text.strip():
+        problems.add(name, "the name of this key is empty: give it at least one character")
+    elif len(text.encode()) > MAX_NAME_BYTES:
+        problems.add(name, f"this name is longer than {MAX_NAME_BYTES} bytes: shorten it")
+    elif not text.isprintable():
+        problems.add(name, "this name holds a control character: remove it")
+
+
+def _key(name: Node, node: Node, problems: Problems) -> ConfigKey:
+    where = f"config.{name.value[:60]}"
+    if node.value is None:
+        return ConfigKey(name=name.value)
+    if not node.is_mapping:
+        said = f"{where} is {kind_of(node)}: give a mapping, such as {{init: …}}"
+        problems.add(node, said)
+        return ConfigKey(name=name.value)
+    fields: dict[str, Any] = {}
+    for key, value in node.pairs:
+        if key.value not in FIELDS:
+            problems.unknown(key, where, FIELDS)
+        elif _fits(key.value, value, where, problems):
+            fields[key.value] = value.value
+    return ConfigKey(name=name.value, **fields)
+
+
+def _fits(field: str, node: Node, where: str, problems: Problems) -> bool:
+    value, before = node.value, len(problems.found)
+    if field == "description" and not isinstance(value, str):
+        problems.add(node, f"{where}: description is {kind_of(node)}: give text")
+    elif field == "on_new_session" and value not in ("preserve", "regenerate"):
+        said = shown(value) if isinstance(value, str) else kind_of(node)
+        message = f"{where}: on_new_session is {said}: choose preserve or regenerate"
+        problems.add(node, message)
+    elif field == "init" and isinstance(value, tuple):
+        said = "give text, a number, true, false or null, and set the rest in setup()"
+        problems.add(node, f"{where}: init is {kind_of(node)}: {said}")
+    elif field == "init" and isinstance(value, str):
+        try:
+            template.check(value)
+        except TemplateError as error:
+            problems.add(node, f"{where}: {error}", TemplateError)
+    return len(problems.found) == before
+
+
+def name_of(root: Node, source: str) -> str | None:
+    """Return the name in an agent.yaml, None if it says none; everything else there is others'.
+
+    Raises:
+        ConfigError: The name is no text, or empty.
+
+    """
+    problems = Problems(source)
+    if not root.is_mapping:
+        problems.add(root, "the file is no mapping: give one with a name")
+        problems.raise_if_any()
+    for key, value in root.pairs:
+        if key.value == "name":
+            if isinstance(value.value, str) and value.value.strip():
+                return value.value.strip()
+            found = "not text" if value.value is None else kind_of(value)
+            problems.add(value, f"name is {found}: give text", ConfigError)
+            problems.raise_if_any()
+    return None

@@ -1,0 +1,166 @@
+"""Which values an agent's config has, from what is declared and what is saved.
+
+Pure: a change is a function of what is saved, so that it can be made under whatever lock the
+place has, and made again if somebody else was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from perdure.config.schema import ConfigKey
+from perdure.errors import CorruptRecordError, UnsupportedVersionError
+from perdure.records.json import decode
+
+# Which values an agent's config has, from what is declared and what is saved
+
+
+DOCUMENT: Final = "_persistence"
+"""The state, and the file, that holds the values; no other state may have this name."""
+FORMAT: Final = 1
+
+
+class Saved(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is stored of an agent's config."""
+
+    version: int = FORMAT
+    values: dict[str, msgspec.Raw] = {}
+    """JSON by key."""
+    orphans: dict[str, msgspec.Raw] = {}
+    """Values of keys that are declared no more: kept, and not shown."""
+    session: str | None = None
+    """The session that they were last begun for."""
+
+    def value(self, key: str) -> Any:
+        """Return a copy of a value, None where there is none."""
+        raw = self.values.get(key)
+        return None if raw is None else decode(bytes(raw))
+
+
+class _Kept(msgspec.Struct, omit_defaults=False):
+    """A `Saved` as it is written: with its version."""
+
+    version: int
+    values: dict[str, msgspec.Raw]
+    orphans: dict[str, msgspec.Raw]
+    session: str | None
+
+
+def saved_in(data: bytes | None, where: str) -> Saved:
+    """Return what stored bytes hold; nothing for none.
+
+    Raises:
+        CorruptRecordError: They are damaged.
+        UnsupportedVersionError: A newer release wrote them.
+
+    """
+    if data is None:
+        return Saved()
+    try:
+        head = decode(data, _Head)
+        if head.version <= FORMAT:
+            return decode(data, Saved)
+    except CorruptRecordError as error:
+        message = f"{where} is damaged, and was left as it is: mend it, or move it away ({error})"
+        raise CorruptRecordError(message, path=where) from None
+    message = (
+        f"{where} has version {head.version}, this release reads up to {FORMAT}: "
+        "use a newer perdure"
+    )
+    raise UnsupportedVersionError(message, path=where, version=head.version)
+
+
+class _Head(msgspec.Struct):
+    version: int = FORMAT
+
+
+def written(saved: Saved) -> Any:
+    """Return what is to be written, as JSON values."""
+    whole = _Kept(FORMAT, saved.values, saved.orphans, saved.session)
+    return decode(msgspec.json.encode(whole))
+
+
+def shared(config: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
+    """Return the keys whose values all of an agent's sessions share."""
+    return {name: key for name, key in config.items() if not key.is_regenerated}
+
+
+def own(config: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
+    """Return the keys whose values each session has for itself."""
+    return {name: key for name, key in config.items() if key.is_regenerated}
+
+
+def begun(
+    saved: Saved,
+    config: Mapping[str, ConfigKey],
+    *,
+    is_new: bool,
+    initial: Callable[[ConfigKey], Any],
+    session: str | None = None,
+    keep: Callable[[str], bool] = lambda _: False,
+) -> Saved:
+    """Return what is to be saved when a session begins, or goes on; *saved* itself for no change.
+
+    Args:
+        saved: What is stored.
+        config: The keys that are declared.
+        is_new: Whether the session is a new one, and not resumed.
+        initial: Returns the initial value of a key.
+        session: What to note as the session.
+        keep: Whether the value of a key that is not among those declared stays in use.
+
+    """
+    known = {**saved.orphans, **saved.values}
+    values = {
+        name: known[name]
+        if name in known and not (is_new and key.is_regenerated)
+        else msgspec.Raw(msgspec.json.encode(initial(key)))
+        for name, key in config.items()
+    }
+    others = {name: raw for name, raw in known.items() if name not in config}
+    kept = {name: raw for name, raw in others.items() if name in saved.values and keep(name)}
+    orphans = {name: raw for name, raw in others.items() if name not in kept}
+    new = Saved(FORMAT, values | kept, orphans, session)
+    return saved if new == saved else new
+
+
+def changed(saved: Saved, key: str, value: bytes) -> Saved:
+    """Return what is to be saved once a key has a value."""
+    return msgspec.structs.replace(saved, values={**saved.values, key: msgspec.Raw(value)})
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What would change in one place."""
+
+    added: tuple[str, ...] = ()
+    """Keys that get their initial values."""
+    orphaned: tuple[str, ...] = ()
+    """Keys whose values would be put aside."""
+    returned: tuple[str, ...] = ()
+    """Keys whose values come back from there."""
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.orphaned or self.returned)
+
+
+def plan(
+    saved: Saved,
+    config: Mapping[str, ConfigKey],
+    keep: Callable[[str], bool] = lambda _: False,
+) -> Plan:
+    """Return what `begun` changes when a session goes on with these declarations."""
+    return Plan(
+        added=tuple(
+            name for name in config if name not in saved.values and name not in saved.orphans
+        ),
+        orphaned=tuple(name for name in saved.values if name not in config and not keep(name)),
+        returned=tuple(
+            name for name in config if name in saved.orphans and name not in saved.values
+        ),
+    )
+
+
+# Templates of initial values: text with ``{{ variables }}`` of four names, and no engine

@@ -1,0 +1,273 @@
+"""From one version of a format to the next, step by step, until it is the present one.
+
+A step takes an object's fields, and returns them in the form of the next version. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, final
+
+import msgspec
+
+from perdure.errors import ConfigError, CorruptRecordError, UnsupportedVersionError
+from perdure.formats.lossless import Fields, compact, fields_of, read_open
+from perdure.formats.state import FullAgentState, SerializedMemoryState
+from perdure.records.json import decode, encode
+
+# From one version of a format to the next, step by step, until it is the present one
+
+
+PERSISTENCE_FORMAT_VERSION: Final = 1
+"""The version that this release writes."""
+
+Kind = Literal["session", "memory"]
+Step = Callable[[Fields], Fields]
+
+
+@final
+class Migrations:
+    """The steps there are, by the kind of document.
+
+    >>> steps = Migrations(2)
+    >>> steps.add("memory", 0, lambda fields: fields)
+    >>> steps.add("memory", 1, lambda fields: fields)
+    """
+
+    def __init__(self, current: int = PERSISTENCE_FORMAT_VERSION) -> None:
+        self.current: int = current
+        self._steps: dict[tuple[Kind, int], Step] = {}
+
+    def add(self, kind: Kind, from_version: int, step: Step) -> None:
+        """Say how fields of a version become those of the next.
+
+        Raises:
+            ConfigError: There is such a step, or the version is not below the present one.
+
+        """
+        if (kind, from_version) in self._steps or not 0 <= from_version < self.current:
+            message = (
+                f"a migration of {kind} from version {from_version} does not fit: there is one, or "
+                f"it does not lead to version {self.current}"
+            )
+            raise ConfigError(message, kind=kind, version=from_version)
+        self._steps[kind, from_version] = step
+
+    def apply(self, kind: Kind, fields: Fields) -> Fields:
+        """Return fields in their present form; no version is version 0.
+
+        Raises:
+            UnsupportedVersionError: They are newer, or a step is missing.
+            CorruptRecordError: The version is no number.
+
+        """
+        version = _version_of(kind, fields)
+        if version > self.current:
+            message = (
+                f"this {kind} has format version {version}, this release reads up to "
+                f"{self.current}: use a newer release of perdure; it was left untouched"
+            )
+            raise UnsupportedVersionError(message, kind=kind, version=version)
+        for at in range(version, self.current):
+            step = self._steps.get((kind, at))
+            if step is None:
+                message = f"this {kind} has format version {at}, and there is no way on from it"
+                raise UnsupportedVersionError(message, kind=kind, version=at)
+            fields = {**step(fields), "version": msgspec.Raw(encode(at + 1))}
+        return fields
+
+
+def _version_of(kind: Kind, fields: Fields) -> int:
+    raw = fields.get("version")
+    if raw is None:
+        return 0
+    version = decode(bytes(raw))
+    if version is None:
+        return 0
+    if not isinstance(version, int) or isinstance(version, bool) or version < 0:
+        message = f"the version of this {kind} is no whole number from 0"
+        raise CorruptRecordError(message, kind=kind)
+    return version
+
+
+_CORE: Final = {
+    "history": ("history", "messages", "conversation"),
+    "systemPrompt": ("systemPrompt",),
+    "instructions": ("instructions",),
+    "toolCalls": ("toolCalls",),
+}
+_CONTEXT: Final = ("tools", "permissions", "config")
+_TOP: Final = {"plugins": ("pluginStates",), "agentId": ("id",), "lastActiveAt": ("lastSavedAt",)}
+
+
+def migrate_from_v0(fields: Fields) -> Fields:
+    """Return the first version's form of what was written before there were versions.
+
+    Then the parts of the context lay at the top, where they were not in a context already.
+    """
+    rest = dict(fields)
+    rest.pop("version", None)
+    context = fields_of(bytes(rest.pop("context", msgspec.Raw(b"{}"))))
+    core = fields_of(bytes(context.get("core", msgspec.Raw(b"{}"))))
+    for name, spellings in _CORE.items():
+        _move(context, core, name, spellings)
+        _move(rest, core, name, spellings)
+    for name in _CONTEXT:
+        _move(rest, context, name, (name,))
+    for name, spellings in _TOP.items():
+        _move(rest, rest, name, spellings)
+    context["core"] = msgspec.Raw(encode(core))
+    context.setdefault("version", msgspec.Raw(b"1"))
+    return {**rest, "context": msgspec.Raw(encode(context))}
+
+
+def _move(source: Fields, goal: Fields, name: str, spellings: tuple[str, ...]) -> None:
+    for spelling in spellings:
+        if spelling in source and name not in goal:
+            goal[name] = source.pop(spelling)
+
+
+def _memory_from_v0(fields: Fields) -> Fields:
+    """Return the first version's form of a memory: entries were called items by some."""
+    rest = dict(fields)
+    _move(rest, rest, "entries", ("items",))
+    return rest
+
+
+MIGRATIONS: Final = Migrations()
+"""The steps that `read_state` goes."""
+MIGRATIONS.add("session", 0, migrate_from_v0)
+MIGRATIONS.add("memory", 0, _memory_from_v0)
+
+
+# Stored bytes to a state: upgraded, mended where that is certain, and what was done is said
+#
+# Pure. Raises what cannot be mended; whoever reads files decides what becomes of those.
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that was not as it should be, and what was done about it."""
+
+    what: str
+    """migrated, mended, quarantined, kept, moved, redacted or unread."""
+    where: str
+    """The file, or the part of the state."""
+    detail: str
+
+
+class Read(msgspec.Struct, frozen=True):
+    """What was read."""
+
+    state: FullAgentState | None
+    """None where there is nothing."""
+    findings: tuple[Finding, ...] = ()
+
+
+def read_state(
+    data: bytes, *, migrations: Migrations = MIGRATIONS, where: str = "session.json"
+) -> Read:
+    """Read a state in whichever version it was written.
+
+    Args:
+        data: Its JSON.
+        migrations: The steps from older versions.
+        where: What findings call it.
+
+    Raises:
+        CorruptRecordError: It is damaged.
+        UnsupportedVersionError: A newer release wrote it.
+        ConfigError: It is a document of a perdure store, and not a whole state.
+
+    """
+    findings: list[Finding] = []
+    fields = _upgraded("session", fields_of(data), migrations, where, findings)
+    memory = fields.pop("memory", None)
+    state = read_open(fields, FullAgentState)
+    if "history_source" in state.context.core.extra and not state.context.core.history:
+        message = (
+            f"{where} is a document of a perdure store, whose history is in its log: "
+            "make a whole state of it with `perdure export`"
+        )
+        raise ConfigError(message, where=where)
+    if memory is not None and bytes(memory) != b"null":
+        found = read_memory(bytes(memory), migrations=migrations, where=f"{where}: memory")
+        state.memory = found[0]
+        findings += found[1]
+    _unite_plugins(state, findings, where)
+    return Read(state, tuple(findings))
+
+
+def read_memory(
+    data: bytes, *, migrations: Migrations = MIGRATIONS, where: str = "memory.json"
+) -> tuple[SerializedMemoryState, list[Finding]]:
+    """Read a working memory; its stats are made those of its entries.
+
+    Raises: as `read_state`.
+    """
+    findings: list[Finding] = []
+    if data.lstrip()[:1] == b"[":
+        fields: Fields = {"entries": msgspec.Raw(data)}
+    else:
+        fields = fields_of(data)
+    fields = _upgraded("memory", fields, migrations, where, findings)
+    memory = read_open(fields, SerializedMemoryState)
+    _mend_sizes(memory, findings, where)
+    _mend_stats(memory, findings, where, given="stats" in fields)
+    return memory, findings
+
+
+def merge_plugins(
+    state: FullAgentState, files: Mapping[str, bytes], findings: list[Finding]
+) -> None:
+    """Add the states that lie in files of their own; a file counts before what is elsewhere."""
+    for name, data in files.items():
+        raw = compact(data)
+        if name in state.plugins and state.plugins[name] != raw:
+            detail = "the file counts, session.json holds another state"
+            findings.append(Finding("mended", f"plugins/{name}.json", detail))
+        state.plugins[name] = raw
+
+
+def _upgraded(
+    kind: str, fields: Fields, migrations: Migrations, where: str, findings: list[Finding]
+) -> Fields:
+    upgraded = migrations.apply("memory" if kind == "memory" else "session", fields)
+    if upgraded is not fields:
+        findings.append(Finding("migrated", where, f"to format version {migrations.current}"))
+    return dict(upgraded)
+
+
+def _unite_plugins(state: FullAgentState, findings: list[Finding], where: str) -> None:
+    """Put the plugins of the context beside those of the state, which count before them."""
+    inner, state.context.plugins = state.context.plugins, {}
+    for name, raw in inner.items():
+        if state.plugins.setdefault(name, raw) != raw:
+            detail = f"plugins.{name} counts, context.plugins.{name} is another state"
+            findings.append(Finding("mended", where, detail))
+
+
+def _mend_sizes(memory: SerializedMemoryState, findings: list[Finding], where: str) -> None:
+    last = {entry.key: entry for entry in memory.entries}
+    if len(last) < len(memory.entries):
+        detail = f"{len(memory.entries) - len(last)} entries have the key of a later one"
+        findings.append(Finding("mended", where, detail))
+        memory.entries = list(last.values())
+    for entry in memory.entries:
+        if entry.size_bytes < 1:
+            entry.size_bytes = len(bytes(entry.value))
+
+
+def _mend_stats(
+    memory: SerializedMemoryState, findings: list[Finding], where: str, *, given: bool
+) -> None:
+    stats = memory.stats
+    said = (stats.total_entries, stats.total_size_bytes)
+    true = (len(memory.entries), sum(entry.size_bytes for entry in memory.entries))
+    if said == true:
+        return
+    stats.total_entries, stats.total_size_bytes = true
+    if given:
+        detail = (
+            f"the stats said {said[0]} entries of {said[1]} bytes, there are {true[0]} of {true[1]}"
+        )
+        findings.append(Finding("mended", where, detail))

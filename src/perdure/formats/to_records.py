@@ -1,0 +1,324 @@
+"""A whole state to the records of a new log, so that folding them gives the state again. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from perdure.errors import FormatError
+from perdure.formats.foreign_fields import carried_of
+from perdure.formats.from_records import CONFIG, FOREIGN, IMPORTED_AS, PERMISSIONS, TOOLS, VERSIONS
+from perdure.formats.lossless import Fields, write_open
+from perdure.formats.migrations import Finding
+from perdure.formats.native_log import entries_of, left_of, log_in
+from perdure.formats.state import FullAgentState, PermissionState, SerializedMemoryEntry, ToolState
+from perdure.formats.traces import Spoken
+from perdure.memory.context import WorkingContext
+from perdure.memory.documents import Meta, StateSet
+from perdure.memory.index import MemoryEntry
+from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
+from perdure.records.json import decode, encode
+from perdure.records.message_format import decode_message, encode_message, kind_of
+from perdure.records.messages import Message, ToolCall, ToolResult
+from perdure.records.records import (
+    CONTEXT,
+    EPOCH,
+    MEMORY_DROP,
+    MEMORY_SET,
+    MESSAGE,
+    MESSAGE_KINDS,
+    META,
+    RETRACT,
+    STATE,
+    TURN,
+    Entry,
+)
+from perdure.records.redaction import redact
+
+# A whole state to the records of a new log, so that folding them gives the state again. Pure
+
+
+_FORMATS: Final = MESSAGE_KINDS | {
+    *(CONTEXT, EPOCH, FOREIGN, MEMORY_DROP, MEMORY_SET, META, RETRACT, TURN),
+}
+"""The kinds whose records the formats have a place for, or that only number others."""
+
+
+class Unfolded(msgspec.Struct, frozen=True):
+    """The records for a new log, behind its epoch record."""
+
+    entries: tuple[Entry, ...]
+    """In groups as they were, or one group."""
+    findings: tuple[Finding, ...] = ()
+
+
+def unfold(state: FullAgentState, *, now: float) -> Unfolded:
+    """Return the records that a state is made of.
+
+    Args:
+        state: Read by `read_state`.
+        now: Seconds since 1970, for what does not say when it was.
+
+    Raises:
+        CorruptRecordError: perdure's own part of it is damaged.
+
+    """
+    log = log_in(state)
+    if log is not None and log.agrees:
+        return Unfolded(tuple(entries_of(log)))
+    findings: list[Finding] = []
+    entries = [_meta(state, now, findings), *_conversation(state, findings)]
+    if state.memory is not None:
+        entries += [_memory_entry(one) for one in state.memory.entries]
+    versions = _versions(state)
+    entries += [
+        _plugin(name, raw, versions.get(name, 1)) for name, raw in _plugins(state, findings).items()
+    ]
+    if log is not None:
+        entries += left_of(log, _FORMATS)
+        detail = "it was changed by somebody else: its turns and retractions were left out"
+        findings.append(Finding("mended", "perdure", detail))
+    entries.append(carried_of(state))
+    return Unfolded(_one_group(entries), tuple(findings))
+
+
+def _one_group(entries: list[Entry]) -> tuple[Entry, ...]:
+    last = len(entries) - 1
+    return tuple(entry._replace(end=place == last) for place, entry in enumerate(entries))
+
+
+def _meta(state: FullAgentState, now: float, findings: list[Finding]) -> Entry:
+    metadata = state.metadata
+    clean, where = _redacted(metadata.extra, "metadata", findings)
+    owner = decode(bytes(clean["owner"])) if "owner" in clean else None
+    if isinstance(owner, str):
+        del clean["owner"]
+    else:
+        owner = None
+    meta = Meta(
+        title=metadata.title,
+        tags=metadata.tags,
+        owner=owner,
+        metadata=clean,
+        at=_seconds(state.last_active_at) or now,
+        agent_type=state.agent_type,
+        created_at=_seconds(state.created_at),
+        redacted=where,
+    )
+    return Entry(META, encode(meta))
+
+
+def _redacted(fields: Fields, what: str, findings: list[Finding]) -> tuple[Fields, list[str]]:
+    """Return fields without credentials; what holds none stays as it was written."""
+    plain = {name: decode(bytes(raw)) for name, raw in fields.items()}
+    clean, where = redact(plain)
+    if where:
+        findings.append(Finding("redacted", what, ", ".join(where)))
+    kept = {
+        name: raw if clean[name] is plain[name] else msgspec.Raw(encode(clean[name]))
+        for name, raw in fields.items()
+    }
+    return kept, list(where)
+
+
+def _seconds(iso: str) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(iso).timestamp() if iso else None
+    except ValueError:
+        return None
+
+
+# the conversation
+
+
+def _conversation(state: FullAgentState, findings: list[Finding]) -> list[Entry]:
+    core = state.context.core
+    entries = [_item(bytes(raw)) for raw in core.history]
+    foreign = sum(entry.kind == FOREIGN for entry in entries)
+    if foreign:
+        detail = f"{foreign} items are no messages: kept as they are, and not shown to a model"
+        findings.append(Finding("kept", "context.core.history", detail))
+    first = decode(entries[0].payload) if entries and entries[0].kind == MESSAGE else {}
+    if core.system_prompt and first.get("role") != "system":
+        context = WorkingContext(2**62)
+        context.feed(0, MESSAGE, encode_message(Message.system(core.system_prompt)).payload)
+        entries.insert(0, Entry(CONTEXT, context.as_record("import")))
+    return entries
+
+
+def _item(payload: bytes) -> Entry:
+    try:
+        message = decode_message(payload)
+    except FormatError:
+        return Entry(FOREIGN, payload)
+    made = _from_chat(message, payload)
+    return Entry(kind_of(message), payload) if made is None else encode_message(made)
+
+
+def _from_chat(message: Message, payload: bytes) -> Message | None:
+    """Return a message whose tool parts have the form of Chat Completions, None for others."""
+    extra = {**message.extra, IMPORTED_AS: msgspec.Raw(payload)}
+    if message.role == "tool" and message.tool_result is None and "tool_call_id" in extra:
+        call_id = decode(bytes(extra.pop("tool_call_id")))
+        name = decode(bytes(extra.pop("name"))) if "name" in extra else None
+        result = ToolResult(str(call_id), name if isinstance(name, str) else None, message.content)
+        return msgspec.structs.replace(message, content=None, tool_result=result, extra=extra)
+    if message.role == "assistant" and not message.tool_calls and "tool_calls" in extra:
+        calls = _calls(decode(bytes(extra.pop("tool_calls"))))
+        if calls:
+            return msgspec.structs.replace(message, tool_calls=calls, extra=extra)
+    return None
+
+
+def _calls(listed: Any) -> tuple[ToolCall, ...]:
+    calls = []
+    for one in listed if isinstance(listed, list) else ():
+        function = one.get("function") if isinstance(one, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return ()
+        arguments = function.get("arguments", {})
+        calls.append(ToolCall(str(one.get("id", "")), function["name"], _arguments(arguments)))
+    return tuple(calls)
+
+
+def _arguments(arguments: Any) -> Any:
+    """Return a call's arguments; text that is no JSON object stays text."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = decode(arguments.encode())
+    except FormatError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+# the rest
+
+
+def _memory_entry(one: SerializedMemoryEntry) -> Entry:
+    entry = MemoryEntry(
+        key=one.key,
+        description=one.description,
+        value=one.value,
+        scope=one.scope,
+        size_bytes=one.size_bytes,
+        base_priority=one.base_priority,
+        pinned=one.pinned,
+        created_at=one.created_at,
+        last_accessed_at=one.last_accessed_at,
+    )
+    return Entry(MEMORY_SET, encode(entry))
+
+
+def _plugins(state: FullAgentState, findings: list[Finding]) -> Fields:
+    """Return the states of all contributors, those of the context included."""
+    plugins, context = dict(state.plugins), state.context
+    if context.tools != ToolState():
+        plugins[TOOLS] = msgspec.Raw(write_open(context.tools))
+    if context.permissions != PermissionState():
+        plugins[PERMISSIONS] = msgspec.Raw(write_open(context.permissions))
+    if context.config:
+        config, where = _redacted(context.config, "context.config", findings)
+        if where:
+            config["redacted"] = msgspec.Raw(encode(where))
+        plugins[CONFIG] = msgspec.Raw(encode(config))
+    for name in [name for name in plugins if not all(name.split("/"))]:
+        findings.append(
+            Finding("left out", f"plugins.{name}", "nothing can be stored by this name")
+        )
+        del plugins[name]
+    return plugins
+
+
+def _versions(state: FullAgentState) -> dict[str, int]:
+    raw = state.extra.get(VERSIONS)
+    versions: dict[str, int] = {} if raw is None else decode(bytes(raw), dict[str, int])
+    return versions
+
+
+def _plugin(name: str, raw: msgspec.Raw, version: int) -> Entry:
+    return Entry(STATE, encode(StateSet(f"plugins/{name}.json", raw, version=version)))
+
+
+# What was read of an agent's memory, as records behind those of its state. Pure
+
+
+_FIRST = 2
+"""The seq of the first record of an `Unfolded`: the epoch record comes before it."""
+
+
+class Remembered(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read."""
+
+    archived: tuple[Spoken, ...] = ()
+    """What was said before the last compaction, oldest first."""
+    active: tuple[Spoken, ...] = ()
+    """And since."""
+    episodic: tuple[EpisodicItem, ...] = ()
+    semantic: tuple[SemanticItem, ...] = ()
+    context: WorkingContext | None = None
+    agent_id: str = ""
+    """Whose it is, as far as the files say."""
+    findings: tuple[Finding, ...] = ()
+
+
+def with_history(state: FullAgentState, read: Remembered) -> FullAgentState:
+    """Return a state whose history is what the traces say, if it has none of its own."""
+    core = state.context.core
+    if core.history:
+        return state
+    said = [*read.archived, *read.active]
+    history = [msgspec.Raw(encode_message(one.message).payload) for one in said]
+    core = msgspec.structs.replace(core, history=history)
+    context = msgspec.structs.replace(state.context, core=core)
+    return msgspec.structs.replace(state, context=context)
+
+
+def with_memories(unfolded: Unfolded, read: Remembered, context: Sequence[Entry] = ()) -> Unfolded:
+    """Return the records with the memories behind them, and all of it one group.
+
+    Args:
+        unfolded: What the state was made into; it carried no log.
+        read: What is remembered.
+        context: What the working context is replaced by, if it is.
+
+    """
+    entries = unfolded.entries
+    seqs = [_FIRST + at for at, entry in enumerate(entries) if entry.kind in MESSAGE_KINDS]
+    memories = [
+        *(item_entry(_placed(item, read, seqs)) for item in read.episodic),
+        *(item_entry(item) for item in read.semantic),
+        *context,
+    ]
+    whole = [entry._replace(end=False) for entry in (*entries, *memories)]
+    whole[-1] = whole[-1]._replace(end=True)
+    return Unfolded(tuple(whole), (*unfolded.findings, *read.findings))
+
+
+def _placed(item: EpisodicItem, read: Remembered, seqs: Sequence[int]) -> EpisodicItem:
+    """Return an item as of the record that the last message it sums up has here.
+
+    Counted from the end: a state's own history may begin earlier than the traces.
+    """
+    later = len(read.active)
+    if item.as_of_seq > 0:
+        known = [one.seq for one in (*read.archived, *read.active)]
+        later = len(known) - bisect_right(known, item.as_of_seq)
+    upto = len(seqs) - later
+    as_of = seqs[upto - 1] if upto > 0 and (read.archived or read.active) else 0
+    return msgspec.structs.replace(item, as_of_seq=as_of)
+
+
+def agrees(context: Sequence[Message], said: Sequence[Message]) -> bool:
+    """Say whether a context ends with what was said last, so that nothing was said since."""
+    return not said or (bool(context) and _gist(context[-1]) == _gist(said[-1]))
+
+
+def _gist(message: Message) -> tuple[object, ...]:
+    result = message.tool_result
+    calls = tuple((call.id, call.name) for call in message.tool_calls)
+    return message.role, message.text, calls, None if result is None else result.call_id

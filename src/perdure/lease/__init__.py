@@ -1,1 +1,0 @@
-"""Who may write a session, decided from what a store reports."""

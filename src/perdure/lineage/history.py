@@ -1,0 +1,195 @@
+"""History that is not in a session's log any more, and documents rebased between numberings.
+
+Written before the record that names them, read when somebody looks that far back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing
+
+import msgspec
+
+from perdure.errors import CorruptRecordError, FormatError
+from perdure.memory.context import SNAPSHOT, Snapshot
+from perdure.memory.documents import SESSION, WholeSessionDocument
+from perdure.records.chunks import Cutter, name_of, records_of
+from perdure.records.json import decode, encode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Base, Folded, FoldedDocument, Index, Manifest, Piece
+from perdure.store import Document, Documents, LogChunk, Store
+
+# Documents as they pass from one session to another, and between two ways of numbering
+
+
+def raised(have: Documents, at: int) -> Documents:
+    """Return a session's own documents, numbered behind what came before its log."""
+    if have.manifest is None or not at:
+        return have
+    found = {name: Document(one.data, one.as_of_seq + at) for name, one in have.found.items()}
+    return msgspec.structs.replace(have, manifest=_shifted(have.manifest, at), found=found)
+
+
+def upto(have: Documents, seq: int) -> Documents:
+    """Return documents as of a record up to *seq*, none if they are of a later one.
+
+    A fold that was killed leaves some that are further than their manifest: those are no use.
+    """
+    if have.manifest is None or have.manifest.as_of_seq > seq:
+        return Documents()
+    late = {name for name, one in have.found.items() if one.as_of_seq > seq}
+    if not late:
+        return have
+    return msgspec.structs.replace(
+        have,
+        found={name: one for name, one in have.found.items() if name not in late},
+        damaged=(*have.damaged, *sorted(late)),
+        why={**have.why, **dict.fromkeys(late, f"it is further than record {seq}")},
+    )
+
+
+def lowered(manifest: Manifest, base: Base) -> Manifest:
+    """Return a manifest as the session's own store takes it, naming what came before."""
+    return msgspec.structs.replace(_shifted(manifest, -base.at), base=base)
+
+
+def _shifted(manifest: Manifest, by: int) -> Manifest:
+    documents = {
+        name: msgspec.structs.replace(one, as_of_seq=max(one.as_of_seq + by, 0))
+        for name, one in manifest.documents.items()
+    }
+    as_of = max(manifest.as_of_seq + by, 0)
+    return msgspec.structs.replace(manifest, as_of_seq=as_of, documents=documents)
+
+
+def handed_down(have: Documents, key: SessionKey, base: Base) -> Documents:
+    """Return another session's documents as those that a session of this key begins with."""
+    if have.manifest is None:
+        return Documents()
+    found = {name: _renamed(name, one, key) for name, one in have.found.items()}
+    listed = dict(have.manifest.documents)
+    for name, one in found.items():
+        digest = hashlib.sha256(one.data).hexdigest()
+        listed[name] = FoldedDocument(one.as_of_seq, digest, len(one.data))
+    manifest = msgspec.structs.replace(
+        have.manifest, key=key, epoch=0, documents=listed, base=base, position=msgspec.Raw(b"null")
+    )
+    return msgspec.structs.replace(have, manifest=manifest, found=found)
+
+
+def _renamed(name: str, document: Document, key: SessionKey) -> Document:
+    """Return a document under the session's own name, where it has a name in it."""
+    try:
+        if name == SNAPSHOT:
+            snapshot = decode(document.data, Snapshot)
+            if (snapshot.agent_id, snapshot.session_id) == (key.agent, key.session):
+                return document
+            snapshot.agent_id, snapshot.session_id = key.agent, key.session
+            return Document(encode(snapshot), document.as_of_seq)
+        if name == SESSION:
+            described = decode(document.data, WholeSessionDocument)
+            if (described.agent_id, described.session_id) == (key.agent, key.session):
+                return document
+            described.agent_id, described.session_id = key.agent, key.session
+            described.tenant = key.tenant
+            data = msgspec.json.format(encode(described), indent=2)
+            return Document(data, document.as_of_seq)
+    except FormatError:
+        return document  # whoever reads it finds out, and makes it anew
+    return document
+
+
+# What a session keeps of history that is not in a log any more: blobs, by content
+
+
+async def keep_history(store: Store, key: SessionKey, *, after: int, upto: int) -> str:
+    """Make a session's records durable as blobs; return the name of their index, "" for none.
+
+    Raises:
+        NotStorableError: The store keeps no blobs.
+
+    """
+    cutter, pieces = Cutter(), list[Piece]()
+    async with aclosing(store.read_log(key, after=after, before=upto + 1)) as log:
+        async for chunk in log:
+            for record in chunk.records:
+                pieces += await _put(store, key.tenant, cutter.feed(record))
+    pieces += await _put(store, key.tenant, cutter.rest())
+    if not pieces:
+        return ""
+    index = encode(Index(tuple(pieces)))
+    await store.put_blobs(key.tenant, {name_of(index): index})
+    return name_of(index)
+
+
+async def _put(store: Store, tenant: str, piece: tuple[int, int, bytes] | None) -> list[Piece]:
+    if piece is None:
+        return []
+    first, last, data = piece
+    name = name_of(data)
+    await store.put_blobs(tenant, {name: data})
+    return [Piece(first, last, name)]
+
+
+async def keep_documents(store: Store, tenant: str, documents: Documents) -> str:
+    """Make documents durable as blobs; return the name of their list, "" for none."""
+    manifest = documents.manifest
+    if manifest is None or documents.damaged:
+        return ""
+    await store.put_blobs(tenant, {name_of(one.data): one.data for one in documents.found.values()})
+    names = {name: name_of(one.data) for name, one in documents.found.items()}
+    listed = {
+        name: msgspec.structs.replace(manifest.documents[name], sha256=names[name])
+        for name in names
+    }
+    whole = Folded(manifest.as_of_seq, listed, manifest.counters, manifest.about)
+    data = encode(whole)
+    await store.put_blobs(tenant, {name_of(data): data})
+    return name_of(data)
+
+
+async def folded(
+    store: Store, key: SessionKey, base: Base, names: Collection[str] | None
+) -> Documents:
+    """Return the documents that a base keeps, as those of the session."""
+    if not base.folded:
+        return Documents()
+    kept = decode(await _get(store, key, base.folded), Folded)
+    manifest = Manifest(
+        key=key,
+        epoch=0,
+        as_of_seq=kept.as_of_seq,
+        counters=kept.counters,
+        documents=kept.documents,
+        about=kept.about,
+    )
+    found = {
+        name: Document(await _get(store, key, one.sha256), one.as_of_seq)
+        for name, one in kept.documents.items()
+        if names is None or name in names
+    }
+    return handed_down(Documents(manifest, found), key, base)
+
+
+async def read(
+    store: Store, key: SessionKey, base: Base, after: int, before: int, *, reverse: bool
+) -> AsyncGenerator[LogChunk, None]:
+    """Read records that a base keeps, ``after < seq < before``."""
+    index = decode(await _get(store, key, base.kept), Index)
+    pieces = [one for one in index.pieces if one.last > after and one.first < before]
+    for piece in reversed(pieces) if reverse else pieces:
+        data = await _get(store, key, piece.blob)
+        records = tuple(one for one in records_of(data) if after < one.seq < before)
+        yield LogChunk(records[::-1] if reverse else records)
+
+
+async def _get(store: Store, key: SessionKey, name: str) -> bytes:
+    data = await store.get_blob(key.tenant, name)
+    if data is None:
+        message = (
+            f"session {key} keeps a part of its history as blob {name}, which is not there: "
+            "restore it from a copy"
+        )
+        raise CorruptRecordError(message, key=str(key), blob=name)
+    return data

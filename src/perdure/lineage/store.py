@@ -1,0 +1,413 @@
+"""Logs that go on behind other history: forks, copies and pruned sessions, as one log each.
+
+A store around the store. A fork's log has its own records only, numbered from 1 by the store;
+here they follow the parent's, from ``at + 1`` on, and reading walks into the parent's log, or into
+what the session keeps of it. So everybody above sees one log, one set of documents and
+one numbering, whether a session began by itself or not. A session that did begin by itself
+passes through untouched.
+
+Documents that are not folded yet are the parent's, if they are as of a record that is shared.
+The first fold writes all of them anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from typing import final
+
+import anyio
+import msgspec
+
+from perdure.autosave.core import REFUSALS
+from perdure.errors import CorruptRecordError
+from perdure.lineage import history
+from perdure.lineage import history as rebase
+from perdure.lineage.acknowledged import judged_refusal
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Base, Manifest
+from perdure.records.records import BASE, EPOCH, Record
+from perdure.restore.validity import judged
+from perdure.store import Batch, Documents, Grant, LogChunk, Outcome, Status, Store
+from perdure.stores.delegate import DelegatingStore
+
+
+class _Held:
+    """What is known of a session that is held here and has a base."""
+
+    __slots__ = ("base", "epoch", "folded", "inherited")
+
+    def __init__(self, epoch: int, base: Base) -> None:
+        self.epoch = epoch
+        self.base = base
+        self.folded = False
+        """Whether all documents are known to be the session's own."""
+        self.inherited: Documents | None = None
+        """Those that it began with, kept until they are: their owner folds on meanwhile."""
+
+
+def followed(store: Store) -> Lineage:
+    """Return a store that follows lineage; one that does already as it is."""
+    return store if isinstance(store, Lineage) else Lineage(store)
+
+
+@final
+class Lineage(DelegatingStore):
+    """Show sessions with the history that they began with; see the module."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._held: dict[SessionKey, _Held] = {}
+        self._plain: dict[SessionKey, int] = {}  # held without a base, under this epoch
+        self._begun: dict[SessionKey, tuple[int, int]] = {}  # epoch, and its first record
+
+    async def aclose(self) -> None:
+        """See the port."""
+        self._held.clear()
+        self._plain.clear()
+        self._begun.clear()
+        await self.inner.aclose()
+
+    # what a session began with
+
+    async def base_of(self, key: SessionKey) -> Base | None:
+        """Return what comes before a session's own log; None for most sessions.
+
+        Raises:
+            CorruptRecordError: The session's log is damaged, or names no base that it needs.
+
+        """
+        if key in self._plain:
+            return None
+        held = self._held.get(key)
+        if held is not None:
+            return held.base
+        have = await self.inner.read_documents(key, ())
+        return await self._based(key, have)
+
+    async def _based(self, key: SessionKey, have: Documents) -> Base | None:
+        if have.manifest is not None:
+            return have.manifest.base
+        async with contextlib.aclosing(self.inner.read_log(key, limit=64)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    if record.seq > 1 and chunk.records[0].seq > 1:
+                        return await self.newest_base(key)  # it was pruned, maybe more than once
+                    if record.kind == BASE:
+                        return decode(record.payload, Base)
+                    if record.kind != EPOCH:
+                        return None
+        return None
+
+    async def newest_base(self, key: SessionKey) -> Base | None:
+        """Look through a session's own log for the base that counts."""
+        async with contextlib.aclosing(self.inner.read_log(key, reverse=True)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    if record.kind == BASE:
+                        return decode(record.payload, Base)
+        return None
+
+    def rebased(self, key: SessionKey, epoch: int, base: Base) -> None:
+        """Take note that a session held here has a new base in its log."""
+        before = self._held.get(key)
+        self._plain.pop(key, None)
+        held = self._held[key] = _Held(epoch, base)
+        if before is not None:
+            held.folded, held.inherited = before.folded, before.inherited
+
+    # the log
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """See the port."""
+        lowered = [self._lowered(batch) for batch in batches] if self._held else batches
+        outcomes = await self.inner.append_many(lowered)
+        for place, (batch, outcome) in enumerate(zip(batches, outcomes, strict=False)):
+            if outcome.status in REFUSALS:
+                outcomes[place] = await self._refused(batch, outcome)
+        return outcomes
+
+    async def _refused(self, batch: Batch, outcome: Outcome) -> Outcome:
+        """Tell a takeover, or a batch that does not fit, from a store that has lost records."""
+        epoch, begun = self._begun.get(batch.key, (0, 0))
+        if outcome.status is Status.CONFLICT:
+            self.forget(batch.key)
+        if epoch == batch.epoch:
+            outcome = await judged_refusal(self, batch, outcome, begun)
+            if outcome.status is Status.IN_DOUBT:  # it could not be told yet
+                self._begun[batch.key] = epoch, begun
+        return outcome
+
+    def begun_at(self, key: SessionKey, epoch: int) -> int:
+        """Return the seq of the epoch record under which this store holds a session; 0: unknown."""
+        known, begun = self._begun.get(key, (0, 0))
+        return begun if known == epoch else 0
+
+    def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
+        """Append one batch without a task, where the inner store can; see the file store."""
+        begin = getattr(type(self.inner), "begin_append", None)
+        return begin is not None and batch.key not in self._held and begin(self.inner, batch, done)
+
+    def _lowered(self, batch: Batch) -> Batch:
+        held = self._held.get(batch.key)
+        if held is None or held.epoch != batch.epoch:
+            return batch
+        return Batch(batch.key, batch.epoch, batch.first - held.base.at, batch.records)
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read records, those from before the session's own among them; see the port."""
+        base = await self.base_of(key)
+        if base is None:
+            own = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
+            parts = [own]
+        else:
+            after = max(after, base.cut)
+            parts = [self._own(key, base, after, before, reverse=reverse)]
+            if after < base.at:
+                parts.append(self._earlier(key, base, after, before, reverse=reverse))
+            parts = parts if reverse else parts[::-1]
+        left = limit
+        for part in parts:
+            async with contextlib.aclosing(part) as chunks:
+                async for chunk in chunks:
+                    if base is None or left is None or len(chunk.records) <= left:
+                        yield chunk
+                    else:
+                        yield LogChunk(chunk.records[:left], chunk.settled)
+                    if base is not None and left is not None:
+                        left -= len(chunk.records)
+                        if left <= 0:
+                            return
+
+    async def _own(
+        self, key: SessionKey, base: Base, after: int, before: int | None, *, reverse: bool
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read the session's own log, numbered behind what came before."""
+        at = base.at
+        if before is not None and before <= at + 1:
+            return
+        upto = None if before is None else before - at
+        log = self.inner.read_log(key, after=max(after - at, 0), before=upto, reverse=reverse)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                yield chunk if not at else LogChunk(_raised(chunk.records, at), chunk.settled)
+
+    async def _earlier(
+        self, key: SessionKey, base: Base, after: int, before: int | None, *, reverse: bool
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read what came before, wherever it is now."""
+        upto = base.at + 1 if before is None else min(before, base.at + 1)
+        base = await self._counting(key, base)
+        if base.kept:
+            log = history.read(self.inner, key, base, after, upto, reverse=reverse)
+        elif base.parent is not None:
+            log = self.read_log(base.parent, after=after, before=upto, reverse=reverse)
+        else:
+            return
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                yield chunk
+
+    async def has(self, key: SessionKey, seq: int, epoch: int) -> bool:
+        """Say whether a session has a record of this number, and wrote it under this epoch."""
+        async with contextlib.aclosing(self.read_log(key, after=seq - 1, before=seq + 1)) as log:
+            async for chunk in log:
+                return bool(chunk.records) and chunk.records[0].epoch == epoch
+        return False
+
+    async def _counting(self, key: SessionKey, base: Base) -> Base:
+        """Return the base that counts: a newer one, where the parent's history is not whole."""
+        if base.parent is None:
+            return base
+        there = await self.has(base.parent, base.at, base.epoch)
+        above = await self.base_of(base.parent) if there else None
+        if there and (above is None or above.cut <= base.cut):
+            return base
+        newer = await self.newest_base(key)
+        if there and (newer is None or newer.parent == base.parent):
+            return base  # the fork was made of what was left
+        if newer is None or newer.parent == base.parent:
+            message = (
+                f"session {key} goes on behind record {base.at} of {base.parent}, which is not "
+                "there any more: restore that session from a copy"
+            )
+            raise CorruptRecordError(message, key=str(key), parent=str(base.parent), at=base.at)
+        held = self._held.get(key)
+        if held is not None:
+            held.base = newer
+        return newer
+
+    async def head(self, key: SessionKey) -> int:
+        """See the port."""
+        own = await self.inner.head(key)
+        base = await self.base_of(key) if own else None
+        return own + (base.at if base else 0)
+
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """See the port; what came before the session's own log is not touched."""
+        base = await self.base_of(key)
+        return await self.inner.trim(key, epoch, max(below - (base.at if base else 0), 1))
+
+    # documents
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        """Read documents: the session's own, else those that it began with."""
+        have = await self.inner.read_documents(key, names)
+        if have.manifest is not None:
+            if have.manifest.epoch > self._epoch_of(key):
+                self.forget(key)  # somebody else has it by now, and maybe another life of it
+            if have.manifest.base is None:
+                return have
+        if have.manifest is None and key in self._plain:
+            return have
+        held = self._held.get(key)
+        base = held.base if held is not None else await self._based(key, have)
+        if base is None:
+            return have
+        if have.manifest is None:
+            old = await self._inherited(key, base, names)
+            return msgspec.structs.replace(old, damaged=have.damaged, remains=have.remains)
+        have = rebase.raised(have, base.at)
+        return await self._mended(key, base, have) if base.cut else have
+
+    async def _mended(self, key: SessionKey, base: Base, have: Documents) -> Documents:
+        """Have what a pruned session began with for what its log does not make any more."""
+        have = judged(have, key)
+        if not have.damaged:
+            return have
+        old = await history.folded(self.inner, key, base, have.damaged)
+        return msgspec.structs.replace(have, found={**old.found, **have.found})
+
+    async def _inherited(
+        self, key: SessionKey, base: Base, names: Collection[str] | None
+    ) -> Documents:
+        held = self._held.get(key)
+        if held is not None and held.inherited is not None:
+            return _only(held.inherited, names)
+        base = await self._counting(key, base)
+        found = await self.documents_at(key, base, names)
+        return rebase.handed_down(found, key, base)
+
+    async def documents_at(
+        self, key: SessionKey, base: Base, names: Collection[str] | None
+    ) -> Documents:
+        """Return the documents that a session with this base begins with; none is well, too."""
+        if base.folded:
+            return await history.folded(self.inner, key, base, names)
+        if base.parent is None:
+            return Documents()
+        return await self.documents_upto(base.parent, base.at, names)
+
+    async def documents_upto(
+        self, key: SessionKey, seq: int, names: Collection[str] | None = None
+    ) -> Documents:
+        """Return the documents of a session that are as of a record up to *seq*, if any are."""
+        base = await self.base_of(key)
+        have = rebase.upto(judged(await self.read_documents(key, names), key), seq)
+        if have.manifest is not None:
+            return await self._mended(key, base, have) if base is not None and base.cut else have
+        have = Documents() if base is None else await self.documents_at(key, base, names)
+        return rebase.upto(have, seq)
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        """Fold; the first fold of a session that began with others' documents takes them over."""
+        held = self._held.get(key)
+        if held is None and key not in self._plain:
+            base = await self.base_of(key)  # held through another of these
+            held = None if base is None else _Held(manifest.epoch, base)
+        if held is None or held.epoch != manifest.epoch:
+            await self.inner.write_documents(key, documents, manifest)
+            return
+        if not held.folded:
+            own = (await self.inner.read_documents(key, ())).manifest
+            listed = set() if own is None else set(own.documents)
+            missing = manifest.documents.keys() - documents.keys() - listed
+            if missing:
+                theirs = await self._inherited(key, held.base, missing)
+                documents = {**{name: one.data for name, one in theirs.found.items()}, **documents}
+        lowered = rebase.lowered(manifest, held.base)
+        await self.inner.write_documents(key, documents, lowered)
+        held.folded, held.inherited = True, None
+
+    # leases
+
+    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+        """See the port."""
+        grant = await self._acquire(key, after)
+        self._begun[key] = grant.epoch, grant.head
+        return grant
+
+    async def _acquire(self, key: SessionKey, after: int) -> Grant:
+        grant = await self.inner.acquire(key, after=after)
+        self._held.pop(key, None)
+        if grant.created:
+            self._plain[key] = grant.epoch
+            return grant
+        self._plain.pop(key, None)
+        try:
+            held = await self._hold(key, grant.epoch)
+        except BaseException:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                await self.inner.release(key, grant.epoch)
+            raise
+        if held is None:
+            self._plain[key] = grant.epoch
+            return grant
+        self._held[key] = held
+        return msgspec.structs.replace(grant, head=grant.head + held.base.at)
+
+    async def _hold(self, key: SessionKey, epoch: int) -> _Held | None:
+        have = await self.inner.read_documents(key, ())
+        base = await self._based(key, have)
+        if base is None:
+            return None
+        held = _Held(epoch, base)
+        if have.manifest is None:
+            held.inherited = await self._inherited(key, base, None)
+        if base.cut > base.at:  # a pruning may have been killed
+            await self.inner.trim(key, epoch, base.cut - base.at + 1)
+        return held
+
+    def _epoch_of(self, key: SessionKey) -> int:
+        held = self._held.get(key)
+        return self._plain.get(key, 0) if held is None else held.epoch
+
+    def forget(self, key: SessionKey) -> None:
+        """Know nothing of a session any more: it is not held here."""
+        self._held.pop(key, None)
+        self._plain.pop(key, None)
+        self._begun.pop(key, None)
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        """See the port."""
+        await self.inner.release(key, epoch)
+        self.forget(key)
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        """See the port; what others began with is not looked at here."""
+        await self.inner.delete(key, epoch)
+        self.forget(key)
+
+
+def _only(have: Documents, names: Collection[str] | None) -> Documents:
+    if names is None:
+        return have
+    found = {name: one for name, one in have.found.items() if name in names}
+    return Documents(have.manifest, found, tuple(one for one in have.damaged if one in names))
+
+
+def _raised(records: tuple[Record, ...], at: int) -> tuple[Record, ...]:
+    return tuple(Record(one.seq + at, one.epoch, one.kind, one.payload, one.end) for one in records)

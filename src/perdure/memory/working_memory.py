@@ -1,0 +1,393 @@
+"""The working memory: keyed values that an agent keeps for itself.
+
+Its index loads at the first touch, each large value at its own first touch; writes wait for
+neither: each is a record of the log, applied on top of whatever the document holds. What
+was not loaded is never written back, so a partial load cannot overwrite anything.
+
+When an entry was last read is noted with the next change of the memory: reading alone never
+makes a session dirty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from perdure.errors import ConfigError, CorruptRecordError
+from perdure.memory.eviction import check_priority, evicted
+from perdure.memory.index import MEMORY as DOCUMENT
+from perdure.memory.index import Dropped, Index, MemoryChange, MemoryEntry, changes_of, hash_of
+from perdure.memory.lazy import Lazy
+from perdure.memory.storage import MemoryInfo, MemoryItem
+from perdure.memory.text_search import Words, entry_text, ranked
+from perdure.records.json import decode, encode
+from perdure.records.keys import SessionKey, require_text
+from perdure.records.records import MEMORY_DROP, MEMORY_SET, Entry, Record
+from perdure.records.types import Registry
+from perdure.records.values import decode_value, encode_value
+from perdure.store import Store
+
+# Room in the working memory: what goes when a new value does not fit
+
+
+# Large values of the working memory: each read by itself, when it is first touched
+#
+# From its blob; if that is lost or damaged, or the store keeps none, from the record of the log
+# that set it. Concurrent first touches of one value share one read. A failed read leaves the value
+# unread, and the next touch tries again.
+
+
+KEPT_BYTES: Final = 8 * 1024 * 1024
+"""How many bytes of values that were read stay at hand; the newest stays in any case."""
+
+
+class Values:
+    """The values of one session's memory."""
+
+    __slots__ = ("_flights", "_kept", "_key", "_size", "_store")
+
+    def __init__(self, store: Store, key: SessionKey) -> None:
+        self._store = store
+        self._key = key
+        self._flights: dict[str, Lazy[bytes]] = {}
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._size = 0
+
+    def has(self, entry: MemoryEntry) -> bool:
+        """Say whether a value is here without a read."""
+        return not entry.is_apart or entry.sha256 in self._kept
+
+    async def of(self, entry: MemoryEntry) -> bytes:
+        """Return an entry's value as JSON.
+
+        Raises:
+            CorruptRecordError: It is neither in its blob nor in the log.
+
+        """
+        name = entry.sha256
+        if name is UNSET or not entry.is_apart:
+            return bytes(entry.value)
+        kept = self._kept.get(name)
+        if kept is not None:
+            self._kept.move_to_end(name)
+            return kept
+        flight = self._flights.get(name)
+        if flight is None:  # it stays until it has landed: whoever comes meanwhile joins it
+            flight = self._flights[name] = Lazy(lambda: self._load(entry, name))
+        return await flight.get()
+
+    async def _load(self, entry: MemoryEntry, name: str) -> bytes:
+        data = await self.read(entry)
+        self.keep(name, data)
+        self._flights.pop(name, None)
+        return data
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Have a value at hand, in place of those that were used longest ago."""
+        self._size += len(data) - len(self._kept.pop(name, b""))
+        self._kept[name] = data
+        while self._size > KEPT_BYTES and len(self._kept) > 1:
+            self._size -= len(self._kept.popitem(last=False)[1])
+
+    async def read(self, entry: MemoryEntry) -> bytes:
+        """Read a value that lies apart from the store, and keep nothing; errors as ``of``."""
+        name = entry.sha256
+        if name is UNSET or not entry.is_apart:
+            return bytes(entry.value)
+        if self._store.capabilities.blobs:
+            with contextlib.suppress(CorruptRecordError):  # a copy: the log has it, too
+                data = await self._store.get_blob(self._key.tenant, name)
+                if data is not None:
+                    return data
+        return await self._from_log(entry, name)
+
+    async def _from_log(self, entry: MemoryEntry, name: str) -> bytes:
+        seq = 0 if entry.seq is UNSET else entry.seq
+        log = self._store.read_log(self._key, after=seq - 1, before=seq + 1)
+        async with contextlib.aclosing(log):
+            async for chunk in log:
+                for record in chunk.records:
+                    if record.kind != MEMORY_SET:
+                        continue
+                    data = bytes(decode(record.payload, MemoryEntry).value)
+                    if hash_of(data) == name:
+                        return data
+        message = (
+            f"session {self._key}: the value of memory key {entry.key!r} is lost: neither blob "
+            f"{name} nor record {seq} has it; put the blob back from a copy, or set the key anew"
+        )
+        raise CorruptRecordError(message, key=str(self._key), memory_key=entry.key, blob=name)
+
+
+Read = Callable[[str], Awaitable[tuple[bytes | None, list[Record]]]]
+"""Return a document and the records that go on top of it."""
+Accept = Callable[[tuple[Entry, ...]], int]
+"""Append records, and return the session's version."""
+
+MOST_TOUCHED: Final = 256
+"""How many times of access one record takes along."""
+
+
+class Room(msgspec.Struct, frozen=True):
+    """How much fits, and who is told what went."""
+
+    limit: int | None = None
+    """Bytes of all values together; None for no limit."""
+    told: Callable[[Sequence[MemoryInfo]], object] | None = None
+
+
+class WorkingMemory:
+    """A session's working memory: ``session.memory``."""
+
+    __slots__ = ("_accept", "_index", "_read", "_registry", "_room", "_touched", "_values")
+
+    def __init__(
+        self, read: Read, accept: Accept, registry: Registry, values: Values, room: Room
+    ) -> None:
+        self._read = read
+        self._accept = accept
+        self._registry = registry
+        self._values = values
+        self._room = room
+        self._index: Lazy[Index] = Lazy(self._load)
+        self._touched: dict[str, int] = {}
+
+    async def get(self, key: str, default: Any = None) -> Any:
+        """Return the value under a key, or ``default``.
+
+        Raises:
+            CorruptRecordError: The value is lost: neither its blob nor the log has it.
+
+        """
+        item = await self.item(key)
+        return default if item is None else item.value
+
+    def set(
+        self,
+        key: str,
+        value: Any,
+        *,
+        description: str = "",
+        scope: str = "session",
+        priority: str = "normal",
+        pinned: bool = False,
+    ) -> int:
+        """Keep a value under a key, and return the session's version.
+
+        With ``Limits(memory_bytes=…)`` other entries go when it does not fit: the least in
+        priority first, then those that were used longest ago, pinned ones never.
+
+        Args:
+            key: Its name.
+            value: What a session's state can hold.
+            description: What it is, for people, models and searches.
+            scope: Whose it is, such as "session", "task" or "persistent"; for searches.
+            priority: "low", "normal", "high" or "critical".
+            pinned: Whether it stays whatever does not fit.
+
+        Raises:
+            NotStorableError: The value cannot be stored; the error names path and type.
+            TooLargeError: It does not fit, whatever else goes; nothing has changed.
+            ConfigError: There is no such priority, or a name or description is no text.
+
+        """
+        item = MemoryItem(
+            key=key,
+            value=value,
+            description=description,
+            scope=scope,
+            priority=priority,
+            pinned=pinned,
+        )
+        return self.put(item)
+
+    def drop(self, key: str) -> int:
+        """Forget a key (no error if it is not there), and return the session's version."""
+        require_text("memory key", key)
+        touched = self._noted()
+        version = self._accept((Entry(MEMORY_DROP, encode(Dropped(key, touched))),))
+        self._forget(touched)
+        return version
+
+    async def keys(self) -> list[str]:
+        """Return the keys, oldest entry first."""
+        return list((await self._index.get()).entries)
+
+    async def entries(self) -> list[MemoryInfo]:
+        """Return what is known of the entries, oldest first; reads no value."""
+        return [self._info(entry) for entry in (await self._index.get()).entries.values()]
+
+    async def search(
+        self, query: str, *, scope: str | None = None, limit: int = 10, values: bool = False
+    ) -> list[MemoryInfo]:
+        """Return the entries that a query's words are found in, the best first.
+
+        A word in the key counts more than one in the description. With equal points comes
+        first what has the higher priority, then what was used last.
+
+        Args:
+            query: Words; upper and lower case are the same.
+            scope: Only entries of this scope.
+            limit: How many at most.
+            values: Whether to look into the values, too, which reads each of them.
+
+        """
+        words, index = Words(query), await self._index.get()
+        found: list[tuple[int, MemoryEntry]] = []
+        for entry in list(index.entries.values()) if words else ():
+            if scope is not None and entry.scope != scope:
+                continue
+            text = entry_text(await self._values.read(entry)) if values else ""
+            points = words.points(entry.key, entry.description, text)
+            if points:
+                found.append((points, entry))
+        return [self._info(entry) for entry in ranked(found)[: max(limit, 0)]]
+
+    # inside
+
+    def _change(self, change: MemoryChange, gone: Sequence[MemoryEntry]) -> int:
+        """Append an entry, and in the same group the end of others."""
+        infos = [self._info(entry) for entry in gone]
+        touched = change.touched = self._noted()
+        drops = [Entry(MEMORY_DROP, encode(Dropped(one.key)), end=False) for one in gone]
+        version = self._accept((*drops, Entry(MEMORY_SET, encode(change))))
+        self._forget(touched)
+        if infos and self._room.told is not None:
+            self._room.told(infos)
+        return version
+
+    def _gone_for(self, key: str, size: int) -> list[MemoryEntry]:
+        limit, index = self._room.limit, self._index.value
+        if limit is None:
+            return []
+        entries = {} if index is None else index.entries
+        total = 0 if index is None else index.size
+        return evicted(entries.values(), total=total, key=key, size=size, limit=limit)
+
+    def _touch(self, read: MemoryEntry) -> int:
+        """Note that a value was read; return when."""
+        index, now = self._index.value, _now()
+        entry = None if index is None else index.entries.get(read.key)
+        if entry is None:  # dropped while it was read
+            return now
+        entry.last_accessed_at = max(entry.last_accessed_at, now)
+        self._touched.pop(entry.key, None)
+        self._touched[entry.key] = entry.last_accessed_at
+        return entry.last_accessed_at
+
+    def _noted(self) -> dict[str, int] | UnsetType:
+        if not self._touched:
+            return UNSET
+        return dict(islice(reversed(self._touched.items()), MOST_TOUCHED))
+
+    def _forget(self, touched: dict[str, int] | UnsetType) -> None:
+        for key in () if touched is UNSET else touched:
+            self._touched.pop(key, None)
+
+    def _info(self, entry: MemoryEntry) -> MemoryInfo:
+        return MemoryInfo(
+            key=entry.key,
+            description=entry.description,
+            scope=entry.scope,
+            size_bytes=entry.size_bytes,
+            base_priority=entry.base_priority,
+            pinned=entry.pinned,
+            created_at=entry.created_at,
+            last_accessed_at=entry.last_accessed_at,
+            sha256=None if entry.sha256 is UNSET else entry.sha256,
+            is_loaded=self._values.has(entry),
+        )
+
+    async def _load(self) -> Index:
+        data, records = await self._read(DOCUMENT)
+        return changes_of(Index.of_document(data), records)
+
+    # for the session and storages: not for users
+
+    async def item(self, key: str) -> MemoryItem | None:
+        """Return an entry with its value, None if there is none; errors as for ``get``."""
+        entry = (await self._index.get()).entries.get(key)
+        if entry is None:
+            return None
+        data = await self._values.of(entry)
+        return MemoryItem(
+            key=key,
+            value=decode_value(data, entry.types, self._registry),
+            description=entry.description,
+            scope=entry.scope,
+            priority=entry.base_priority,
+            pinned=entry.pinned,
+            created_at=entry.created_at,
+            last_accessed_at=self._touch(entry),
+        )
+
+    def put(self, item: MemoryItem) -> int:
+        """Keep an entry, and return the session's version; errors as for ``set``."""
+        _check(item)
+        data, types = encode_value(item.value, self._registry)
+        now = _now()
+        change = MemoryChange(
+            key=item.key,
+            description=item.description,
+            value=msgspec.Raw(data),
+            types=types,
+            scope=item.scope,
+            size_bytes=len(data),
+            base_priority=item.priority,
+            pinned=item.pinned,
+            created_at=now if item.created_at is None else item.created_at,
+            last_accessed_at=now if item.last_accessed_at is None else item.last_accessed_at,
+        )
+        return self._change(change, self._gone_for(item.key, len(data)))
+
+    async def load(self) -> None:
+        """Read the index, if the room is limited: what has to go must be known at a ``set``."""
+        if self._room.limit is not None:
+            await self._index.get()
+
+    def note(self, records: Iterable[Record]) -> None:
+        """Apply what was appended since the load."""
+        index = self._index.value
+        if index is not None:  # else the load will read it
+            changes_of(index, records)
+
+    def folded(self, as_of_seq: int) -> None:
+        """Hold values that lie in blobs by now only as long as they are used."""
+        index = self._index.value
+        if index is None:
+            return
+        for key, entry in index.entries.items():
+            apart = entry.apart()
+            if apart is not entry and apart.seq is not UNSET and apart.seq <= as_of_seq:
+                if apart.sha256 is not UNSET:
+                    self._values.keep(apart.sha256, bytes(entry.value))
+                index.entries[key] = apart
+
+
+def _check(item: MemoryItem) -> None:
+    for name in ("key", "description", "scope"):
+        require_text(f"memory {name}", getattr(item, name))
+    for name, kind, fits in _FITTING:
+        value = getattr(item, name)
+        if not isinstance(value, kind):
+            message = f"memory: {name}={value!r} does not fit: it is {fits}"
+            raise ConfigError(message, option=name, value=value)
+    check_priority(item.priority)
+
+
+_FITTING: Final = (
+    ("pinned", bool, "True or False"),
+    ("created_at", int | None, "milliseconds since 1970, a whole number"),
+    ("last_accessed_at", int | None, "milliseconds since 1970, a whole number"),
+)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

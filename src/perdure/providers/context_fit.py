@@ -1,0 +1,244 @@
+"""What has to fit a provider's limits: names, ids, arguments, results as text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import string
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from perdure.records.json import MAX_VALUE_DEPTH, is_deeper
+from perdure.records.messages import Message, ToolCall, ToolResult
+
+# What has to fit a provider's limits: names, ids, arguments, results as text
+
+
+_IN_NAMES: Final = frozenset(string.ascii_letters + string.digits + "_-")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+MAX_NAME: Final = 64
+"""The most characters of a tool's name with most providers."""
+
+
+def clean(text: str) -> str:
+    """Return text that can be sent: half a surrogate pair cannot."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def function_name(name: str, most: int = MAX_NAME, *, more: str = "") -> str:
+    """Return a tool's name as every provider takes it: models make up others at times.
+
+    Args:
+        name: The name as the model wrote it.
+        most: The most characters.
+        more: Characters that fit beside letters, digits, ``_`` and ``-``.
+
+    >>> function_name("multi_tool_use.parallel")
+    'multi_tool_use_parallel'
+    """
+    fit = "".join(one if one in _IN_NAMES or one in more else "_" for one in name)
+    return fit[:most] or "unnamed"
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any]:
+    """Return a call's arguments as an object, whatever the model wrote.
+
+    >>> arguments_of(ToolCall("a", "look", '{"at": "harbor"}'))
+    {'at': 'harbor'}
+    >>> arguments_of(ToolCall("a", "look", '{"at": "har'))
+    {'invalid_json': '{"at": "har'}
+    """
+    found: Any = call.arguments
+    if isinstance(found, str):
+        try:
+            found = read_json(found) if found.strip() else {}
+        except msgspec.DecodeError:
+            return {"invalid_json": found}
+    else:
+        found = json_value(found)
+    if found is None:
+        return {}
+    return found if isinstance(found, dict) else {"value": found}
+
+
+STYLE: Final = "perdure_arguments"
+"""The field of a call that says how its arguments were written, if not as perdure writes JSON."""
+_LAYOUTS: Final[dict[str, dict[str, Any]]] = {
+    "spaced": {},
+    "compact": {"separators": (",", ":")},
+    "indent-2": {"indent": 2},
+    "indent-4": {"indent": 4},
+}
+_STYLES: Final[dict[str, dict[str, Any]]] = {
+    **{f"{name}-utf8": {**one, "ensure_ascii": False} for name, one in _LAYOUTS.items()},
+    **_LAYOUTS,
+}
+
+
+def style_of(text: str, value: Any) -> str | None:
+    """Return the name of the style in which a value gives this very text; None for the usual one.
+
+    Raises:
+        ValueError: There is none.
+
+    >>> style_of('{"at":"harbor"}', {"at": "harbor"}), style_of('{"at": 1}', {"at": 1})
+    (None, 'spaced-utf8')
+    """
+    if text_of(value) == text:
+        return None
+    for name, style in _STYLES.items():
+        if json.dumps(value, **style) == text:
+            return name
+    raise ValueError(text)
+
+
+def sent_arguments(call: ToolCall) -> str:
+    """Return a call's arguments as whoever made it wrote them, if they are an object in JSON.
+
+    A provider finds the beginning of a request in its cache only if it is the same to the letter.
+    """
+    given, found = call.arguments, arguments_of(call)
+    if isinstance(given, str):
+        return text_of(found) if "invalid_json" in found or not _is_object(given) else given
+    name = call.extra.get(STYLE)
+    style = None if name is None else _STYLES.get(msgspec.json.decode(name))
+    return text_of(found) if style is None else json.dumps(found, **style)
+
+
+def _is_object(text: str) -> bool:
+    return not text.strip() or text.lstrip().startswith("{")
+
+
+def read_json(text: str) -> Any:
+    """Return what a text says as JSON; a model may write anything.
+
+    Raises:
+        msgspec.DecodeError: It is no JSON, or nested deeper than a session stores.
+
+    """
+    data = text.encode("utf-8", "surrogatepass")
+    if is_deeper(data, MAX_VALUE_DEPTH):
+        raise msgspec.DecodeError("nested too deep")
+    return msgspec.json.decode(data)
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text: JSON, unless it is text already."""
+    if isinstance(value, str):
+        return clean(value)
+    try:
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    except (TypeError, ValueError, RecursionError):
+        return clean(str(value))
+
+
+def result_text(result: ToolResult) -> str:
+    """Return what came of a call as text: the error, and the result if there is one."""
+    if result.error is None:
+        return text_of(result.result)
+    error = clean(result.error) or "failed"
+    return error if result.result is None else f"{error}\n\n{text_of(result.result)}"
+
+
+def json_value(value: Any) -> Any:
+    """Return a value as plain JSON values."""
+    try:
+        return msgspec.to_builtins(value, enc_hook=str, str_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+class CallIds:
+    """Ids of calls within a conversation, as a provider takes them; the same for the same one.
+
+    Args:
+        allowed: What an id has to look like in full.
+        unique: Whether an id may stand for one call only in the whole conversation.
+
+    """
+
+    def __init__(self, allowed: str, *, unique: bool = False) -> None:
+        self._allowed = re.compile(allowed)
+        self._unique = unique
+        self._used: set[str] = set()
+        self._renamed: dict[str, int] = {}
+
+    def of(self, calls: tuple[ToolCall, ...]) -> list[str]:
+        """Return the ids of a message's calls, in their order."""
+        within: set[str] = set()
+        found: list[str] = []
+        for call in calls:
+            taken = self._used if self._unique else within
+            fit = self._fit(call.id, taken)
+            taken.add(fit)
+            found.append(fit)
+        return found
+
+    def _fit(self, call_id: str, taken: set[str]) -> str:
+        if call_id not in taken and self._allowed.fullmatch(call_id):
+            return call_id
+        number = self._renamed.get(call_id, 0) if self._unique else 0
+        while (fit := _made_of(call_id, number)) in taken:
+            number += 1
+        self._renamed[call_id] = number
+        return fit
+
+
+def _made_of(call_id: str, number: int) -> str:
+    text = f"{number}:{call_id}".encode("utf-8", "surrogatepass")
+    return f"call_{hashlib.sha256(text).hexdigest()[:24]}"
+
+
+# Conversations in which two roles take turns, as Anthropic and Gemini want them
+
+
+OPENING: Final = "[The beginning of this conversation is not shown.]"
+"""What the user says where a conversation begins with the model."""
+EMPTY: Final = "[empty message]"
+"""What stands for a message of the user's with nothing in it."""
+
+
+class Whole(list[dict[str, Any]]):
+    """The blocks of one message of a history: it is not joined with another one of it."""
+
+    def __init__(
+        self, blocks: Iterable[dict[str, Any]], fields: dict[str, Any], *, text: bool = False
+    ) -> None:
+        super().__init__(blocks)
+        self.fields = fields
+        """What the message says beside role and content."""
+        self.text = text
+        """Whether it was given as text, and not as a list with text in it."""
+
+
+Turns = list[tuple[str, list[dict[str, Any]]]]
+"""Roles, and the blocks that each says at a time."""
+
+
+def alternating(
+    turns: Iterable[tuple[str, list[dict[str, Any]]]], opening: dict[str, Any]
+) -> Turns:
+    """Join what one role says in a row, leave out who says nothing, and let the user begin.
+
+    What a history had in messages of their own stays so.
+    """
+    found: Turns = []
+    for role, blocks in turns:
+        if not blocks:
+            continue
+        is_whole = isinstance(blocks, Whole)
+        if found and found[-1][0] == role and not (is_whole and isinstance(found[-1][1], Whole)):
+            found[-1][1].extend(blocks)
+        else:
+            found.append((role, blocks if is_whole else list(blocks)))
+    if found and found[0][0] != "user":
+        found.insert(0, ("user", [opening]))
+    return found
+
+
+def system_texts(messages: Iterable[Message]) -> list[str]:
+    """Return the instructions among messages, in their order."""
+    return [one.text for one in messages if one.role == "system" and one.text.strip()]

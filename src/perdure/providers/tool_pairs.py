@@ -1,0 +1,249 @@
+"""Calls and their results, paired: what every provider wants, whatever the log holds.
+
+Each tool call has one result, right behind the message that asked for it, and each result has
+its call. A process that was killed leaves calls without results; they are closed with a result
+that says so, and the model can decide. A result that is there is never thrown away for one
+that was made up. Calls of one reply that came as several messages stand in one message again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from perdure.providers.replies import joined
+from perdure.records.messages import MADE_UP, Message, ToolCall
+
+# Calls and their results, paired: what every provider wants, whatever the log holds
+
+
+Dangling = Literal["interrupted", "drop", "keep"]
+"""What becomes of a tool call without a result: closed as interrupted, left out, or kept."""
+
+INTERRUPTED: Final = (
+    "interrupted: the process stopped before the result was there; "
+    "the tool may or may not have done its work"
+)
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """A message, and the results that answer its calls, in the order in which they came."""
+
+    head: Message
+    results: tuple[Message, ...] = ()
+
+    def answered(self) -> list[int]:
+        """Return for each result which call it answers, by its place."""
+        left: list[str | None] = [call.id for call in self.head.tool_calls]
+        places: list[int] = []
+        for result in self.results:
+            at = left.index(answers(result))
+            left[at] = None
+            places.append(at)
+        return places
+
+
+class Paired(msgspec.Struct, frozen=True):
+    """A conversation in exchanges, and what had to be done for it."""
+
+    exchanges: tuple[Exchange, ...]
+    closed: int = 0
+    """Calls that were closed as interrupted."""
+    dropped: int = 0
+    """Calls that were left out."""
+    orphans: int = 0
+    """Results without a call, and second results, that were left out."""
+    moved: int = 0
+    """Results that came late, and now stand behind their call."""
+    empty: int = 0
+    """Answers with nothing in them that were left out."""
+    joined: int = 0
+    """Messages that were put back into the reply that they are part of."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation as messages."""
+        return tuple(one for each in self.exchanges for one in (each.head, *each.results))
+
+
+def interrupted_result(call: ToolCall) -> Message:
+    """Return the result of a call whose own result never came; the same for the same call."""
+    result = Message.tool(call.id, name=call.name, error=INTERRUPTED)
+    mark = msgspec.Raw(msgspec.json.encode(f"interrupted:{call.id}"))
+    return msgspec.structs.replace(result, extra={MADE_UP: mark})
+
+
+def is_synthetic(message: Message) -> bool:
+    """Say whether perdure made a result up, so that a real one may take its place."""
+    return MADE_UP in message.extra
+
+
+def paired(messages: Sequence[Message], policy: Dangling = "interrupted") -> Paired:
+    """Return the conversation in exchanges; what it has open is treated by the policy.
+
+    Pairing what is paired changes nothing.
+    """
+    blocks = _Blocks()
+    for message in messages:
+        blocks.take(message)
+    exchanges: list[Exchange] = []
+    closed = dropped = empty = 0
+    for block in blocks.found:
+        missing = block.missing()
+        if policy == "drop" and missing:
+            dropped += len(missing)
+            exchanges.extend(block.without(missing))
+        elif policy == "interrupted" and missing:
+            closed += len(missing)
+            made_up = map(interrupted_result, missing)
+            exchanges.append(Exchange(block.head, (*block.results, *made_up)))
+        elif block.is_empty():
+            empty += 1
+        else:
+            exchanges.append(Exchange(block.head, tuple(block.results)))
+    return Paired(
+        tuple(exchanges), closed, dropped, blocks.orphans, blocks.moved, empty, blocks.joined
+    )
+
+
+class _Block:
+    """A message, and the results that answer its calls so far."""
+
+    __slots__ = ("head", "open", "results")
+
+    def __init__(self, head: Message) -> None:
+        self.head = head
+        self.results: list[Message] = []
+        self.open = [call.id for call in head.tool_calls]
+
+    def answer(self, message: Message) -> bool:
+        """Take a result in, if a call waits for it."""
+        call_id = answers(message)
+        if call_id in self.open:
+            self.open.remove(call_id)
+            self.results.append(message)
+            return True
+        return self._replace(message, call_id)
+
+    def goes_on(self, message: Message) -> bool:
+        """Say whether a message is part of the same reply: no call of that has been run yet."""
+        if message.role != "assistant" or not self.open or self.results:
+            return False
+        asked = {call.id for call in self.head.tool_calls}
+        return not any(call.id in asked for call in message.tool_calls)
+
+    def join(self, message: Message) -> None:
+        """Take in the next part of the same reply."""
+        self.head = joined(self.head, message)
+        self.open += [call.id for call in message.tool_calls]
+
+    def _replace(self, message: Message, call_id: str) -> bool:
+        """Put a real result in the place of one that was made up."""
+        if is_synthetic(message):
+            return False
+        for at, have in enumerate(self.results):
+            if is_synthetic(have) and answers(have) == call_id:
+                self.results[at] = message
+                return True
+        return False
+
+    def missing(self) -> list[ToolCall]:
+        """Return the calls without a result."""
+        waiting = list(self.open)
+        missing: list[ToolCall] = []
+        for call in self.head.tool_calls:
+            if call.id in waiting:
+                waiting.remove(call.id)
+                missing.append(call)
+        return missing
+
+    def without(self, missing: Sequence[ToolCall]) -> list[Exchange]:
+        """Return the block without some calls; nothing if nothing is left."""
+        calls = tuple(call for call in self.head.tool_calls if all(call is not m for m in missing))
+        head = msgspec.structs.replace(self.head, tool_calls=calls)
+        return [] if _is_empty(head) else [Exchange(head, tuple(self.results))]
+
+    def is_empty(self) -> bool:
+        """Say whether it says nothing at all."""
+        return not self.results and _is_empty(self.head)
+
+
+class _Blocks:
+    """The blocks of a conversation, message by message."""
+
+    __slots__ = ("_asking", "found", "joined", "moved", "orphans")
+
+    def __init__(self) -> None:
+        self.found: list[_Block] = []
+        self.orphans = self.moved = self.joined = 0
+        # The newest counts: providers number calls anew in each answer.
+        self._asking: dict[str, _Block] = {}
+
+    def take(self, message: Message) -> None:
+        if message.tool_result is not None:
+            self._answer(message)
+            return
+        if self.found and self.found[-1].goes_on(message):
+            self.found[-1].join(message)
+            self.joined += 1
+        else:
+            self.found.append(_Block(message))
+        self._asking.update((call.id, self.found[-1]) for call in message.tool_calls)
+
+    def _answer(self, message: Message) -> None:
+        block = self._asking.get(answers(message))
+        if block is None or not block.answer(message):
+            self.orphans += 1  # nobody asked, or it was answered before
+        else:
+            self.moved += block is not self.found[-1]
+
+
+def answers(message: Message) -> str:
+    """Return the id of the call that a message is the result of."""
+    return "" if message.tool_result is None else message.tool_result.call_id
+
+
+def _is_empty(message: Message) -> bool:
+    if message.role != "assistant" or message.tool_calls:
+        return False
+    return not (message.content or message.reasoning or message.extra or message.payload_extra)
+
+
+# Groups of messages that belong together, for who reads only the end of a conversation
+
+
+def groups(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
+    """Cut a conversation into groups that no provider takes apart: a message and its results.
+
+    A result stands with the message before it that is no result; what stands before the first
+    such message is a group of its own. Nothing is left out, and nothing moves.
+    """
+    found: list[list[Message]] = []
+    for message in messages:
+        if message.tool_result is None or not found:
+            found.append([message])
+        else:
+            found[-1].append(message)
+    return [tuple(group) for group in found]
+
+
+def newest(
+    messages: Sequence[Message], limit: int, size: Callable[[Message], int] = lambda _: 1
+) -> tuple[Message, ...]:
+    """Return the newest whole groups within a limit; the newest one even if it is larger.
+
+    Args:
+        messages: A conversation, oldest first.
+        limit: The most that the groups may measure together.
+        size: How a message is measured; each counts one if this is not given.
+
+    """
+    kept: list[tuple[Message, ...]] = []
+    for group in reversed(groups(messages)):
+        limit -= sum(map(size, group))
+        if kept and limit < 0:
+            break
+        kept.append(group)
+    return tuple(message for group in reversed(kept) for message in group)

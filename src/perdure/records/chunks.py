@@ -1,0 +1,149 @@
+"""Where to cut bytes into chunks: at places that their content decides.
+
+A rolling hash of the last bytes decides (Gear, as in FastCDC, with cut-point skipping), so bytes
+that were inserted change the chunks around them, and all others stay as they were. The same bytes
+are always cut the same way.
+
+A cut depends on the chunk's own bytes and on nothing else. So whoever knows an earlier version's
+chunks finds those that are still there by their hashes, at the speed of SHA-256, and the
+rolling hash has only what has changed to look at. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from perdure.records.json import decode, encode
+from perdure.records.records import Record
+
+# Where to cut bytes into chunks: at places that their content decides
+
+
+SMALLEST: Final = 2048
+LARGEST: Final = 16 * 1024
+"""Bytes of a chunk; the last one may be smaller. On average they have about 4 KiB."""
+
+_ROOM = 0xFFFF_FFFF
+_CUT = 0xFFE0_0000
+"""The high bits depend on the last 32 bytes; eleven of them: one place in 2,048 fits."""
+_GEAR = tuple(
+    int.from_bytes(hashlib.sha256(bytes([byte])).digest()[:4], "big") for byte in range(256)
+)
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A run of bytes, by the SHA-256 of them in hex."""
+
+    name: str
+    size: int
+
+
+def chunks_of(data: bytes, before: Sequence[Chunk] = ()) -> Iterator[Chunk]:
+    """Cut bytes; the chunks of an earlier version only make it faster."""
+    place = {chunk.name: at for at, chunk in enumerate(before)}
+    start, at = 0, 0
+    while start < len(data):
+        chunk = _again(data, start, before, at) or _next(data, start)
+        yield chunk
+        start += chunk.size
+        at = place.get(chunk.name, at) + 1
+
+
+def _again(data: bytes, start: int, before: Sequence[Chunk], at: int) -> Chunk | None:
+    """Return a known chunk, if it is here again; the last one has ended where its bytes did."""
+    if at >= len(before) - 1:
+        return None
+    chunk = before[at]
+    end = start + chunk.size
+    return chunk if end <= len(data) and _name(data[start:end]) == chunk.name else None
+
+
+def _next(data: bytes, start: int) -> Chunk:
+    end = _end(data, start)
+    return Chunk(_name(data[start:end]), end - start)
+
+
+def _end(data: bytes, start: int) -> int:
+    rolling = 0
+    first, stop = start + SMALLEST, min(start + LARGEST, len(data))
+    for at, byte in enumerate(data[first:stop], first + 1):
+        rolling = (rolling << 1) + _GEAR[byte] & _ROOM
+        if not rolling & _CUT:
+            return at
+    return stop
+
+
+def _name(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+# History in a session's own keeping: runs of records as blobs, and what a blob names
+#
+# The same history always makes the same pieces, so that forks of one parent share theirs. Pure.
+
+
+PIECE_BYTES = 1024 * 1024
+"""A piece ends with the record that takes it over this."""
+
+_NAME = re.compile(rb'"([0-9a-f]{64})"')
+
+
+class _Line(msgspec.Struct, frozen=True, array_like=True):
+    seq: int
+    epoch: int
+    kind: str
+    end: bool
+    payload: msgspec.Raw
+
+
+class Cutter:
+    """Cut a history, fed oldest record first, into pieces."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._first = self._last = 0
+
+    def feed(self, record: Record) -> tuple[int, int, bytes] | None:
+        """Take in a record; return the piece that it fills: its first and last seq, its bytes."""
+        payload = msgspec.Raw(record.payload)
+        line = _Line(record.seq, record.epoch, record.kind, record.end, payload)
+        self._first = self._first or record.seq
+        self._last = record.seq
+        self._lines.append(encode(line))
+        self._size += len(self._lines[-1])
+        return self.rest() if self._size >= PIECE_BYTES else None
+
+    def rest(self) -> tuple[int, int, bytes] | None:
+        """Return what is left as a piece, if anything is."""
+        if not self._lines:
+            return None
+        piece = (self._first, self._last, b"\n".join(self._lines))
+        self._lines, self._size, self._first = [], 0, 0
+        return piece
+
+
+def records_of(data: bytes) -> Iterator[Record]:
+    """Give the records of a piece."""
+    for text in data.split(b"\n"):
+        line = decode(text, _Line)
+        yield Record(line.seq, line.epoch, line.kind, bytes(line.payload), line.end)
+
+
+def name_of(data: bytes) -> str:
+    """Return the name under which bytes are kept as a blob."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def named_in(values: Iterable[bytes]) -> set[str]:
+    """Return every string in JSON values that may name a blob; it may name none.
+
+    >>> sorted(named_in([b'{"blob":"' + b"a" * 64 + b'","text":"b"}'])) == ["a" * 64]
+    True
+    """
+    return {found.decode() for value in values for found in _NAME.findall(value)}

@@ -1,0 +1,294 @@
+"""How deep and how large stored JSON may be: checked on bytes, before anything decodes them.
+
+A decoder that recurses can overflow the stack of its thread and take the process down, so
+the depth is measured first, by a linear scan that never recurses. Input of any shape is
+answered: what is not JSON at all passes here and is refused by the decoder.
+
+Three depths nest, so that what was accepted stays readable in whatever wraps it: a value
+(a tool's arguments, a state) sits in a record's payload, a payload sits in a line of the log
+or in a document.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from array import array
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from itertools import accumulate
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from perdure.errors import CorruptRecordError, FormatError, NotStorableError, TooLargeError
+
+# How deep and how large stored JSON may be: checked on bytes, before anything decodes them
+
+
+MAX_DEPTH = 200
+"""The most levels of anything stored: a line of the log, a document."""
+MAX_PAYLOAD_DEPTH = 192
+"""The most levels of a record's payload; the rest is for what wraps it."""
+MAX_VALUE_DEPTH = 184
+"""The most levels of a value inside a payload."""
+MAX_RECORD_BYTES = 16 * 1024 * 1024
+"""The largest payload, where nobody says otherwise."""
+MAX_CONTAINERS = 250_000
+"""The most lists and dicts in a value, as often as each is written: what shares its parts can
+be small in memory, and endless when it is encoded."""
+
+# Possessive, and always a match once a quote is seen: linear on any input. A string that never
+# ends, or ends in a lone backslash, swallows the rest, as it does for a decoder.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_PLAIN_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_SIGNS = bytes.maketrans(b"[]", b"\x01\xff")
+_COLLAPSES = 4
+
+
+def depth_of(data: bytes) -> int:
+    """Return how many levels of arrays and objects JSON has.
+
+    Bytes that are not JSON get a number that is at least the depth which a decoder would
+    reach before it gives up on them.
+
+    >>> depth_of(b'{"a": [1, "[[["]}')
+    2
+    """
+    brackets = _STRING.sub(b"", data).translate(_PLAIN_BRACKETS, _NO_BRACKETS)
+    for height in range(_COLLAPSES):  # most JSON is wide and shallow: this empties it
+        if not brackets:
+            return height
+        brackets = brackets.replace(b"[]", b"")
+    deepest = max(accumulate(array("b", brackets.translate(_SIGNS))), default=0)
+    return _COLLAPSES + max(deepest, 0)
+
+
+def is_deeper(data: bytes, limit: int) -> bool:
+    """Tell whether JSON has more than ``limit`` levels."""
+    if data.count(b"[") + data.count(b"{") <= limit:
+        return False
+    return depth_of(data) > limit
+
+
+def check_depth(data: bytes, limit: int = MAX_DEPTH) -> None:
+    """Refuse stored bytes that nest too deep to be decoded safely.
+
+    Raises:
+        CorruptRecordError: They have more than ``limit`` levels: perdure did not write them.
+
+    """
+    if is_deeper(data, limit):
+        message = (
+            f"{len(data)} stored bytes nest deeper than {limit} levels: perdure never writes "
+            "such data, so they are damaged or foreign; restore them from a copy"
+        )
+        raise CorruptRecordError(message, size=len(data), limit=limit)
+
+
+def check_size(size: int, limit: int = MAX_RECORD_BYTES, *, at: str = "$") -> None:
+    """Refuse a value of ``size`` encoded bytes that is above ``limit``.
+
+    Raises:
+        TooLargeError: It is.
+
+    """
+    if size > limit:
+        message = (
+            f"the value at {at} takes {size} bytes, the limit is {limit}: split it, or keep large "
+            "content elsewhere and store a reference"
+        )
+        raise TooLargeError(message, path=at, size=size, limit=limit)
+
+
+def too_deep(at: str, limit: int) -> NotStorableError:
+    """Return the error for a value that nests deeper than ``limit`` levels."""
+    message = f"the value at {at} nests deeper than {limit} levels: store it flatter, or as text"
+    return TooLargeError(message, path=at, limit=limit)
+
+
+# Decoders that are ready: a type is learned by one thread at a time
+#
+# msgspec learns a struct's fields when the struct is decoded first, calls Python code meanwhile,
+# and shows what it has half to every other thread, which then dies of a segmentation fault and
+# takes the process along. So whatever may be decoded in threads gets its decoder here.
+# Pure.
+
+
+T = TypeVar("T")
+
+_MOST = 4096
+_ready: dict[Any, msgspec.json.Decoder[Any]] = {}
+_learning = threading.RLock()
+
+
+@overload
+def decoder_of(type: type[T]) -> msgspec.json.Decoder[T]: ...
+@overload
+def decoder_of(type: Any) -> msgspec.json.Decoder[Any]: ...
+def decoder_of(type: Any) -> msgspec.json.Decoder[Any]:  # msgspec's word
+    """Return the decoder of a type, which any thread may use.
+
+    >>> decoder_of(list[int]).decode(b"[1,2]")
+    [1, 2]
+    """
+    found = _ready.get(type)
+    if found is None:
+        with _learning:
+            found = _ready.get(type) or msgspec.json.Decoder(type)
+            if len(_ready) < _MOST:
+                _ready[type] = found
+    return found
+
+
+# The one door for JSON: stored bytes in and out, and only perdure's errors
+#
+# ``decode`` takes bytes that a store returned. It measures their depth first, so that nothing
+# nested can crash the process, and whatever is wrong with them is a CorruptRecordError that names
+# the place. ``encode`` takes perdure's own structs and values that `perdure.records.values` has
+# prepared, and gives one line of UTF-8. Messages hold paths, types and sizes, no content.
+# Pure.
+
+
+_encode = msgspec.json.Encoder().encode
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+# The words of msgspec that quote what they found: they end before it.
+_QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at `|$)", re.DOTALL)
+
+
+@overload
+def decode(data: bytes, *, limit: int = MAX_DEPTH) -> Any: ...
+@overload
+def decode(data: bytes, type: type[T], *, limit: int = MAX_DEPTH) -> T: ...
+@overload
+def decode(data: bytes, type: Any, *, limit: int = MAX_DEPTH) -> Any: ...
+def decode(data: bytes, type: Any = Any, *, limit: int = MAX_DEPTH) -> Any:  # msgspec's word
+    """Decode stored JSON, as a type if one is given.
+
+    Raises:
+        CorruptRecordError: The bytes are not JSON, not UTF-8, too deep, or not of the type.
+
+    """
+    return decode_with(_ANY if type is Any else decoder_of(type), data, limit=limit)
+
+
+def decode_with(decoder: msgspec.json.Decoder[T], data: bytes, *, limit: int = MAX_DEPTH) -> T:
+    """Decode stored JSON with a decoder that is kept ready; errors as `decode`."""
+    check_depth(data, limit)
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise corrupt(error, len(data), sealed=data[:1] == b'"') from None
+    except RecursionError:
+        # The depth is within the limit: it is the caller who has no stack left.
+        message = f"{len(data)} stored bytes cannot be decoded: the call stack is too deep here"
+        raise FormatError(message, size=len(data)) from None
+
+
+def corrupt(
+    error: Exception, size: int, at: str = "", *, sealed: bool = False
+) -> CorruptRecordError:
+    """Return the error for stored bytes which ``error`` was raised for, without their content.
+
+    Text, where everything that is stored is an object, is what encryption and compression write.
+    """
+    why = "they are not UTF-8" if isinstance(error, UnicodeDecodeError) else reason(error)
+    where = f" at {at}" if at else ""
+    cure = "; if the store is encrypted or compressed, its URL has to say so" if sealed else ""
+    message = f"{size} stored bytes cannot be read{where}: {why}; they were left as they are{cure}"
+    return CorruptRecordError(message, size=size, path=at)
+
+
+def reason(error: Exception) -> str:
+    """Return what msgspec says, without the values that it quotes.
+
+    >>> reason(msgspec.ValidationError("Invalid enum value 'my key' - at `$.role`"))
+    'Invalid enum value - at `$.role`'
+    """
+    return _QUOTED.sub(r"\1", str(error))
+
+
+def encode(value: Any) -> bytes:
+    """Encode a value as one line of JSON.
+
+    Raises:
+        NotStorableError: Something in it is not JSON; the error names path, type and cure.
+
+    """
+    try:
+        return _encode(value)
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
+        raise _blame(value) from None
+
+
+def _blame(value: Any) -> NotStorableError:
+    """Return the error for the innermost part of a value that cannot be encoded."""
+    path = "$"
+    for _ in range(MAX_DEPTH):
+        for step, child in _children(value):
+            if not _is_encodable(child):
+                path, value = path + step, child
+                break
+        else:
+            return not_storable(path, value, _why(value))
+    return too_deep(path if len(path) < 80 else path[:80] + "…", MAX_DEPTH)
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((step(key), child) for key, child in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{at}]", child) for at, child in enumerate(value))
+    elif isinstance(value, msgspec.Struct):
+        yield from ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from ((f".{one.name}", getattr(value, one.name)) for one in fields(value))
+
+
+def _is_encodable(value: Any) -> bool:
+    try:
+        _encode(value)
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
+        return False
+    return True
+
+
+def _why(value: Any) -> str:
+    match value:
+        case str():
+            return LONE_SURROGATE
+        case int():
+            return "it has too many digits: store it as text"
+        case dict():
+            return "a key is not text: use str keys, without lone surrogates"
+        case _:
+            return "it is not JSON: convert it first"
+
+
+LONE_SURROGATE = (
+    "it holds a lone surrogate, which is not text: clean it with "
+    "text.encode('utf-8', 'replace').decode()"
+)
+
+
+def not_storable(at: str, value: object, why: str) -> NotStorableError:
+    """Return the error for a value at a path: it names the type and the cure, not the value."""
+    name = type(value).__name__
+    message = f"the {name} at {at} cannot be stored: {why}"
+    return NotStorableError(message, path=at, type=name)
+
+
+def step(key: object) -> str:
+    """Return how a path goes on under a key.
+
+    >>> step("a") + step("b c")
+    '.a["b c"]'
+    """
+    if isinstance(key, str) and key.isidentifier():
+        return f".{key}"
+    shown = key if isinstance(key, str) else repr(type(key).__name__)
+    return f'["{shown[:64].encode("ascii", "backslashreplace").decode()}"]'

@@ -1,0 +1,341 @@
+"""How instances of a class come apart into data, and together again.
+
+Dataclasses and msgspec Structs field by field, through msgspec's conversion by annotation;
+enums by their value, or by their name where the value is neither text nor an integer;
+pydantic models (known by their methods: pydantic is not imported) by their own JSON. The data
+may hold whatever `perdure.records.values` can store.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    NotStorableError,
+    UnsupportedVersionError,
+)
+from perdure.records import json
+from perdure.records.records import Entry
+from perdure.records.values import UNKNOWN, Opaque, Tags, label_of, lift, lower, parse_label
+
+# How instances of a class come apart into data, and together again
+
+
+class Shape(NamedTuple):
+    """What to do with the instances of one class."""
+
+    dump: Callable[[Any], Any]
+    load: Callable[[Any], Any]
+    same: Callable[[Any, Any], bool]
+    """For classes without an ``__eq__``: whether two instances hold the same."""
+
+
+def shape_of(cls: type) -> Shape | None:
+    """Return the shape of a class's instances, None where there is none.
+
+    Raises:
+        ConfigError: An annotation of its fields cannot be understood.
+
+    """
+    if issubclass(cls, Enum):
+        return _enum(cls)
+    if issubclass(cls, msgspec.Struct):
+        return _by_fields(cls, {one.name: one.encode_name for one in msgspec.structs.fields(cls)})
+    if is_dataclass(cls):
+        return _by_fields(cls, {one.name: one.name for one in fields(cls)})
+    if hasattr(cls, "model_dump") and hasattr(cls, "model_validate"):
+        return _pydantic(cls)
+    return None
+
+
+def _enum(cls: Any) -> Shape:
+    def dump(one: Any) -> Any:
+        return one.value if type(one.value) in (str, int) else {"name": one.name}
+
+    def load(data: Any) -> Any:
+        return cls[data["name"]] if isinstance(data, dict) else cls(data)
+
+    return Shape(dump, load, lambda one, other: one is other)
+
+
+def _by_fields(cls: type, names: dict[str, str]) -> Shape:
+    def dump(one: Any) -> dict[str, Any]:
+        pairs = ((stored, getattr(one, name)) for name, stored in names.items())
+        return {stored: value for stored, value in pairs if value is not msgspec.UNSET}
+
+    return Shape(dump, _loader(cls), lambda one, other: dump(one) == dump(other))
+
+
+def _loader(cls: type) -> Callable[[Any], Any]:
+    try:
+        msgspec.json.Decoder(cls)
+    except NameError as error:
+        message = (
+            f"types: an annotation of {cls.__name__} names {error.name!r}, which its module "
+            "does not have at run time: import it there outside of TYPE_CHECKING"
+        )
+        raise ConfigError(message, option="types") from None
+    except TypeError:
+        # A union that msgspec cannot tell apart. Tags can: the fields come as instances.
+        return lambda data: cls(**data)
+    return lambda data: msgspec.convert(data, cls)
+
+
+def _pydantic(cls: Any) -> Shape:
+    def dump(one: Any) -> Any:
+        return one.model_dump(mode="json", by_alias=True, round_trip=True)
+
+    # Private attributes are no data: what counts is what the fields hold.
+    return Shape(dump, cls.model_validate, lambda one, other: bool(vars(one) == vars(other)))
+
+
+# The user's own types: which there are, under which stable tags, in which versions
+#
+# A registered dataclass, msgspec Struct, enum or pydantic model can be a part of any stored value,
+# or a record by itself (kind ``x:<tag>``), and comes back as itself. What is stored is a tag that
+# the application chose, never an import path, and the fields: reading cannot run anything but the
+# registered types and their upcasts.
+# A type that changes shape gets a higher version, and an upcast for each older one that may be
+# stored. What cannot be read here, because its tag is not registered or its version is newer,
+# comes back as an `Opaque` and is written again as it was.
+
+
+log: logging.Logger = logging.getLogger("perdure.records")
+
+Upcast = Callable[[dict[str, Any]], dict[str, Any]]
+
+KIND_PREFIX = "x:"
+"""What the kinds of records of registered types begin with."""
+_TAG = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """A type, and how it is stored; made by `register`."""
+
+    cls: type
+    tag: str
+    version: int = 1
+    upcasts: Mapping[int, Upcast] = {}
+
+
+def register(
+    cls: type,
+    *,
+    tag: str | None = None,
+    version: int = 1,
+    upcasts: Mapping[int, Upcast] | None = None,
+) -> Registered:
+    """Return a type for ``connect(types=[…])`` with a tag, a version and upcasts of its own.
+
+    Args:
+        cls: A dataclass, a msgspec Struct, an enum, or a pydantic model.
+        tag: Its name in stored data, for good; the class's name by default.
+        version: Raise it when stored fields change their meaning or shape.
+        upcasts: By version, what makes its fields those of the next version.
+
+    Raises:
+        ConfigError: An argument does not fit.
+
+    """
+    name = cls.__name__ if tag is None else tag
+    if not _TAG.fullmatch(name):
+        message = (
+            f"tag={name!r} of {cls.__name__} does not fit: use 1 to 48 letters, digits, "
+            "'_', '.', '-', a letter first"
+        )
+        raise ConfigError(message, option="tag", tag=name)
+    _check_versions(name, version, upcasts or {})
+    return Registered(cls, name, version, dict(upcasts or {}))
+
+
+def _check_versions(tag: str, version: int, upcasts: Mapping[int, Upcast]) -> None:
+    if version < 1:
+        message = f"version={version!r} of {tag!r} does not fit: it is a whole number from 1"
+        raise ConfigError(message, option="version", tag=tag)
+    gap = sorted(set(range(min(upcasts, default=version), version)) ^ set(upcasts))
+    if gap:
+        message = (
+            f"the upcasts of {tag!r} do not lead to version {version}: they lack, or should "
+            f"not have, one from version {gap[0]}"
+        )
+        raise ConfigError(message, option="upcasts", tag=tag, version=gap[0])
+
+
+class _Known(msgspec.Struct, frozen=True):
+    registered: Registered
+    shape: Shape
+    label: str
+
+
+class _Wire(msgspec.Struct, omit_defaults=True):
+    """The payload of a record of a registered type."""
+
+    v: int
+    data: msgspec.Raw
+    types: Tags | None = None
+
+
+_WIRE = msgspec.json.Decoder(_Wire)
+
+
+class Registry:
+    """The registered types of one application; does not change once it is made.
+
+    Raises:
+        ConfigError: A type cannot be stored, or a tag or a type is there twice.
+
+    """
+
+    __slots__ = ("_by_tag", "_by_type", "_parts", "_warned")
+
+    def __init__(self, types: Iterable[type | Registered] = ()) -> None:
+        self._by_type: dict[type, _Known] = {}
+        self._by_tag: dict[str, _Known] = {}
+        self._parts: dict[type, Shape | None] = {}
+        self._warned: set[str] = set()
+        for one in types:
+            self._add(one if isinstance(one, Registered) else register(one))
+
+    def _add(self, registered: Registered) -> None:
+        cls, tag = registered.cls, registered.tag
+        if tag in self._by_tag or cls in self._by_type:
+            message = (
+                f"types: {cls.__name__} is there twice, or another type has its tag {tag!r}: "
+                "register each once, with register(cls, tag=…) to tell them apart"
+            )
+            raise ConfigError(message, option="types", tag=tag)
+        shape = shape_of(cls)
+        if shape is None:
+            message = (
+                f"types: {cls.__name__} cannot be registered: use a dataclass, a msgspec "
+                "Struct, an enum or a pydantic model"
+            )
+            raise ConfigError(message, option="types", tag=tag)
+        known = _Known(registered, shape, label_of(tag, registered.version))
+        self._by_type[cls] = self._by_tag[tag] = known
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The registered tags, in the order of registration."""
+        return tuple(self._by_tag)
+
+    def encode_record(self, value: Any) -> Entry:
+        """Return an instance of a registered type, or an `Opaque`, as a record by itself.
+
+        Raises:
+            NotStorableError: Its type is not registered, or some part of it cannot be stored.
+
+        """
+        known = self._by_type.get(type(value))
+        if not isinstance(value, Opaque) and known is None:
+            name, cure = type(value).__name__, "put it into a Message, such as Message.user(…)"
+            if type(value).__module__ != "builtins":
+                cure = "register the type, connect(types=[…]), or put it into a Message"
+            message = f"an instance of {name} cannot be stored as a record: {cure}"
+            raise NotStorableError(message, path="$", type=type(value).__name__)
+        data, tags = lower(value, self)
+        label = (tags or {}).pop("", "")
+        tag, version = parse_label(label)
+        wire = {"v": version, "data": data}
+        if tags:
+            wire["types"] = tags
+        return Entry(KIND_PREFIX + tag, json.encode(wire))
+
+    def decode_record(self, kind: str, payload: bytes) -> Any:
+        """Return the instance that a record of kind ``x:<tag>`` holds, or an `Opaque`.
+
+        Raises:
+            CorruptRecordError: The payload is damaged, or does not fit the type.
+            UnsupportedVersionError: There is no upcast from its version.
+
+        """
+        wire = json.decode_with(_WIRE, payload)
+        label = label_of(kind.removeprefix(KIND_PREFIX), wire.v)
+        if not self.knows(label):
+            data = msgspec.Raw(bytes(wire.data))  # a copy: it does not keep the payload alive
+            return Opaque(kind.removeprefix(KIND_PREFIX), wire.v, data, wire.types or {})
+        return lift(json.decode(bytes(wire.data)), {**(wire.types or {}), "": label}, self)
+
+    # what values need: `perdure.records.values.Types`
+
+    def dump(self, value: Any) -> tuple[str, Any] | None:
+        """Return label and data of an instance of a registered type, else None."""
+        known = self._by_type.get(type(value))
+        return None if known is None else (known.label, known.shape.dump(value))
+
+    def part(self, value: Any) -> Any:
+        """Return the data of an instance that only occurs inside of registered types."""
+        cls = type(value)
+        if cls not in self._parts:
+            self._parts[cls] = shape_of(cls)
+        shape = self._parts[cls]
+        return UNKNOWN if shape is None else shape.dump(value)
+
+    def knows(self, label: str) -> bool:
+        """Tell whether a stored value with this label can be read, and warn if it is newer."""
+        tag, version = parse_label(label)
+        known = self._by_tag.get(tag) if version else None
+        if known is None:
+            return False
+        newest = known.registered.version
+        if version > newest and label not in self._warned:
+            self._warned.add(label)
+            log.warning(
+                "stored data has a newer version of a type than is registered; it is kept as it is",
+                extra={"tag": tag, "stored_version": version, "registered_version": newest},
+            )
+        return version <= newest
+
+    def load(self, label: str, data: Any) -> Any:
+        """Return the instance that has this data; raises as `decode_record`."""
+        tag, version = parse_label(label)
+        known = self._by_tag[tag]
+        data = _upcast(known.registered, version, data)
+        try:
+            return known.shape.load(data)
+        except msgspec.ValidationError as error:
+            why = json.reason(error)
+        except Exception as error:  # noqa: BLE001  # the user's own constructors and validators
+            why = f"its type raises {type(error).__name__}"
+        # Outside of the handler, so that no traceback shows what the error quotes.
+        message = f"stored data of {tag!r} version {version} does not fit its type: {why}"
+        raise CorruptRecordError(message, tag=tag, version=version)
+
+    def same(self, one: Any, other: Any) -> bool:
+        """Tell whether an instance came back as itself."""
+        if type(one) is not type(other):
+            return False
+        if isinstance(one, Enum):
+            return one is other
+        return bool(one == other) or self._by_type[type(one)].shape.same(one, other)
+
+
+def _upcast(registered: Registered, version: int, data: Any) -> Any:
+    for at in range(version, registered.version):
+        upcast = registered.upcasts.get(at)
+        if upcast is None:
+            message = (
+                f"stored data of {registered.tag!r} has version {at}, and there is no upcast "
+                f"from it: add one, register({registered.cls.__name__}, upcasts={{{at}: …}})"
+            )
+            raise UnsupportedVersionError(message, tag=registered.tag, version=at)
+        try:
+            data = upcast(data)
+        except Exception as error:  # the user's code: any error may come
+            message = (
+                f"the upcast of {registered.tag!r} from version {at} raises "
+                f"{type(error).__name__}: mend it; the stored data was left as it is"
+            )
+            raise CorruptRecordError(message, tag=registered.tag, version=at) from error
+    return data

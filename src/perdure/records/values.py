@@ -1,0 +1,602 @@
+"""Values of the user's: JSON as it is, and more than JSON with tags beside the data.
+
+``encode_value`` gives the value's JSON and a table ``{JSON pointer: tag}`` of the places
+where JSON cannot tell what was there. The caller stores the table next to the value, never
+inside, so that no dict of a user's can be taken for a tag, whatever its keys. In a message
+the table is ``arguments_types`` beside ``arguments`` and ``tool_result_types`` beside
+``tool_result``; plain JSON has no table, and costs one look over its containers.
+
+    {"at": datetime(2026, 1, 2), "raw": b"x"}
+    value  {"at": "2026-01-02T00:00:00", "raw": "eA=="}
+    types  {"/at": "datetime", "/raw": "bytes"}
+
+Comes back as itself: None, bool, int (any size up to 4,300 digits), finite float, str, list,
+dict with str keys; bytes, bytearray, datetime, date, time, timedelta (a zone comes back as
+its offset), Decimal, UUID, Path, tuple, set, frozenset; instances of registered types. An
+instance of a subclass of str, int, float, list or dict comes back as that. Everything else
+raises NotStorableError, which names the path, the type and the cure; so do NaN, infinities,
+lone surrogates, circular references and what is too deep. With ``on_unstorable="repr"`` such
+a part becomes its repr instead, under the tag ``repr``.
+
+What comes back is checked before it is stored for registered types (a field may hold what
+its annotation does not say), and follows by construction for the others. A tag that is not
+known on reading gives an `Opaque`, which encodes to what it was.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from enum import Enum
+from math import isfinite
+from pathlib import Path, PurePath
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from perdure.errors import CorruptRecordError, NotStorableError, TooLargeError
+from perdure.records import json
+from perdure.records.json import (
+    LONE_SURROGATE,
+    MAX_CONTAINERS,
+    MAX_RECORD_BYTES,
+    MAX_VALUE_DEPTH,
+    is_deeper,
+    not_storable,
+    step,
+    too_deep,
+)
+
+# The tags of values: what JSON cannot tell, what it becomes, and who knows more types
+#
+# A table of tags maps JSON pointers to labels. A label is one of perdure's own tags ("bytes"), or
+# that of a registered type with its version ("x:Point@2").
+# Pure.
+
+
+Tags: TypeAlias = dict[str, str]
+
+
+class Opaque(msgspec.Struct, frozen=True):
+    """A value whose type is not registered here; encodes to exactly what it was."""
+
+    tag: str
+    version: int
+    """0 for a tag of perdure's own that this release does not know."""
+    data: msgspec.Raw
+    types: Tags = {}
+
+    def __hash__(self) -> int:
+        return hash((self.tag, self.version, bytes(self.data)))
+
+    @property
+    def label(self) -> str:
+        """The tag as it stands in a table."""
+        return label_of(self.tag, self.version) if self.version else self.tag
+
+
+class Types(Protocol):
+    """The registered types, as far as values need them: `perdure.records.types.Registry`."""
+
+    def dump(self, value: Any) -> tuple[str, Any] | None:
+        """Return label and data of an instance of a registered type, else None."""
+
+    def part(self, value: Any) -> Any:
+        """Return the data of an instance that only occurs inside of registered types."""
+
+    def knows(self, label: str) -> bool:
+        """Tell whether ``load`` can read what has this label."""
+
+    def load(self, label: str, data: Any) -> Any:
+        """Return the instance. Raises FormatError where the data does not fit."""
+
+    def same(self, one: Any, other: Any) -> bool:
+        """Tell whether an instance came back as itself."""
+
+
+class _NoTypes:
+    def dump(self, value: Any) -> None: ...
+    def part(self, value: Any) -> Any:
+        return UNKNOWN
+
+    def knows(self, label: str) -> bool:
+        return False
+
+    def load(self, label: str, data: Any) -> Any: ...
+    def same(self, one: Any, other: Any) -> bool:
+        return bool(one == other)
+
+
+UNKNOWN = object()
+"""What ``Types.part`` returns for a value of which it knows nothing."""
+NO_TYPES: Types = _NoTypes()
+
+
+def label_of(tag: str, version: int) -> str:
+    """Return how a registered type stands in a table of tags."""
+    return f"x:{tag}@{version}"
+
+
+def parse_label(label: str) -> tuple[str, int]:
+    """Return tag and version of a registered type's label; version 0 for any other tag."""
+    if label.startswith("x:"):
+        tag, _, version = label[2:].rpartition("@")
+        if tag and version.isdecimal() and int(version) > 0:
+            return tag, int(version)
+    return label, 0
+
+
+class Native(NamedTuple):
+    """How values of one type of Python's own go down to JSON and come back."""
+
+    tag: str
+    lower: Callable[[Any], Any]
+    lift: Callable[[Any], Any]
+
+
+def _base64(value: bytes | bytearray) -> str:
+    return b64encode(value).decode("ascii")
+
+
+def _unbase64(text: str) -> bytes:
+    return b64decode(text, validate=True)
+
+
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+NATIVE: dict[type, Native] = {
+    bytes: Native("bytes", _base64, _unbase64),
+    bytearray: Native("bytearray", _base64, lambda text: bytearray(_unbase64(text))),
+    dt.datetime: Native("datetime", dt.datetime.isoformat, dt.datetime.fromisoformat),
+    dt.date: Native("date", dt.date.isoformat, dt.date.fromisoformat),
+    dt.time: Native("time", dt.time.isoformat, dt.time.fromisoformat),
+    dt.timedelta: Native(
+        "timedelta",
+        lambda span: span // _MICROSECOND,
+        lambda number: dt.timedelta(microseconds=number),
+    ),
+    Decimal: Native("decimal", str, Decimal),
+    UUID: Native("uuid", str, UUID),
+    tuple: Native("tuple", list, tuple),
+    set: Native("set", list, set),
+    frozenset: Native("frozenset", list, frozenset),
+    type(Path()): Native("path", str, Path),
+}
+LIFTS: dict[str, Callable[[Any], Any]] = {native.tag: native.lift for native in NATIVE.values()}
+LIFTS["repr"] = str
+
+
+def escape(key: str) -> str:
+    """Return a key as one token of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def unescape(token: str) -> str:
+    """Return the key of a pointer's token."""
+    return token.replace("~1", "/").replace("~0", "~")
+
+
+# A value on its way up: JSON and its table of tags become what was stored
+#
+# Used through `perdure.records.values`. Data only: a tag picks from a fixed table or from the types
+# that the application has registered, never a name to import.
+# Pure.
+
+
+def lift(value: Any, tags: Mapping[str, str] | None, types: Types = NO_TYPES) -> Any:
+    """Return the value that was lowered; ``value`` itself is used up.
+
+    Raises:
+        CorruptRecordError: A tag's place is not there, or what is there does not fit the tag.
+
+    """
+    if not tags:
+        return value
+    root = [value]
+    if max(map(_depth, tags)) > MAX_VALUE_DEPTH:
+        raise _no_such_place(max(map(len, tags)))
+    opaque = _opaque_tables(tags, types)
+    for pointer in sorted(tags, key=_depth, reverse=True):  # a part before what it is part of
+        above = _outermost(pointer, opaque)
+        if above is None:
+            parent, last = _place(root, pointer)
+            parent[last] = _lift_one(tags[pointer], parent[last], types, pointer)
+        elif above == pointer:
+            parent, last = _place(root, pointer)
+            parent[last] = _as_opaque(tags[pointer], parent[last], opaque[pointer])
+    return root[0]
+
+
+def _depth(pointer: str) -> int:
+    return pointer.count("/")
+
+
+def _opaque_tables(tags: Mapping[str, str], types: Types) -> dict[str, Tags]:
+    """Return the places of unknown types, each with the tags below it, relative to it."""
+    unknown = {at for at, tag in tags.items() if tag not in LIFTS and not types.knows(tag)}
+    tables: dict[str, Tags] = {}
+    for at, tag in tags.items() if unknown else ():
+        above = _outermost(at, unknown)
+        if above is not None:
+            table = tables.setdefault(above, {})
+            if at != above:
+                table[at[len(above) :]] = tag
+    return tables
+
+
+def _outermost(pointer: str, places: Mapping[str, object] | set[str]) -> str | None:
+    """Return the outermost of the places that a pointer is at or below."""
+    if not places:
+        return None
+    end = -1
+    while (end := pointer.find("/", end + 1)) >= 0:
+        if pointer[:end] in places:
+            return pointer[:end]
+    return pointer if pointer in places else None
+
+
+def _as_opaque(label: str, value: Any, below: Tags) -> Opaque:
+    tag, version = parse_label(label)
+    return Opaque(tag, version, msgspec.Raw(json.encode(value)), below)
+
+
+def _place(root: list[Any], pointer: str) -> tuple[Any, Any]:
+    """Return the container of a place, and the key or index in it."""
+    parent: Any = root
+    key: Any = 0
+    try:
+        if pointer and not pointer.startswith("/"):
+            raise LookupError(pointer)  # noqa: TRY301
+        for token in pointer.split("/")[1:]:
+            parent = parent[key]
+            key = int(token) if isinstance(parent, list) else unescape(token)
+        parent[key]
+    except (LookupError, TypeError, ValueError):
+        raise _no_such_place(len(pointer)) from None
+    return parent, key
+
+
+def _no_such_place(length: int) -> CorruptRecordError:
+    message = "a table of types names a place that its value does not have; it was left as it is"
+    return CorruptRecordError(message, pointer_length=length)
+
+
+def _lift_one(tag: str, value: Any, types: Types, pointer: str) -> Any:
+    lift_native = LIFTS.get(tag)
+    if lift_native is None:
+        return types.load(tag, value)
+    try:
+        return lift_native(value)
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
+        message = f"a stored value at {pointer or '/'} is no {tag}; it was left as it is"
+        raise CorruptRecordError(message, path=pointer, tag=tag) from None
+
+
+# A value on its way down: what JSON can hold of it, and the tags for the rest
+#
+# Used through `perdure.records.values`, whose docstring says what can be stored. A plain value is
+# recognized by a look over its containers and goes as it is; any other is rebuilt part by part,
+# with the path at hand, so that an error says where.
+# Pure.
+
+
+OnUnstorable: TypeAlias = Literal["raise", "repr"]
+
+MAX_REPR = 16_384
+"""The most characters of a repr that is stored in place of a value."""
+MAX_INT_BITS = 14_284
+"""An int of so many bits has at most 4,300 digits, which is what Python reads by default."""
+
+_ATOMS = frozenset({str, int, bool, type(None)})
+
+_MOST_ITEMS = MAX_RECORD_BYTES // 2
+"""More do not fit into a record: each takes two bytes at least."""
+
+
+def is_plain(value: Any) -> bool:
+    """Tell whether a value is of JSON's own types only, finite, and not too deep or large."""
+    level: list[Any] = [[value]]
+    containers, items = MAX_CONTAINERS, _MOST_ITEMS
+    for _ in range(MAX_VALUE_DEPTH + 1):  # level by level, so that a circle ends too
+        below: list[Any] = []
+        for node in level:
+            items -= len(node)
+            if items < 0 or len(below) > containers or not _look(node, below):
+                return False
+        if not below:
+            return True
+        containers -= len(below)
+        level = below
+    return False
+
+
+def _look(node: Any, below: list[Any]) -> bool:
+    """Tell whether a list's or dict's own items are plain; add lists and dicts to ``below``."""
+    if type(node) is dict:
+        for key in node:
+            if type(key) is not str:
+                return False
+        node = node.values()
+    for item in node:
+        kind = type(item)
+        if kind in _ATOMS:
+            continue
+        if kind is dict or kind is list:
+            below.append(item)
+        elif kind is not float or not isfinite(item):
+            return False
+    return True
+
+
+class Lowering:
+    """One value on its way down: where it is, which tags it has set."""
+
+    def __init__(self, types: Types, on_unstorable: OnUnstorable, at: str) -> None:
+        self.tags: Tags = {}
+        self._types = types
+        self._on_unstorable = on_unstorable
+        self._at = at
+        self._trail: list[str | int] = []
+        self._open: set[int] = set()
+        self._inside = 0  # registered instances around the place
+        self._room = MAX_CONTAINERS
+
+    def run(self, value: Any) -> tuple[Any, Tags | None]:
+        """Return what JSON can hold of the whole value, and the table of its tags, if any."""
+        try:
+            return self.lower(value), self.tags or None
+        except RecursionError:
+            # The depth is limited: it is the caller who has no stack left.
+            message = f"the value at {self._at} cannot be stored: the call stack is too deep here"
+            raise NotStorableError(message, path=self._at) from None
+
+    def lower(self, value: Any) -> Any:
+        """Return what JSON can hold of a value at the current place, and note its tags."""
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        if kind in NATIVE:
+            return self._native(value, NATIVE[kind])
+        if isinstance(value, Opaque):
+            return self._opaque(value)
+        dumped = self._types.dump(value)
+        if dumped is not None:
+            return self._registered(value, *dumped)
+        return self._json(value)
+
+    def _json(self, value: Any) -> Any:
+        """Lower JSON's own types; of subclasses, what JSON has of them."""
+        match value:
+            case Enum():
+                return self._part(value)  # also where it is text or a number too
+            case str():
+                return self._text(value)
+            case int():
+                return self._int(value)
+            case float():
+                return self._float(value)
+            case dict():
+                return self._dict(value)
+            case list():
+                return self._list(value)
+        return self._part(value)
+
+    def _part(self, value: Any) -> Any:
+        """Lower what only occurs inside of registered instances, whose annotations know it."""
+        data = self._types.part(value) if self._inside else UNKNOWN
+        return self._unstorable(value, _cure(value)) if data is UNKNOWN else self.lower(data)
+
+    def _text(self, value: str) -> Any:
+        text = str.__str__(value)
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                return self._unstorable(value, LONE_SURROGATE)
+        return text
+
+    def _int(self, value: int) -> Any:
+        if value.bit_length() > MAX_INT_BITS:
+            return self._unstorable(value, "it has too many digits: store it as text")
+        return int(value)
+
+    def _float(self, value: float) -> Any:
+        if isfinite(value):
+            return float(value)
+        return self._unstorable(value, "JSON has no NaN or infinity: use None or text")
+
+    # Lists and dicts recurse by two frames a level: within any sane stack at the deepest value.
+
+    def _list(self, value: Iterable[Any]) -> Any:
+        refused = self._enter(value)
+        if refused:
+            return self._unstorable(value, refused)
+        lowered = []
+        for at, item in enumerate(value):
+            self._trail.append(at)
+            lowered.append(self.lower(item))
+            self._trail.pop()
+        self._open.discard(id(value))
+        return lowered
+
+    def _dict(self, value: dict[Any, Any]) -> Any:
+        refused = _key_problem(value) or self._enter(value)
+        if refused:
+            return self._unstorable(value, refused)
+        lowered = {}
+        for key, item in value.items():
+            text = str.__str__(key)
+            self._trail.append(text)
+            lowered[text] = self.lower(item)
+            self._trail.pop()
+        self._open.discard(id(value))
+        return lowered
+
+    def _enter(self, value: Any) -> str:
+        """Go one level down; or return why not."""
+        if id(value) in self._open:
+            return "it refers to itself: leave the circle out"
+        self._room -= 1
+        if self._room < 0:
+            message = (
+                f"the value at {self._at} holds more than {MAX_CONTAINERS} lists and dicts, each "
+                "counted as often as it would be written: split it"
+            )
+            raise TooLargeError(message, path=self._at, limit=MAX_CONTAINERS)
+        if len(self._trail) < MAX_VALUE_DEPTH:
+            self._open.add(id(value))
+            return ""
+        if self._on_unstorable == "raise":
+            raise too_deep(self._at, MAX_VALUE_DEPTH)
+        return "it is too deep"
+
+    def _native(self, value: Any, native: Native) -> Any:
+        data = native.lower(value)
+        if isinstance(value, set | frozenset):
+            data.sort(key=self._order)  # the same set gives the same bytes, in every process
+        if isinstance(data, str) and not _is_text(data):
+            return self._unstorable(value, LONE_SURROGATE)
+        self.tags[self._pointer()] = native.tag
+        return self._list(data) if isinstance(data, list) else data
+
+    def _order(self, item: Any) -> bytes:
+        work = Lowering(self._types, "repr", self._at)
+        return json.encode([work.lower(item), work.tags])
+
+    def _opaque(self, value: Opaque) -> Any:
+        pointer, data = self._pointer(), bytes(value.data)
+        if is_deeper(data, MAX_VALUE_DEPTH - len(self._trail)):
+            raise too_deep(self._at, MAX_VALUE_DEPTH)
+        try:
+            decoded = json.decode(data)
+        except CorruptRecordError:
+            return self._unstorable(value, "its data is not JSON")
+        self.tags[pointer] = value.label
+        self.tags.update({pointer + below: tag for below, tag in value.types.items()})
+        return decoded if b"\n" in data or b"\r" in data else value.data  # a record is one line
+
+    def _registered(self, value: Any, label: str, data: Any) -> Any:
+        refused = self._enter(value)
+        if refused:
+            return self._unstorable(value, refused)
+        around, self.tags = self.tags, {self._pointer(): label}
+        self._inside += 1
+        lowered = self.lower(data)
+        self._inside -= 1
+        own, self.tags = self.tags, around
+        self._open.discard(id(value))
+        if not self._inside and not self._comes_back(value, lowered, own):
+            return self._unstorable(value, _DIFFERENT)
+        self.tags.update(own)
+        return lowered
+
+    def _comes_back(self, value: Any, lowered: Any, own: Tags) -> bool:
+        here = len(self._pointer())
+        tags = {at[here:]: tag for at, tag in own.items()}
+        try:
+            back = lift(json.decode(json.encode(lowered)), tags, self._types)
+        except CorruptRecordError:
+            return False
+        return self._types.same(value, back)
+
+    def _unstorable(self, value: Any, why: str) -> Any:
+        if self._on_unstorable == "raise":
+            raise not_storable(self._path(), value, why)
+        self.tags[self._pointer()] = "repr"
+        return _repr(value)
+
+    def _pointer(self) -> str:
+        return "".join(f"/{escape(at) if isinstance(at, str) else at}" for at in self._trail)
+
+    def _path(self) -> str:
+        steps = (f"[{at}]" if isinstance(at, int) else step(at) for at in self._trail)
+        return self._at + "".join(steps)
+
+
+_DIFFERENT = (
+    "it would not come back equal to itself: let its fields hold what their annotations say, "
+    "give it an __eq__, and register the types of its fields too"
+)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _key_problem(value: dict[Any, Any]) -> str:
+    for key in value:
+        if not isinstance(key, str):
+            return f"it has a key of type {type(key).__name__}: use text for keys"
+        if not _is_text(key):
+            return LONE_SURROGATE
+    return ""
+
+
+def _cure(value: Any) -> str:
+    name = type(value).__name__
+    if isinstance(value, PurePath):
+        return "store a Path, or str(path)"
+    if isinstance(value, tuple | set | frozenset | bytes | dt.date | dt.time):
+        return f"it is a subclass that would come back as another type: convert the {name} first"
+    if isinstance(value, msgspec.Raw):
+        return "decode it first"
+    return "it is neither JSON nor registered: register it, connect(types=[…]), or convert it first"
+
+
+def _repr(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001  # a repr is the user's code: any error may come
+        text = f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= MAX_REPR else text[:MAX_REPR] + "…"
+
+
+def encode_value(
+    value: Any, types: Types = NO_TYPES, *, on_unstorable: OnUnstorable = "raise", at: str = "$"
+) -> tuple[bytes, Tags | None]:
+    """Return a value's JSON, and the table of its tags, or None where JSON says it all.
+
+    Raises:
+        NotStorableError: Some part of it cannot be stored.
+        TooLargeError: It has more items or levels than fit.
+
+    """
+    lowered, tags = lower(value, types, on_unstorable=on_unstorable, at=at)
+    try:
+        return json.encode(lowered), tags
+    except NotStorableError:
+        Lowering(types, on_unstorable, at).run(value)  # names the place from the value's own root
+        raise
+
+
+def decode_value(data: bytes, tags: Mapping[str, str] | None, types: Types = NO_TYPES) -> Any:
+    """Return the value that `encode_value` was given.
+
+    Raises:
+        CorruptRecordError: The bytes, or the table, are damaged.
+
+    """
+    return lift(json.decode(data), tags, types)
+
+
+def lower(
+    value: Any, types: Types = NO_TYPES, *, on_unstorable: OnUnstorable = "raise", at: str = "$"
+) -> tuple[Any, Tags | None]:
+    """Return what of a value JSON can hold, and the table of tags; errors as `encode_value`.
+
+    Text is looked at only where the value is not plain JSON: a lone surrogate in a plain one
+    shows when it is encoded.
+    """
+    if on_unstorable == "raise" and is_plain(value):
+        return value, None
+    return Lowering(types, on_unstorable, at).run(value)

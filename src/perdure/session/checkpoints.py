@@ -1,0 +1,261 @@
+"""A session and a view of one, as their checkpoints see them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import anyio
+
+from perdure._lib.tasks import wait_through
+from perdure.checkpoints.chain import LogDigest
+from perdure.checkpoints.engine import CheckpointEngine, CheckpointReader
+from perdure.checkpoints.events import EventReader, EventStream
+from perdure.checkpoints.journal import Journal, Reading, Walk, WayBack
+from perdure.errors import CorruptRecordError
+from perdure.lineage.store import Lineage, followed
+from perdure.memory.working_memory import Values
+from perdure.session.options import Limits
+from perdure.session.point_in_time import FoldedAt, folded_at, picture
+from perdure.session.rollback import conversation_back, items_back, memory_back, states_back
+
+if TYPE_CHECKING:
+    from perdure.checkpoints.chain import Chain
+    from perdure.records.keys import SessionKey
+    from perdure.records.records import Entry
+    from perdure.records.types import Registry
+    from perdure.session.contents import Contents
+    from perdure.session.session import Session
+    from perdure.session.view import SessionView
+
+
+T = TypeVar("T")
+
+
+class _Reading(ABC):
+    """What sessions and views have in common."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def contents(self) -> Contents:
+        """What the session holds."""
+
+    @property
+    def key(self) -> SessionKey:
+        return self.contents.key
+
+    @property
+    def store(self) -> Lineage:
+        return followed(self.contents._store)
+
+    @property
+    def types(self) -> Registry:
+        return self.contents._registry
+
+    async def cut(self) -> int:
+        base = await self.store.base_of(self.key)
+        return 0 if base is None else base.cut
+
+    async def chain(self) -> Chain:
+        return await self.contents.chain.get()
+
+    async def settle(self, seq: int) -> None:  # noqa: B027  # what a view shows is durable
+        """See that a record that was accepted is durable."""
+
+    async def folded_at(self, seq: int, *, onto: FoldedAt | None = None) -> FoldedAt:
+        limits = Limits(context_bytes=self.contents.context.limit)
+        return await folded_at(self.store, self.key, seq, limits, onto=onto)
+
+    def walk(self) -> Walk:
+        return _Walk(self)
+
+    @property
+    def values(self) -> Values:
+        return Values(self.store, self.key)
+
+
+@final
+class _Walk:
+    """Through what a session was."""
+
+    __slots__ = ("_last", "_reading")
+
+    def __init__(self, reading: _Reading) -> None:
+        self._reading = reading
+        self._last: FoldedAt | None = None
+
+    async def at(self, seq: int) -> dict[str, Any]:
+        reading, last = self._reading, self._last
+        await reading.settle(seq)
+        onto = last if last is not None and last.manifest.as_of_seq <= seq else None
+        self._last = await reading.folded_at(seq, onto=onto)
+        return await picture(self._last.data, reading.values)
+
+
+@final
+class _ViewReading(_Reading):
+    """A view."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: SessionView) -> None:
+        self._view = view
+
+    @property
+    def contents(self) -> Contents:
+        return self._view._contents
+
+    @property
+    def head(self) -> int:
+        return self._view.seq
+
+
+@final
+class _SessionJournal(_Reading):
+    """A session that is open."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def contents(self) -> Contents:
+        return self._session._contents
+
+    @property
+    def head(self) -> int:
+        return self._session.durable_version
+
+    @property
+    def version(self) -> int:
+        return self._session.version
+
+    @property
+    def clock(self) -> int:
+        return self.contents.clock
+
+    @property
+    def token(self) -> int:
+        return self._session.running_turn
+
+    async def save(self) -> object:
+        return await self._session.save()
+
+    def accept(self, entries: tuple[Entry, ...], *, captured: int | None = None) -> int:
+        contents = self.contents
+        before = contents.digest
+        if captured is not None:  # what comes behind is the next checkpoint's
+            contents.digest = LogDigest(captured)
+        try:
+            return self._session.accept(entries)
+        except BaseException:
+            contents.digest = before
+            raise
+
+    async def digest(self) -> LogDigest:
+        """Return the digest up to the newest record: durable ones are read, others are here."""
+        tracked = self._session.tracked
+        while True:
+            since = (await self.chain()).captured_upto
+            digest = self.contents.digest
+            if digest is None or digest.since < since:
+                self.contents.digest = LogDigest(max(since, await self.cut()))
+                continue
+            if digest.seq < tracked.durable:
+                await self._read_into(digest, tracked.durable)
+                continue
+            for seq, entry in enumerate(tracked.pending, tracked.durable + 1):
+                digest.feed(seq, entry.kind, entry.payload)
+            return digest
+
+    async def _read_into(self, digest: LogDigest, upto: int) -> None:
+        begun = digest.seq
+        async with aclosing(self.store.read_log(self.key, after=begun, before=upto + 1)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    digest.feed(record.seq, record.kind, record.payload)
+        if digest.seq == begun:
+            message = f"session {self.key}: its log goes on at record {begun + 1}, which is missing"
+            raise CorruptRecordError(message, key=str(self.key), seq=begun + 1)
+
+    async def settle(self, seq: int) -> None:
+        if seq > self._session.durable_version:
+            await self._session.save()
+
+    async def contribute(self) -> None:
+        runtime = self._session._runtime
+        if self._session.contributors is not None:
+            await runtime.host.call(runtime.saver.contribute, self._session.tracked)
+
+    async def way_back(self, seq: int) -> WayBack:
+        await self._session.save()  # contributors are asked, too
+        version = self._session.version
+        if version > self._session.durable_version:
+            return WayBack(-1, ())
+        before = await self.folded_at(seq)
+        now, then = (await self.folded_at(version, onto=before)).data, before.data
+        entries = [
+            *conversation_back(then, self.contents.context, seq),
+            *await memory_back(now, then, self.values),
+            *states_back(now, then),
+            *items_back(now, then),
+        ]
+        return WayBack(version, tuple(entries))
+
+    def going_back(self) -> None:
+        if self._session.contributors is not None:
+            self._session.contributors.set_aside()
+
+    async def gone_back(self) -> None:
+        if self._session.contributors is not None:
+            await self._session.contributors.take_back()
+
+    async def call(self, act: Callable[[], Awaitable[T]]) -> T:
+        return await self._session._runtime.host.call(act)
+
+    async def finish(self, act: Callable[[], Awaitable[object]]) -> None:
+        done = anyio.Event()
+
+        async def run() -> None:
+            try:
+                await act()
+            finally:
+                done.set()
+
+        self._session._runtime.host.spawn(run)
+        await wait_through(done)
+
+
+def checkpoints_of(session: Session) -> CheckpointEngine:
+    """Return the checkpoints of a session."""
+    return CheckpointEngine(_SessionJournal(session))
+
+
+def events_of(session: Session) -> EventStream:
+    """Return the kernel events of a session."""
+    return EventStream(_SessionJournal(session))
+
+
+def view_checkpoints(view: SessionView) -> CheckpointReader:
+    """Return the checkpoints of a view."""
+    return CheckpointReader(_ViewReading(view))
+
+
+def view_events(view: SessionView) -> EventReader:
+    """Return the kernel events of a view."""
+    return EventReader(_ViewReading(view))
+
+
+def journal_of(session: Session) -> Journal:
+    """Return a session as its checkpoints see it."""
+    return _SessionJournal(session)
+
+
+def reading_of(view: SessionView) -> Reading:
+    """Return a view as its checkpoints see it."""
+    return _ViewReading(view)

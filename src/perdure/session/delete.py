@@ -1,0 +1,388 @@
+"""Removing sessions: deleting one, and forgetting everything that is known of some.
+
+Whoever deletes a session first says so in its log, then looks for its forks, and gives each the
+history that it reaches, to keep by itself. Only then the session goes. Forgetting goes
+further: blobs that nothing else reaches, spill files, what a backend keeps of removed data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
+from typing import TYPE_CHECKING, final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from perdure.errors import CorruptRecordError, FormatError, PerdureError
+from perdure.records.chunks import named_in
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Base, Forking
+from perdure.records.records import ENDING, FORK, Entry
+from perdure.session import spill as spilling
+from perdure.session.exclusive import Hold, Tending, Terms
+from perdure.session.filter import _PAGE
+from perdure.session.fork import Forker
+from perdure.store import Store
+
+if TYPE_CHECKING:
+    pass
+
+
+# Removing sessions: deleting one, and forgetting everything that is known of some
+
+
+_SAVING = 5
+"""Seconds that a store has to save what is unsaved of a session that goes."""
+_INBOX = 1_000_000
+_DOES, _MAY = "reaches it too", "cannot be read, and may reach it"
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """Something that was not removed, and why."""
+
+    what: str
+    """``history`` that a fork goes on behind, or a ``blob``."""
+    why: str
+    of: SessionKey
+    """Whose it was."""
+    by: SessionKey | None = None
+    """Who has it now."""
+
+
+class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was forgotten, or would be."""
+
+    sessions: tuple[SessionKey, ...] = ()
+    records: int = 0
+    documents: int = 0
+    blobs: int = 0
+    spill_files: int = 0
+    bytes: int = 0
+    """Of the records' and documents' values, the blobs and the spill files."""
+    kept: tuple[Kept, ...] = ()
+    places: tuple[str, ...] = ()
+    """Where was looked: the store, and the folder of spill files."""
+    dry_run: bool = False
+    """Nothing was removed."""
+
+
+class _Sum:
+    """What one session amounts to, and which blobs it may name."""
+
+    def __init__(self) -> None:
+        self.records = self.documents = self.bytes = 0
+        self.names: set[str] = set()
+
+
+@final
+class Forgetter:
+    """Remove sessions, and keep what others reach."""
+
+    def __init__(self, tending: Tending, forker: Forker) -> None:
+        self._tending = tending
+        self._forker = forker
+        self._store = tending.store
+        self._lock = anyio.Lock()
+        """For those who settle forks: they are alone with several sessions at a time."""
+
+    # deleting
+
+    async def delete(self, key: SessionKey, terms: Terms) -> bool:
+        """Remove a session; what its forks reach of it becomes theirs. False if there is none.
+
+        Raises:
+            LeaseHeldError: Another process goes on holding it, or one of its forks.
+
+        """
+        if await self._store.inner.head(key) == 0:
+            return False
+        if await self._delete(key, terms, settling=False):
+            return True
+        async with self._lock:
+            return await self._delete(key, terms, settling=True)
+
+    async def _delete(self, key: SessionKey, terms: Terms, *, settling: bool) -> bool:
+        async with self._tending.alone(key), AsyncExitStack() as stack:
+            hold = await self.ending(stack, key, terms)
+            if not settling and await self._heirs(hold):
+                return False
+            await self._end(hold, terms)
+            return True
+
+    def settling(self) -> AbstractAsyncContextManager[object]:
+        """Be the only one here who is alone with several sessions at a time."""
+        return self._lock
+
+    async def end(self, hold: Hold, terms: Terms, last: Callable[[], Awaitable[None]]) -> None:
+        """Delete a session that is held, within ``settling``; its forks keep what they reach.
+
+        *last* is done right before the session goes.
+        """
+        await hold.append(Entry(ENDING, b"{}"))
+        await self._settle_heirs_of(hold, terms)
+        await last()
+        await hold.delete()
+
+    async def _end(self, hold: Hold, terms: Terms) -> None:
+        await self._settle_heirs_of(hold, terms)
+        await hold.delete()
+
+    async def _settle_heirs_of(self, hold: Hold, terms: Terms) -> None:
+        for heir, base in await self._heirs(hold):
+            await self._settle(heir, base, terms)
+
+    async def ending(self, stack: AsyncExitStack, key: SessionKey, terms: Terms) -> Hold:
+        """Hold a session to delete it, open here or not, and say so in its log."""
+        runtime = self._tending.runtime
+        mine = runtime.sessions.get(key)
+        if mine is not None:
+            # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
+            with suppress(PerdureError), anyio.move_on_after(_SAVING):
+                await runtime.saver.save(mine.tracked)
+            await self._tending.keeper.delete(mine)
+            head = await self._store.head(key)
+            hold = Hold(self._store, key, mine.epoch, head)
+            stack.push_async_callback(self._let_go, hold)
+        else:
+            hold = await stack.enter_async_context(self._tending.held(key, terms))
+        await hold.append(Entry(ENDING, b"{}"))
+        return hold
+
+    async def _let_go(self, hold: Hold) -> None:
+        if hold.is_there:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+                await self._store.release(hold.key, hold.epoch)
+
+    async def _heirs(self, hold: Hold) -> list[tuple[SessionKey, Base]]:
+        """Return the forks that go on behind a session's history, each with its base."""
+        children = await self._noted(hold.key) | await self._told(hold.key, hold.epoch)
+        return await self._reaching(hold.key, children)
+
+    async def _noted(self, key: SessionKey) -> set[SessionKey]:
+        """Return the forks that a session's log knows of."""
+        async with aclosing(self._store.inner.read_log(key)) as log:
+            return {
+                decode(record.payload, Forking).child
+                async for chunk in log
+                for record in chunk.records
+                if record.kind == FORK
+            }
+
+    async def _told(self, key: SessionKey, epoch: int) -> set[SessionKey]:
+        """Return the forks that its holder has not heard of yet."""
+        waiting = await self._store.take(key, epoch, limit=_INBOX)
+        if any(one.damage and one.kind in {"", FORK} for one in waiting):
+            message = (
+                f"a post that cannot be read waits for {key}, and may tell of a fork: open the "
+                f"session until the post is set aside, then look at it with `perdure inbox {key}`"
+            )
+            raise CorruptRecordError(message, key=str(key))
+        return {decode(one.payload, Forking).child for one in waiting if one.kind == FORK}
+
+    async def _reaching(
+        self, key: SessionKey, children: set[SessionKey]
+    ) -> list[tuple[SessionKey, Base]]:
+        """Return those that still go on behind a session, each with the base that counts."""
+        heirs = []
+        for child in sorted(children):
+            if await self._store.inner.head(child):
+                base = await self._store.newest_base(child)
+                if base is not None and base.parent == key:
+                    heirs.append((child, base))
+        return heirs
+
+    async def settle_heirs(self, key: SessionKey, terms: Terms) -> None:
+        """Give each fork of a session the history that it goes on behind."""
+        async with self._lock, AsyncExitStack() as stack:
+            children = await self._noted(key)
+            mine = self._tending.runtime.sessions.get(key)
+            if mine is None:
+                await stack.enter_async_context(self._tending.alone(key))
+                hold = await stack.enter_async_context(self._tending.held(key, terms))
+                children |= await self._told(key, hold.epoch)
+            else:
+                children |= await self._told(key, mine.epoch)
+            for heir, base in await self._reaching(key, children):
+                await self._settle(heir, base, terms)
+
+    async def settle_told(self, key: SessionKey, epoch: int, terms: Terms) -> None:
+        """Do so for the forks that a session knows by now, within ``settling``, as its holder."""
+        children = await self._noted(key) | await self._told(key, epoch)
+        for heir, base in await self._reaching(key, children):
+            await self._settle(heir, base, terms)
+
+    async def _settle(self, key: SessionKey, base: Base, terms: Terms) -> None:
+        parent = base.parent
+        if parent is None or not await self._store.has(parent, base.at, base.epoch):
+            return  # another life of its parent's: nothing of this one is in it
+        own = await self._forker.own_base(parent, base.at)
+        own = msgspec.structs.replace(own, cut=max(own.cut, base.cut), moved=base.moved)
+        async with self._tending.alone(key):
+            mine = self._tending.runtime.sessions.get(key)
+            if mine is not None:
+                await self._tending.rebase_open(mine, own)
+                return
+            async with self._tending.held(key, terms) as hold:
+                await hold.rebase(own)
+                await self._tending.fold(hold)
+
+    # forgetting
+
+    async def forget(
+        self, keys: list[SessionKey], tenant: str, terms: Terms, *, dry_run: bool
+    ) -> ForgetReport:
+        """Remove sessions of one tenant, and whatever else only they reach.
+
+        Raises:
+            LeaseHeldError: Another process goes on holding one; then nothing was removed.
+
+        """
+        async with self._lock, AsyncExitStack() as stack:
+            holds: list[Hold] = []
+            heirs: list[tuple[SessionKey, SessionKey, Base]] = []
+            if not dry_run:
+                for key in sorted(keys):
+                    await stack.enter_async_context(self._tending.alone(key))
+                holds = [await self.ending(stack, key, terms) for key in sorted(keys)]
+                heirs = [
+                    (hold.key, heir, base)
+                    for hold in holds
+                    for heir, base in await self._heirs(hold)
+                    if heir not in keys
+                ]
+            sums = {key: await self._sum(key) for key in keys}
+            for _, heir, base in heirs:
+                await self._settle(heir, base, terms)
+            named = await self._reach(tenant, set().union(*(one.names for one in sums.values())))
+            shared = await self._reached_elsewhere(tenant, keys, named) if named else {}
+            gone = {name: size for name, size in named.items() if name not in shared}
+            if not dry_run:
+                await self._store.remove_blobs(tenant, gone)
+                for hold in holds:
+                    await hold.delete()
+            spilled = await self._spilled(keys, remove=not dry_run)
+            if not dry_run:
+                await self._store.scrub()
+            kept = [_history(parent, heir) for parent, heir, _ in heirs]
+            kept += [_blob(name, *by, sums) for name, by in shared.items()]
+            return self._report(sums, gone, spilled, kept, dry_run=dry_run)
+
+    def _report(
+        self,
+        sums: dict[SessionKey, _Sum],
+        blobs: dict[str, int],
+        spilled: list[int],
+        kept: list[Kept],
+        *,
+        dry_run: bool,
+    ) -> ForgetReport:
+        runtime = self._tending.runtime
+        spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None
+        return ForgetReport(
+            sessions=tuple(sorted(sums)),
+            records=sum(one.records for one in sums.values()),
+            documents=sum(one.documents for one in sums.values()),
+            blobs=len(blobs),
+            spill_files=len(spilled),
+            bytes=sum(one.bytes for one in sums.values()) + sum(blobs.values()) + sum(spilled),
+            kept=tuple(kept),
+            places=(self._store.location, *((spill,) if spill else ())),
+            dry_run=dry_run,
+        )
+
+    async def _sum(self, key: SessionKey, *, strict: bool = False) -> _Sum:
+        """Look through all that is a session's own."""
+        found = _Sum()
+        try:
+            async with aclosing(self._store.inner.read_log(key)) as log:
+                async for chunk in log:
+                    found.records += len(chunk.records)
+                    payloads = [record.payload for record in chunk.records]
+                    found.bytes += sum(map(len, payloads))
+                    found.names |= named_in(payloads)
+            documents = (await self._store.inner.read_documents(key)).found.values()
+        except FormatError:
+            if strict:
+                raise
+            return found  # damaged: it goes all the same
+        found.documents = len(documents)
+        found.bytes += sum(len(one.data) for one in documents)
+        found.names |= named_in(one.data for one in documents)
+        return found
+
+    async def _reach(self, tenant: str, names: set[str]) -> dict[str, int]:
+        """Return the blobs that are reached from these names, through others too, by size."""
+        found: dict[str, int] = {}
+        new = names
+        while new:
+            further: set[str] = set()
+            for name in new:
+                data = await blob(self._store, tenant, name)
+                if data is not None:
+                    found[name] = len(data)
+                    further |= named_in([data])
+            new = further - found.keys()
+        return found
+
+    async def _reached_elsewhere(
+        self, tenant: str, keys: list[SessionKey], names: dict[str, int]
+    ) -> dict[str, tuple[SessionKey, str]]:
+        """Return which of the blobs another session reaches, with one that does, and how."""
+        shared: dict[str, tuple[SessionKey, str]] = {}
+        async for key in every(self._store, tenant):
+            if key in keys:
+                continue
+            try:
+                theirs = (await self._sum(key, strict=True)).names
+            except FormatError:
+                shared = {**dict.fromkeys(names, (key, _MAY)), **shared}
+                continue
+            if theirs:
+                reached = await self._reach(tenant, theirs)
+                shared.update(dict.fromkeys(reached.keys() & names.keys(), (key, _DOES)))
+        return shared
+
+    async def _spilled(self, keys: list[SessionKey], *, remove: bool) -> list[int]:
+        saver = self._tending.runtime.saver
+        for tracked in saver.lost if remove else ():
+            if tracked.key in keys:
+                saver.discard(tracked)
+        folder = self._tending.runtime.spill_folder
+        if folder is None:
+            return []
+        sizes: list[int] = []
+        for key in keys:
+            sizes += await anyio.to_thread.run_sync(spilling.forget, folder, key, remove)
+        return sizes
+
+
+async def blob(store: Store, tenant: str, name: str) -> bytes | None:
+    """Return a blob, damaged or not worth reading as none."""
+    try:
+        return await store.get_blob(tenant, name)
+    except FormatError:
+        return b""
+
+
+async def every(store: Store, tenant: str) -> AsyncGenerator[SessionKey, None]:
+    """Give a tenant's sessions."""
+    page = await store.sessions(tenant=tenant, limit=_PAGE)
+    while page:
+        for info in page:
+            yield info.key
+        page = await store.sessions(tenant=tenant, limit=_PAGE, after=page[-1].key)
+
+
+def _history(parent: SessionKey, heir: SessionKey) -> Kept:
+    return Kept("history", f"{heir} is a fork, and goes on behind it", parent, heir)
+
+
+def _blob(name: str, by: SessionKey, how: str, sums: dict[SessionKey, _Sum]) -> Kept:
+    of = next((key for key, one in sums.items() if name in one.names), min(sums))
+    return Kept("blob", f"{by} {how}: {name}", of, by)
+
+
+# Which sessions are meant: by agent, owner or tag, as they are now and not as of their fold

@@ -1,0 +1,284 @@
+"""One thing at a time with a session: its load, its close, a change of it from outside.
+
+Whoever does such a thing has the session's flight; others wait until it has landed, or leave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, TypeAlias, final
+
+import anyio
+import msgspec
+
+from perdure.errors import ConfigError, SessionNotFoundError, StoreError
+from perdure.lease import OnHeld, obtain
+from perdure.lineage.store import Lineage, followed
+from perdure.records.json import decode, encode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Base
+from perdure.records.records import BASE, EPOCH, Entry, Record
+from perdure.session.fold import fold
+from perdure.store import Batch, Status
+
+if TYPE_CHECKING:
+    from perdure.session.lifecycle import Keeper
+    from perdure.session.runtime import Runtime
+    from perdure.session.session import Session
+
+
+# One thing at a time with a session: its load, its close, a change of it from outside
+
+
+class Flight:
+    """Something under way with a session, for others to wait for."""
+
+    __slots__ = ("done", "error", "scope")
+
+    def __init__(self) -> None:
+        self.done: anyio.Event = anyio.Event()
+        self.error: Exception | None = None
+        """Why a load has failed."""
+        self.scope: anyio.CancelScope = anyio.CancelScope()
+        """Around a load, if it is one: nobody wants that any more once its manager stops."""
+
+
+Flights: TypeAlias = dict[SessionKey, Flight]
+"""What is under way, one a session at most."""
+
+
+async def landed(flights: Flights, key: SessionKey) -> None:
+    """Wait until nothing is under way with a session."""
+    while (flight := flights.get(key)) is not None:
+        await flight.done.wait()
+
+
+@asynccontextmanager
+async def alone(flights: Flights, key: SessionKey) -> AsyncGenerator[None, None]:
+    """Be alone with a session, once others are done with it."""
+    await landed(flights, key)
+    with alone_at_once(flights, key):
+        yield
+
+
+@contextmanager
+def alone_at_once(flights: Flights, key: SessionKey) -> Iterator[bool]:
+    """Be alone with a session; False if somebody is already, and then one is not."""
+    if key in flights:
+        yield False
+        return
+    flight = flights[key] = Flight()
+    try:
+        yield True
+    finally:
+        del flights[key]
+        flight.done.set()
+
+
+# Changing sessions from outside: alone with one, under its lease, as its holder appends
+#
+# What forks, copies, renames, forgets and prunes goes through here. Each of them may be killed
+# anywhere; what it does is ordered so that doing it again makes it whole.
+
+
+_TRIES = 3
+_NEWEST = 8
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What to do about a session that another process holds."""
+
+    on_held: OnHeld = "handover"
+    wait: float = 10.0
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """How far a session's own log has come."""
+
+    base: Base | None = None
+    goes_on: bool = False
+    """Whether there is more than the beginning."""
+
+
+@final
+class Hold:
+    """A session that is held to be changed, and nobody here has open."""
+
+    def __init__(self, store: Lineage, key: SessionKey, epoch: int, head: int) -> None:
+        self._store = store
+        self.key: SessionKey = key
+        self.epoch: int = epoch
+        self.head: int = head
+        self.is_there: bool = True
+
+    async def append(self, *entries: Entry) -> None:
+        """Make entries durable behind the log's head.
+
+        Raises:
+            LeaseLostError: Somebody else took the session over.
+            StoreError: The store refuses them, or cannot be reached.
+
+        """
+        batch = Batch(self.key, self.epoch, self.head + 1, entries)
+        error: Exception | None = None
+        for _ in range(_TRIES):
+            (outcome,) = await self._store.append_many([batch])
+            if outcome.status is Status.OK:
+                self.head += len(entries)
+                return
+            error = outcome.error
+            if outcome.status in (Status.CONFLICT, Status.PERMANENT):
+                break
+        raise error or StoreError(f"session {self.key}: the store would not take a record")
+
+    async def announce(self, base: Base, *more: Entry) -> None:
+        """Append a base, and what is to be durable with it; it does not count yet."""
+        await self.append(Entry(BASE, encode(base)), *more)
+
+    async def rebase(self, base: Base, *more: Entry) -> None:
+        """Append a base, and what is to be durable with it."""
+        await self.announce(base, *more)
+        self.count(base)
+
+    def count(self, base: Base) -> None:
+        """Have a base that was announced count from now on."""
+        self._store.rebased(self.key, self.epoch, base)
+
+    async def delete(self) -> None:
+        """Remove the session."""
+        await self._store.delete(self.key, self.epoch)
+        self.is_there = False
+
+
+@final
+class Tending:
+    """The sessions of one manager, to be changed from outside."""
+
+    def __init__(self, runtime: Runtime, keeper: Keeper) -> None:
+        self.runtime: Runtime = runtime
+        self.keeper: Keeper = keeper
+        self.store: Lineage = followed(runtime.store)
+
+    def alone(self, key: SessionKey) -> AbstractAsyncContextManager[None]:
+        """Keep others of this process from opening or closing a session meanwhile."""
+        return alone(self.runtime.flights, key)
+
+    @asynccontextmanager
+    async def held(self, key: SessionKey, terms: Terms) -> AsyncGenerator[Hold, None]:
+        """Hold a session that is not open here; the caller is alone with it.
+
+        Raises:
+            LeaseHeldError: Another process goes on holding it.
+
+        """
+        runtime = self.runtime
+        grant = await obtain(
+            self.store,
+            key,
+            me=self.store.owner,
+            watch=runtime.watch,
+            on_held=terms.on_held,
+            wait=terms.wait,
+        )
+        hold = Hold(self.store, key, grant.epoch, grant.head)
+        try:
+            yield hold
+        finally:
+            if hold.is_there:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+                    await self.store.release(key, grant.epoch)
+
+    def open_here(self, key: SessionKey) -> Session | None:
+        """Return a session that is open in this process, and can be saved."""
+        mine = self.runtime.sessions.get(key)
+        saves = mine is not None and mine.is_writable and not mine.tracked.quarantined
+        return mine if saves else None
+
+    async def fold(self, hold: Hold) -> None:
+        """Have the documents be as of the newest record, and the manifest name the base."""
+        limits = self.runtime.limits
+        await fold(self.store, hold.key, epoch=hold.epoch, upto=hold.head, limits=limits)
+
+    async def announce_open(self, mine: Session, base: Base) -> None:
+        """Append a base to a session that is open here; it does not count yet."""
+        mine.accept((Entry(BASE, encode(base)),))
+        await mine.save()
+
+    async def rebase_open(self, mine: Session, base: Base) -> None:
+        """Append a base to a session that is open here, and fold."""
+        await self.announce_open(mine, base)
+        await self.count_open(mine, base)
+
+    async def count_open(self, mine: Session, base: Base) -> None:
+        """Have a base that was announced count from now on, and fold."""
+        self.store.rebased(mine.key, mine.epoch, base)
+        await self.fold_open(mine)
+
+    async def fold_open(self, mine: Session) -> None:
+        """Fold a session that is open here; a failure is logged."""
+        await self.runtime.saver.exclusive(mine.tracked, lambda: self.keeper.fold(mine))
+
+    async def begun(self, key: SessionKey) -> Begun:
+        """Look how a session's own log begins."""
+        base: Base | None = None
+        async with aclosing(self.store.inner.read_log(key)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    if record.kind == BASE and base is None:
+                        base = decode(record.payload, Base)
+                    elif record.kind != EPOCH:
+                        return Begun(base, goes_on=True)
+        return Begun(base)
+
+    async def record(self, key: SessionKey, seq: int) -> Record | None:
+        """Return one durable record of a session, None if there is none.
+
+        One of the newest is what is mostly asked for, and found without a look at those before.
+        """
+        newest = self.store.read_log(key, reverse=True, limit=_NEWEST)
+        exactly = self.store.read_log(key, after=seq - 1, before=seq + 1)
+        async with aclosing(newest), aclosing(exactly):
+            for log in (newest, exactly):
+                async for chunk in log:
+                    for record in chunk.records:
+                        if record.seq == seq:
+                            return record
+        return None
+
+    async def newest(self, key: SessionKey) -> Record | None:
+        """Return the newest record of a session's own log."""
+        async with aclosing(self.store.inner.read_log(key, reverse=True, limit=1)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    return record
+        return None
+
+    async def head(self, key: SessionKey) -> int:
+        """Return a session's durable end; what is unsaved of it here is saved first.
+
+        Raises:
+            SessionNotFoundError: There is no such session.
+
+        """
+        mine = self.open_here(key)
+        if mine is not None:
+            await mine.save()
+        head = await self.store.head(key)
+        if not head:
+            raise SessionNotFoundError(f"there is no session {key}", key=str(key))
+        return head
+
+
+def require_different(key: SessionKey, new: SessionKey, what: str) -> None:
+    """Raise ConfigError if a session is to become itself."""
+    if key == new:
+        message = f"{what}: {key} is the session itself: give another id"
+        raise ConfigError(message, key=str(key))
+
+
+def group_of(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return entries as whole groups."""
+    if entries and not entries[-1].end:
+        return (*entries[:-1], entries[-1]._replace(end=True))
+    return tuple(entries)

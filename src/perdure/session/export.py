@@ -1,0 +1,338 @@
+"""A session's raw traces and long-term memory as the files that other runtimes know."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+import msgspec
+
+from perdure.checkpoints.audit_io import TakenPair, save_pair, take_pair
+from perdure.checkpoints.chain import Chain
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    FormatError,
+    PerdureError,
+    SessionError,
+    UnsupportedVersionError,
+)
+from perdure.formats.from_records import state_of
+from perdure.formats.json_folder import guarded
+from perdure.formats.migrations import Finding
+from perdure.formats.native_log import log_in, with_log
+from perdure.formats.state import FullAgentState
+from perdure.formats.to_records import (
+    Remembered,
+    Unfolded,
+    agrees,
+    unfold,
+    with_history,
+    with_memories,
+)
+from perdure.formats.trace_files import Memories, has_memories, read_memories, write_memories
+from perdure.lineage.store import followed
+from perdure.memory.context import WorkingContext
+from perdure.memory.documents import EPISODIC, SEMANTIC, fold_items
+from perdure.memory.items import MemoryBundle
+from perdure.memory.traces import read_turns
+from perdure.records.checkpoints import CHECKPOINTS
+from perdure.records.keys import SessionKey
+from perdure.records.message_format import decode_message
+from perdure.records.messages import Message
+from perdure.records.records import CONTEXT, Entry, Record
+from perdure.restore.rebuild import (
+    CompactionSnapshotBuilder,
+    context_entry,
+    prompt_sha256,
+    system_prompt_of,
+)
+from perdure.session.checkpoints import journal_of, reading_of
+from perdure.session.contents import read_again
+from perdure.session.internals import grouped
+from perdure.session.options import Limits
+from perdure.session.prune import remains
+from perdure.session.rebuild import fold_afresh
+
+if TYPE_CHECKING:
+    from perdure.session.manager import SessionManager
+    from perdure.session.session import Session
+    from perdure.session.view import SessionView
+    from perdure.store import Store
+
+
+# A session's raw traces and long-term memory as the files that other runtimes know
+
+
+EPISODES, FACTS = 3, 20
+"""How much of what is remembered a context that is made anew shows."""
+
+
+async def export_memories(view: SessionView, folder: Path) -> list[str]:
+    """Write raw_traces.jsonl, its archive, and what is remembered; return the files' names.
+
+    Raises:
+        ConfigError: A file of these names is there.
+        CorruptRecordError: A message or an item is damaged.
+
+    """
+    contents = view._contents
+    memories = Memories(
+        episodic=fold_items(*await contents._read(EPISODIC)),
+        semantic=fold_items(*await contents._read(SEMANTIC)),
+        snapshot=contents.context.snapshot(view.key.agent, view.key.session) + b"\n",
+        upto=view.seq,
+    )
+    async with aclosing(read_turns(contents._store, view.key)) as turns:
+        return await write_memories(folder, turns, memories, types=contents._registry)
+
+
+async def memories_in(folder: Path, state: FullAgentState | None) -> Remembered | None:
+    """Return what a folder says beside a state; None if there is nothing, or the state has all."""
+    if state is not None and log_in(state) is not None:
+        return None
+    if not await anyio.to_thread.run_sync(has_memories, folder):
+        return None
+    read = partial(guarded, lambda path, _: read_memories(Path(path)), str(folder), None)
+    return await anyio.to_thread.run_sync(read)
+
+
+def unfold_with(state: FullAgentState, read: Remembered, *, now: float) -> Unfolded:
+    """Return the records that a state and its memories are made of. Blocking."""
+    state = with_history(state, read)
+    unfolded = unfold(state, now=now)
+    return with_memories(unfolded, read, _context(read, _newest(state, read)))
+
+
+def _newest(state: FullAgentState, read: Remembered) -> list[Message]:
+    """Return what was said since the last compaction; the last item, if no traces tell."""
+    if read.active or read.archived:
+        return [one.message for one in read.active]
+    try:
+        return [decode_message(bytes(raw)) for raw in state.context.core.history[-1:]]
+    except FormatError:  # somebody else's item, which is no message
+        return []
+
+
+def _context(read: Remembered, said: list[Message]) -> list[Entry]:
+    """Return what replaces the context: the one that was saved, else the memories and the tail."""
+    if read.context is not None:
+        messages = [decode_message(payload) for payload in read.context.messages()]
+        if agrees(messages, said):
+            return [Entry(CONTEXT, read.context.as_record("import"))]
+    if not read.archived and not read.episodic:
+        return []
+    return [_rebuilt(read, said)]
+
+
+def _rebuilt(read: Remembered, said: list[Message]) -> Entry:
+    old = read.context or WorkingContext(0)
+    prompt = system_prompt_of([decode_message(payload) for payload in old.messages()]) or ""
+    facts = sorted(read.semantic, key=lambda item: -item.salience)[:FACTS]
+    bundle = MemoryBundle(read.episodic[-EPISODES:], tuple(facts))
+    return context_entry(
+        CompactionSnapshotBuilder().build(prompt, bundle, said),
+        epoch_id=old.epoch_id,
+        last_compaction_ts=old.last_compaction_ts,
+        system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
+        reason="import",
+    )
+
+
+# Whole states out of sessions, and sessions out of whole states
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """What an import did."""
+
+    key: SessionKey
+    version: int
+    """The session's, and durable."""
+    findings: tuple[Finding, ...] = ()
+    """What was not as it should be, and what was done about it."""
+
+
+async def export_state(
+    sessions: SessionManager,
+    id: str,
+    *,
+    session: str = "default",
+    tenant: str = "",
+    log: bool = True,
+) -> FullAgentState | None:
+    """Return all of a session as one state, its history included; None if there is none.
+
+    Of a session that is open here, what is unsaved is saved first.
+
+    Args:
+        sessions: The manager.
+        id: The agent's id.
+        session: Which of its conversations.
+        tenant: Whose it is.
+        log: Whether the state carries the log, for an import that loses nothing. Without it:
+            only what the format has a place for.
+
+    """
+    connected, key = sessions._check(), SessionKey(id, session, tenant)
+    mine = connected.runtime.sessions.get(key)
+    if mine is not None:
+        await mine.save()
+    return await state_from(connected.runtime.store, key, log=log)
+
+
+async def state_from(store: Store, key: SessionKey, *, log: bool = True) -> FullAgentState | None:
+    """Return what is durable of a session as one state, None if there is no such session."""
+    records = await remains(store, key)
+    async with contextlib.aclosing(followed(store).read_log(key)) as chunks:
+        async for chunk in chunks:
+            records.extend(chunk.records)
+    if not records:
+        return None
+
+    def fold() -> FullAgentState:
+        state = state_of(key, records)
+        return with_log(state, key, records) if log else state
+
+    return await anyio.to_thread.run_sync(fold)
+
+
+async def import_state(
+    sessions: SessionManager,
+    state: FullAgentState,
+    *,
+    id: str | None = None,
+    session: str = "default",
+    tenant: str = "",
+) -> Imported:
+    """Make a session of a state; return when it is durable. All of it is there then, or nothing.
+
+    Args:
+        sessions: The manager.
+        state: Read by `perdure.formats.read_state`, or exported.
+        id: The agent's id; None for the one that the state names.
+        session: Which of its conversations it becomes.
+        tenant: Whose it is.
+
+    Raises:
+        ConfigError: No id is given, and the state names none.
+        SessionError: The session exists: nothing was changed.
+        TooLargeError: A record of it is over ``Limits.record_bytes``.
+
+    """
+    return await import_with(sessions, state, None, id=id, session=session, tenant=tenant)
+
+
+async def import_with(
+    sessions: SessionManager,
+    state: FullAgentState,
+    read: Remembered | None,
+    *,
+    id: str | None,
+    session: str,
+    tenant: str,
+) -> Imported:
+    """Make a session of a state, and of what files said beside it; errors as `import_state`."""
+    agent = id or state.agent_id
+    if not agent:
+        raise ConfigError("the state names no agent: give its id")
+    key = SessionKey(agent, session, tenant)
+    unfolded = await anyio.to_thread.run_sync(partial(_unfolded, state, read, key))
+    if await sessions.exists(agent, session=session, tenant=tenant):
+        raise _exists(key)
+    opened = await sessions.open(agent, session=session, tenant=tenant)
+    async with opened:
+        if opened.version != opened.durable_version or opened.restore_report.source != "fresh":
+            raise _exists(key)
+        try:
+            with grouped(opened):  # no save comes between two groups
+                for group in _groups(unfolded.entries):
+                    opened.accept(group)
+            receipt = await opened.save()
+        except Exception:
+            with contextlib.suppress(PerdureError):  # not ours any more: whoever has it decides
+                await sessions.delete(agent, session=session, tenant=tenant)
+            raise
+        await read_again(opened)  # it knows its turns then, as one that was restored does
+    return Imported(key, receipt.version, unfolded.findings)
+
+
+def _unfolded(state: FullAgentState, read: Remembered | None, key: SessionKey) -> Unfolded:
+    """Return the records of a state, of which it is known that they amount to a session."""
+    now = time.time()
+    try:
+        unfolded = unfold(state, now=now) if read is None else unfold_with(state, read, now=now)
+        records = [Record(seq, 1, *entry) for seq, entry in enumerate(unfolded.entries, 2)]
+        _check(fold_afresh(key, records, limits=Limits()))
+    except UnsupportedVersionError:
+        raise
+    except (FormatError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        message = (
+            f"the state of {state.agent_id!r} holds records that make no session: {error}; import "
+            "it without its field `perdure`; nothing was changed"
+        )
+        raise CorruptRecordError(message, agent=state.agent_id) from error
+    return unfolded
+
+
+def _check(documents: Mapping[str, bytes]) -> None:
+    """Raise what is wrong with documents that a fold makes without a look at it."""
+    Chain.of(documents.get(CHECKPOINTS))
+    for name in documents:
+        if not all(name.split("/")):
+            raise ValueError(f"nothing can be stored as {name!r}")
+
+
+def _groups(entries: tuple[Entry, ...]) -> Iterator[tuple[Entry, ...]]:
+    group: list[Entry] = []
+    for entry in entries:
+        group.append(entry)
+        if entry.end:
+            yield tuple(group)
+            group = []
+
+
+def _exists(key: SessionKey) -> SessionError:
+    message = f"session {key} exists: import into another id, or delete it first"
+    return SessionError(message, key=str(key))
+
+
+# A session's events and checkpoints as the pair of files that other kernels know
+
+
+async def export_pair(view: SessionView, folder: Path) -> list[str]:
+    """Write events.jsonl, checkpoints.jsonl and replay.json; return their names.
+
+    None of them is written for a session that has neither events nor checkpoints. A folder that is
+    not there is made.
+
+    Raises:
+        ConfigError: A file of these names is there.
+        CorruptRecordError: A checkpoint's state is lost or damaged.
+
+    """
+    if not view._contents.clock:
+        return []
+    return await save_pair(reading_of(view), folder)
+
+
+async def import_pair(session: Session, folder: Path) -> TakenPair:
+    """Append the events and checkpoints of such files to a session, by their times.
+
+    They go on with the session's own clock: their order stays, their numbers may become others.
+    All is durable when this returns. After a kill some thousands of events at the end may be
+    missing: remove the session then, and begin again.
+
+    Raises:
+        ConfigError: The checkpoints' ids do not go up, or the session has such ids already.
+
+    """
+    return await take_pair(journal_of(session), folder)
+
+
+# What a session was, as plain JSON: for people, for comparisons, for exports

@@ -1,0 +1,312 @@
+"""Folding: writing the documents that a session's log amounts to.
+
+A fold reads back what the store has (so it covers only what is durable), writes the
+documents that changed, and moves the manifest forward. It saves time at the next
+restore and nothing else: one that fails is a warning, and one that is killed loses
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Collection, Mapping
+from math import inf
+
+import anyio.to_thread
+import msgspec
+
+from perdure.checkpoints.chain import fold_chain
+from perdure.formats.foreign_fields import CARRIED, Carried
+from perdure.formats.from_records import CONFIG, PERMISSIONS, TOOLS
+from perdure.memory.context import SNAPSHOT, WorkingContext
+from perdure.memory.documents import (
+    EPISODIC,
+    SEMANTIC,
+    SESSION,
+    AgentParts,
+    SessionDocument,
+    StateSet,
+    WholeSessionDocument,
+    fold_items,
+    fold_session,
+    fold_state,
+    names_of,
+    typed,
+)
+from perdure.memory.index import MEMORY, split_memory
+from perdure.memory.ledger import LEDGER, fold_ledger
+from perdure.records.checkpoints import CHECKPOINTS
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FoldedDocument, Manifest
+from perdure.records.message_format import decode_message
+from perdure.records.records import Record
+from perdure.restore.ladder import keep_evidence
+from perdure.restore.validity import judged, snapshot_of
+from perdure.session.options import Limits
+from perdure.store import Document, Store
+
+KIB = 1024
+LEAST_TAIL = 64 * KIB
+"""No fold for less, unless it is many records."""
+HOP_RECORDS = 40
+"""A tail of more records than this is folded before a hand-over."""
+SMALL = 512 * KIB
+"""Documents up to this size are also folded by count, so that restores stay fast."""
+MUCH_TAIL = 1024 * KIB
+OFFLOAD = 128 * KIB
+"""A larger fold is computed in a thread."""
+SPREAD = 0.2
+_TOOLS, _PERMISSIONS, _CONFIG = (f"plugins/{name}.json" for name in (TOOLS, PERMISSIONS, CONFIG))
+_OF_AGENT = {
+    one for name in (_TOOLS, _PERMISSIONS, _CONFIG, CARRIED) for one in (name, typed(name))
+}
+"""The documents that session.json repeats."""
+AT_A_TIME = 4 * 1024 * KIB
+"""Bytes of blobs in one call of the store."""
+
+
+def phase_of(key: SessionKey) -> float:
+    """Return a session's factor on the fold threshold: 1 to 1.2, so that folds spread."""
+    return 1 + SPREAD * zlib.crc32(str(key).encode()) / 2**32
+
+
+def fold_due(
+    *, tail_bytes: int, tail_records: int, rewrite_bytes: int, limits: Limits, phase: float = 1.0
+) -> bool:
+    """Say whether a fold is worth its writing: O(1) of the log's bytes in the long run.
+
+    >>> fold_due(tail_bytes=60_000, tail_records=9, rewrite_bytes=10, limits=Limits())
+    False
+    >>> fold_due(tail_bytes=70_000, tail_records=9, rewrite_bytes=10, limits=Limits())
+    True
+    """
+    if tail_bytes >= LEAST_TAIL and tail_bytes >= limits.fold_ratio * rewrite_bytes * phase:
+        return True
+    by_count = tail_records >= limits.fold_records * phase or tail_bytes >= MUCH_TAIL
+    return rewrite_bytes <= SMALL and by_count and limits.fold_ratio < inf
+
+
+def fold_first(*, tail_bytes: int, tail_records: int, rewrite_bytes: int) -> bool:
+    """Say whether to fold before another process that waits for the session gets it.
+
+    A short tail is read sooner than it is folded; what was never folded is in no list.
+
+    >>> fold_first(tail_bytes=2_000, tail_records=9, rewrite_bytes=1_000)
+    False
+    """
+    return rewrite_bytes == 0 or tail_records > HOP_RECORDS or tail_bytes >= LEAST_TAIL
+
+
+async def fold(
+    store: Store,
+    key: SessionKey,
+    *,
+    epoch: int,
+    upto: int,
+    limits: Limits,
+    mend: Collection[str] = (),
+) -> Manifest | None:
+    """Fold everything up to a durable record; return the new manifest, None for nothing to do.
+
+    What is damaged is made anew from the log, *mend* being documents that are known to be.
+
+    Raises:
+        LeaseLostError: The epoch is not the newest any more.
+        StoreError: The store could not read or write; nothing has changed.
+
+    """
+    have = judged(await store.read_documents(key, {SESSION, SNAPSHOT}), key)
+    before = have.manifest
+    if before is not None and before.as_of_seq >= upto:
+        return None
+    missing = before is None or bool(have.damaged) or have.found.keys() < {SESSION, SNAPSHOT}
+    since = 0 if missing or before is None else before.as_of_seq
+    records = await _read(store, key, since, upto)
+    if not records:
+        return None
+    touched = {name for record in records for name in names_of(record)}
+    touched |= {*have.damaged, *mend}
+    await keep_evidence(store, key, have)
+    old = dict(have.found)
+    wanted = touched - {SESSION, SNAPSHOT}
+    if before is not None and not _tells_of_agent(old.get(SESSION)):
+        wanted |= _OF_AGENT & before.documents.keys()
+    if wanted:
+        more = judged(await store.read_documents(key, wanted), key)
+        await keep_evidence(store, key, more)
+        old.update(more.found)
+        if more.damaged and since:
+            records = await _read(store, key, 0, upto)
+    work = Work(key, old, records, upto, limits)
+    changed = await _computed(work, touched)
+    await put_blobs(store, key.tenant, work.blobs)
+    manifest = manifest_of(key, epoch, upto, before, changed)
+    await store.write_documents(
+        key, {name: data for name, data in changed.items() if data is not None}, manifest
+    )
+    return manifest
+
+
+async def _computed(work: Work, touched: set[str]) -> dict[str, bytes | None]:
+    size = sum(len(record.payload) for record in work.records)
+    size += sum(len(document.data) for document in work.old.values())
+    if size > OFFLOAD:
+        return await anyio.to_thread.run_sync(work.documents, touched)
+    return work.documents(touched)
+
+
+async def put_blobs(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
+    """Make blobs durable, some at a time; a store that keeps none has the log."""
+    if not store.capabilities.blobs:
+        return
+    some: dict[str, bytes] = {}
+    size = 0
+    for name, data in blobs.items():
+        some[name] = data
+        size += len(data)
+        if size >= AT_A_TIME:
+            await store.put_blobs(tenant, some)
+            some, size = {}, 0
+    if some:
+        await store.put_blobs(tenant, some)
+
+
+async def _read(store: Store, key: SessionKey, after: int, upto: int) -> list[Record]:
+    records: list[Record] = []
+    async with contextlib.aclosing(store.read_log(key, after=after, before=upto + 1)) as log:
+        async for chunk in log:
+            records.extend(chunk.records)
+    return records
+
+
+class Work(msgspec.Struct):
+    """A fold's pure part."""
+
+    key: SessionKey
+    old: Mapping[str, Document]
+    records: list[Record]
+    upto: int
+    limits: Limits
+    blobs: dict[str, bytes] = {}
+    """What has to be durable before the documents that refer to it."""
+
+    def documents(self, touched: set[str]) -> dict[str, bytes | None]:
+        """Return the documents that changed; None for one that is dropped."""
+        changed = {name: self._fold(name) for name in touched - {SESSION, SNAPSHOT}}
+        context = self._context()
+        parts = self._parts(context, changed)
+        return {
+            SESSION: fold_session(self._data(SESSION), self.key, self._after(SESSION), parts),
+            SNAPSHOT: context.snapshot(self.key.agent, self.key.session),
+            **changed,
+        }
+
+    def _parts(self, context: WorkingContext, changed: Mapping[str, bytes | None]) -> AgentParts:
+        """Return what session.json says of an agent, as of now."""
+
+        def state(name: str) -> bytes | None:
+            """Return a state as JSON, empty where there is none; None if it was not looked at."""
+            names = [one for one in (name, typed(name)) if one in changed or one in self.old]
+            for one in names:
+                data = changed[one] if one in changed else self._data(one)
+                if data is not None:
+                    return data if one == name else bytes(decode(data, StateSet).value)
+            return b"" if names else None
+
+        carried = state(CARRIED)
+        said = None if carried is None else decode(carried or b"{}", Carried).instructions
+        return AgentParts(
+            system_prompt=_system_prompt(context),
+            instructions=said,
+            tools=state(_TOOLS),
+            permissions=state(_PERMISSIONS),
+            config=state(_CONFIG),
+        )
+
+    def _fold(self, name: str) -> bytes | None:
+        data, after = self._data(name), self._after(name)
+        mine = [record for record in after if name in names_of(record)]
+        if name == MEMORY:
+            document, self.blobs = split_memory(data, mine)
+            return document
+        if name in {EPISODIC, SEMANTIC}:
+            return fold_items(data, mine)
+        if name == LEDGER:
+            return fold_ledger(data, mine)
+        if name == CHECKPOINTS:
+            return fold_chain(data, mine)
+        return fold_state(name, data, mine)
+
+    def _context(self) -> WorkingContext:
+        found = self.old.get(SNAPSHOT)
+        context = WorkingContext(self.limits.context_bytes)
+        since = 0
+        if found is not None:
+            snapshot = snapshot_of(found.data, self.key, found.as_of_seq)
+            if not isinstance(snapshot, str):
+                context = WorkingContext.of_snapshot(snapshot, self.limits.context_bytes)
+                since = found.as_of_seq
+        for record in self.records:
+            if record.seq > since:
+                context.feed(record.seq, record.kind, record.payload)
+        context.seq = self.upto
+        return context
+
+    def _data(self, name: str) -> bytes | None:
+        found = self.old.get(name)
+        return None if found is None else found.data
+
+    def _after(self, name: str) -> list[Record]:
+        found = self.old.get(name)
+        since = 0 if found is None else found.as_of_seq
+        return [record for record in self.records if record.seq > since]
+
+
+def _tells_of_agent(session: Document | None) -> bool:
+    return session is None or decode(session.data, WholeSessionDocument).tells_of_agent
+
+
+def _system_prompt(context: WorkingContext) -> str:
+    """Return the system prompt that a context begins with, empty for none."""
+    first = next(context.messages(), b"{}")
+    said = decode(first)
+    is_prompt = isinstance(said, dict) and said.get("role") == "system"
+    return decode_message(first).text if is_prompt else ""
+
+
+def manifest_of(
+    key: SessionKey,
+    epoch: int,
+    upto: int,
+    before: Manifest | None,
+    changed: Mapping[str, bytes | None],
+) -> Manifest:
+    """Return the manifest after a fold: what did not change is as of now, too."""
+    kept = {} if before is None else before.documents
+    documents = {
+        name: FoldedDocument(upto, one.sha256, one.size)
+        for name, one in kept.items()
+        if name not in changed
+    }
+    documents |= {
+        name: FoldedDocument(upto, _sha256(data), len(data))
+        for name, data in changed.items()
+        if data is not None
+    }
+    described = decode(changed[SESSION] or b"", SessionDocument)
+    return Manifest(
+        key=key,
+        epoch=epoch,
+        as_of_seq=upto,
+        counters={"turns": described.turns, "messages": described.messages},
+        documents=documents,
+        about=described.about,
+    )
+
+
+def _sha256(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,294 @@
+"""Forks, copies and renames: sessions that begin with another one's history.
+
+A fork writes one record, however long its parent's history is: where that ends for it. Before, the
+parent is told, so that whoever deletes it finds its forks. A copy keeps the history as blobs of
+its own. A rename is a copy that remembers the old name, and then a deletion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, final
+
+import msgspec
+
+from perdure._lib.ids import random_id
+from perdure.autosave.tracked import State
+from perdure.errors import ConfigError, SessionError, SessionNotFoundError, StoreError
+from perdure.lineage.history import keep_documents, keep_history
+from perdure.memory.traces import find_turn
+from perdure.records.checkpoints import GROUP, Checkpoint
+from perdure.records.json import decode, encode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Base, Forking
+from perdure.records.records import (
+    BASE,
+    CHECKPOINT,
+    CHECKPOINTS_PRUNED,
+    ENDING,
+    FORK,
+    RETRACT,
+    Entry,
+    Record,
+)
+from perdure.session.exclusive import Begun, Hold, Tending, Terms, group_of, require_different
+from perdure.store import Posted
+
+if TYPE_CHECKING:
+    from perdure.autosave.tracked import Tracked
+
+
+# Forks, copies and renames: sessions that begin with another one's history
+
+
+class Forked(msgspec.Struct, frozen=True):
+    """A session that begins with another one's history."""
+
+    key: SessionKey
+    parent: SessionKey
+    at: int
+    """The last record that both have; the first one of its own has the next number."""
+
+
+@final
+class Forker:
+    """Make sessions out of sessions."""
+
+    def __init__(self, tending: Tending) -> None:
+        self._tending = tending
+        self._store = tending.store
+
+    # forks
+
+    async def fork(
+        self, parent: SessionKey, child: SessionKey, at: int | str | Checkpoint | None
+    ) -> Forked:
+        """Begin a session with another one's history up to a record, and write one record.
+
+        Raises:
+            ConfigError: ``at`` names no end of a group, no turn that is over, or a checkpoint of
+                another session.
+            SessionError: The new session exists.
+            SessionNotFoundError: The parent does not, or was deleted meanwhile.
+
+        """
+        require_different(parent, child, "fork")
+        head = await self._tending.head(parent)
+        point = await self._point(parent, head, at)
+        return await self._begin(parent, child, point, ())
+
+    async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Forked:
+        """Begin a session with what is durable of one, and go on with what is not.
+
+        If the store has lost a part of what was durable, what memory holds of that comes between.
+
+        Raises:
+            SessionError: The new session exists.
+            StoreError: The store refuses a record there, too.
+
+        """
+        require_different(session.key, child, "fork_unsaved")
+        at = session.durable - session.missing
+        point = await self._tending.record(session.key, at) if at else None
+        more = group_of(session.pending)
+        if session.missing and session.rescue is not None:
+            known, context = session.rescue(at)
+            moved = tuple(entry for entry in session.pending if _can_move(entry))
+            more = (*known, *group_of(moved), context)
+        if point is not None:
+            return await self._begin(session.key, child, point, more)
+        if session.missing or session.end is State.LOST:  # gone, or deleted by whoever has it
+            return await self._begin_anew(session.key, child, more)
+        raise _no_record(session.key, at, session.version)
+
+    async def _begin_anew(
+        self, parent: SessionKey, child: SessionKey, records: Sequence[Entry]
+    ) -> Forked:
+        """Make a session of what memory holds alone: nothing is left to go on behind."""
+        async with self._tending.alone(child):
+            await self._is_done(child, None, records)
+            async with self._tending.held(child, Terms("raise", 0)) as hold:
+                if await self._tending.begun(child) != Begun():
+                    raise exists(child)
+                try:
+                    await hold.append(*records)
+                except StoreError:
+                    await hold.delete()
+                    raise
+        return Forked(child, parent, 0)
+
+    async def _point(
+        self, parent: SessionKey, head: int, at: int | str | Checkpoint | None
+    ) -> Record:
+        """Return the record that a fork goes on behind."""
+        seq = at if isinstance(at, int) else head
+        if isinstance(at, Checkpoint):
+            seq = await self._end_of(parent, at)
+        if isinstance(at, str):
+            turn = await find_turn(self._store, parent, at)
+            if turn is None or turn.phase == "open":
+                message = (
+                    f"session {parent} has no turn {at!r} that is over: give the id of one that "
+                    "has ended, or the seq of a record"
+                )
+                raise ConfigError(message, key=str(parent), at=at)
+            seq = turn.last
+        point = await self._tending.record(parent, seq) if 0 < seq <= head else None
+        if point is None:
+            raise _no_record(parent, seq, head)
+        if not point.end:
+            message = (
+                f"record {seq} of session {parent} is in the middle of a group: fork at its end, "
+                "or at a turn's"
+            )
+            raise ConfigError(message, key=str(parent), at=seq)
+        return point
+
+    async def _end_of(self, parent: SessionKey, checkpoint: Checkpoint) -> int:
+        """Return the record that ends a checkpoint's group."""
+        record = await self._tending.record(parent, checkpoint.event_seq + 1)
+        mine = record is not None and record.kind == CHECKPOINT
+        if record is None or not mine or decode(record.payload, Checkpoint) != checkpoint:
+            message = (
+                f"checkpoint {checkpoint.id} ({checkpoint.label!r}) does not stand in the log of "
+                f"session {parent}: give one of that session's, whose history was not pruned"
+            )
+            raise ConfigError(message, key=str(parent), checkpoint=checkpoint.id)
+        return checkpoint.event_seq + GROUP
+
+    async def _begin(
+        self, parent: SessionKey, child: SessionKey, point: Record, more: Sequence[Entry]
+    ) -> Forked:
+        origin = parent
+        while True:  # a fork of what was shared already is a fork of whoever wrote it
+            above = await self._store.base_of(origin)
+            if above is None or above.parent is None or point.seq > above.at:
+                break
+            if not await self._store.has(above.parent, above.at, above.epoch):
+                break
+            origin = above.parent
+        base = Base(at=point.seq, parent=origin, epoch=point.epoch)
+        async with self._tending.alone(child):
+            if not await self._is_done(child, base, more):
+                await self._note(origin, child)
+                await self._create(child, base, more)
+        return Forked(child, parent, point.seq)
+
+    async def _is_done(self, child: SessionKey, base: Base | None, more: Sequence[Entry]) -> bool:
+        """Say whether this very beginning was made before; refuse another one."""
+        if child in self._tending.runtime.sessions:
+            raise exists(child)
+        begun = await self._tending.begun(child)
+        if begun.base == base and not begun.goes_on and not more:
+            return True
+        if begun.base is not None or begun.goes_on:
+            raise exists(child)
+        return False
+
+    async def _note(self, parent: SessionKey, child: SessionKey) -> None:
+        """Tell the parent, durably, before the child refers to it; no lease is needed."""
+        note = encode(Forking(child))
+        mine = self._tending.open_here(parent)
+        if mine is not None:
+            mine.accept((Entry(FORK, note),))
+            await mine.save()
+            return
+        await self._store.post(parent, [Posted(f"fork-{random_id()}/0", FORK, note, 0.0)])
+
+    async def _create(self, child: SessionKey, base: Base, more: Sequence[Entry]) -> None:
+        async with self._tending.held(child, Terms("raise", 0)) as hold:
+            begun = await self._tending.begun(child)  # nobody else can write it from here on
+            if begun.base is not None or begun.goes_on:
+                raise exists(child)
+            try:
+                await hold.rebase(base, *more)
+            except StoreError:
+                await self._undo(hold)
+                raise
+            if base.parent is not None and (error := await self._gone(base.parent, child, base)):
+                await hold.delete()
+                raise error
+
+    async def _gone(self, parent: SessionKey, child: SessionKey, base: Base) -> Exception | None:
+        """Return why a fork's history is not there, or is about to go without its parent's notice.
+
+        One look at the parent's newest records tells: they are few, and behind them is the one
+        that the fork goes on behind.
+        """
+        newest, point = None, None
+        log = self._store.read_log(parent, after=base.at - 1, reverse=True)
+        pruned = False
+        async with aclosing(log):
+            async for chunk in log:
+                for record in chunk.records:
+                    newest = newest or record
+                    point = record
+                    pruned |= record.kind == BASE and decode(record.payload, Base).cut >= base.at
+        is_there = point is not None and (point.seq, point.epoch) == (base.at, base.epoch)
+        if newest is None or newest.kind == ENDING or not is_there:
+            message = f"session {parent} was deleted while {child} was made of it"
+            return SessionNotFoundError(message, key=str(parent))
+        return _no_record(parent, base.at, base.at) if pruned else None
+
+    async def _undo(self, hold: Hold) -> None:
+        """Leave no empty session behind, if nothing is in it."""
+        begun = await self._tending.begun(hold.key)
+        if begun == Begun():
+            await hold.delete()
+
+    # copies
+
+    async def copy(
+        self, key: SessionKey, new: SessionKey, *, moved: SessionKey | None = None
+    ) -> Forked:
+        """Make a session with the same history and state, which needs the other no more.
+
+        Raises:
+            NotStorableError: The store keeps no blobs.
+            SessionError: The new session exists.
+            SessionNotFoundError: There is nothing to copy.
+
+        """
+        require_different(key, new, "copy")
+        head = await self._tending.head(key)
+        base = await self.own_base(key, head, moved=moved)
+        async with self._tending.alone(new):
+            if not await self._is_done(new, base, ()):
+                await self._create(new, base, ())
+        return Forked(new, key, head)
+
+    async def own_base(self, key: SessionKey, at: int, *, moved: SessionKey | None = None) -> Base:
+        """Keep a session's history up to a record as blobs; return the base that names them."""
+        store = self._store
+        point = await self._tending.record(key, at)
+        if point is None:
+            raise _no_record(key, at, at)
+        above = await store.base_of(key)
+        cut = 0 if above is None else min(above.cut, at)
+        kept = await keep_history(store, key, after=cut, upto=at)
+        documents = await store.documents_upto(key, at)
+        folded = await keep_documents(store, key.tenant, documents)
+        return Base(at=at, epoch=point.epoch, kept=kept, cut=cut, folded=folded, moved=moved)
+
+
+def _can_move(entry: Entry) -> bool:
+    """Whether a record may get another number: it refers to none, and needs none before it."""
+    return entry.kind not in {BASE, CHECKPOINT, CHECKPOINTS_PRUNED, FORK, RETRACT}
+
+
+def _no_record(key: SessionKey, seq: int, head: int) -> ConfigError:
+    message = (
+        f"session {key} has no record {seq} to go on behind: its log ends at {head}, and what was "
+        "pruned is gone"
+    )
+    return ConfigError(message, key=str(key), at=seq, head=head)
+
+
+def exists(key: SessionKey) -> SessionError:
+    """Return the error for an id that is taken."""
+    message = f"session {key} exists: choose another id, or delete it first"
+    return SessionError(message, key=str(key))
+
+
+# Renaming: a copy that remembers the old name, then the end of the old one

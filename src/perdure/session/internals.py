@@ -1,0 +1,198 @@
+"""What an agent's worker may see and do of a session that its users do not.
+
+The one door from `perdure.agent` into a session: the working context as it is folded, the
+store behind it, long-term memory, and the claim that makes a worker the only one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
+
+from perdure.errors import SessionAlreadyActiveError, StoreUnavailableError
+from perdure.lineage.store import followed
+from perdure.memory.documents import fold_items, fold_state
+from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
+from perdure.session.contributors import Attachment, Contributor, Contributors
+
+if TYPE_CHECKING:
+    from perdure._lib.loop import Affinity
+    from perdure.memory.context import WorkingContext
+    from perdure.records.records import Entry
+    from perdure.records.types import Registry
+    from perdure.session.session import Session
+    from perdure.session.turn import Turn
+    from perdure.session.view import SessionView
+    from perdure.store import Store
+
+
+def claim(session: Session, worker: object) -> None:
+    """Make a worker the session's only one in this process.
+
+    Raises:
+        SessionAlreadyActiveError: Another worker has it.
+
+    """
+    if session._worker is not None and session._worker is not worker:
+        message = (
+            f"an agent is already active on session {session.key}: "
+            "post to that one, or stop it first"
+        )
+        raise SessionAlreadyActiveError(message, key=str(session.key))
+    session._worker = worker
+
+
+def disclaim(session: Session, worker: object) -> None:
+    """Let another worker have the session."""
+    if session._worker is worker:
+        session._worker = None
+
+
+def has_worker(session: Session) -> bool:
+    """Say whether an agent's worker has the session in this process."""
+    return session._worker is not None
+
+
+def has_content(session: Session) -> bool:
+    """Say whether anything was ever said in a session."""
+    contents = session._contents
+    return bool(contents.turns or contents.messages or contents.context.size)
+
+
+def in_background(session: Session, job: Callable[[], Awaitable[object]]) -> None:
+    """Start a job beside the session's own tasks.
+
+    Raises:
+        SessionClosedError: The manager is closed: nothing was started.
+
+    """
+    session._runtime.host.spawn(job)
+
+
+def home_of(session: Session) -> Affinity:
+    """Return the loop, thread and process that the session belongs to."""
+    return session._runtime.home
+
+
+async def let_go(session: Session) -> None:
+    """Unpin a session, and let other processes have it at once if nobody here does."""
+    session._keeper.unpin(session)
+    await session._runtime.host.call(session._keeper.idle, session)
+
+
+def registry_of(session: Session | SessionView) -> Registry:
+    """Return the application's types."""
+    return session._contents._registry
+
+
+def store_of(session: Session | SessionView) -> Store:
+    """Return the store that the session lies in."""
+    return session._contents._store
+
+
+async def is_branch(session: Session) -> bool:
+    """Say whether the session began as a fork or a copy of another one, which may go on, too."""
+    base = await followed(store_of(session)).base_of(session.key)
+    return base is not None and base.moved is None
+
+
+def working_context(session: Session) -> WorkingContext:
+    """Return the working context, to look at."""
+    return session._contents.context
+
+
+def was_folded(session: Session | SessionView) -> bool:
+    """Say whether a fold has written the session's documents."""
+    return session._contents.was_folded
+
+
+def fold_soon(session: Session) -> None:
+    """Have the documents written in the background, as soon as the lane of folds has room."""
+    session._keeper.fold_soon(session)
+
+
+async def exclusively(
+    session: Session, job: Callable[[], Awaitable[None]], *, fold: bool = False
+) -> None:
+    """Run a job while nothing else writes the session's documents.
+
+    Args:
+        session: Whose.
+        job: What to run.
+        fold: Whether everything that was appended is saved and folded first.
+
+    Raises:
+        StoreUnavailableError: The store is not well, or the session is not held any more.
+
+    """
+    done = False
+
+    async def run() -> None:
+        nonlocal done
+        if fold:
+            await session._keeper.fold(session)
+        if not fold or session._contents.as_of_seq >= upto:
+            await job()
+            done = True
+
+    upto = (await session.save()).version if fold else 0
+    await session._runtime.saver.exclusive(session.tracked, run, urgent=True)
+    if not done:
+        message = f"session {session.key} could not be folded, the store is not well: try again"
+        raise StoreUnavailableError(message, key=str(session.key))
+
+
+async def lines_of(session: Session, name: str) -> list[bytes]:
+    """Return the lines of a memory document, with what is not folded or saved yet."""
+    data, records = await session._contents._read(name)
+    return fold_items(data, records).splitlines()
+
+
+async def document_of(session: Session | SessionView, name: str) -> bytes | None:
+    """Return a document of STATE records, with what is not folded or saved yet; None for none."""
+    data, records = await session._contents._read(name)
+    return fold_state(name, data, records)
+
+
+async def attach(session: Session, contributor: Contributor, *, restore: bool) -> Attachment:
+    """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
+    session._check_open()
+    if session.contributors is None:
+        session.contributors = Contributors(session)
+    return await session.contributors.attach(contributor, restore=restore)
+
+
+async def ledger_of(session: Session | SessionView) -> Ledger:
+    """Return what is under way, with what is not folded or saved yet."""
+    data, records = await session._contents._read(LEDGER)
+    return Ledger(fold_ledger(data, records))
+
+
+@contextlib.contextmanager
+def grouped(session: Session) -> Iterator[None]:
+    """Make one group of what is appended in the block, which must not await."""
+    saver, tracked = session._runtime.saver, session.tracked
+    saver.open_group(tracked)
+    try:
+        yield
+    finally:
+        saver.close_group(tracked)
+
+
+def end_with(turn: Turn, *entries: Entry) -> None:
+    """Have entries enter the log with the turn's last record, as one group."""
+    turn._closing = entries
+
+
+def overhear(session: Session, *entries: Entry) -> None:
+    """Take entries into the working context, and keep nothing of them."""
+    context = session._contents.context
+    for entry in entries:
+        context.feed(context.seq, entry.kind, entry.payload)
+
+
+def folder_of(session: Session) -> str | None:
+    """Return the folder that the store keeps the session in, None if it has none."""
+    find = getattr(session._runtime.store, "folder_of", None)
+    return None if find is None else str(find(session.key))

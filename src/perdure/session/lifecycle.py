@@ -1,0 +1,370 @@
+"""Looking after open sessions: pins, folds, hibernation, handover, close.
+
+A session leaves memory only when it is durable, or when nobody can write it any more; it stays
+registered until its lease is released, so that a load cannot meet a close half-way.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from perdure._lib.host import HostClosedError
+from perdure._lib.logs import log_failure
+from perdure._lib.tasks import ThisTask
+from perdure.autosave.errors import ended, require_outside
+from perdure.errors import (
+    LeaseLostError,
+    SessionClosedError,
+    SessionError,
+    SessionNotFoundError,
+    SessionQuarantinedError,
+    StoreUnavailableError,
+    UnsavedChangesError,
+)
+from perdure.session.contents import read_again
+from perdure.session.exclusive import alone, alone_at_once, landed
+from perdure.session.fold import LEAST_TAIL, fold, fold_due, fold_first, phase_of
+from perdure.session.hooks import SessionClosed, SessionFolded, SessionFoldFailed
+from perdure.session.lost import rescued
+from perdure.session.runtime import Runtime
+
+if TYPE_CHECKING:
+    from perdure.records.keys import SessionKey
+    from perdure.session.session import Session
+
+
+log: logging.Logger = logging.getLogger("perdure")
+
+FIRST_TURN = 0.1
+"""Seconds that whoever opens a session has to begin a turn, before it is handed over."""
+PATIENCE = 1.0
+"""Seconds that a handover keeps turns waiting for the store."""
+MOST_GIVEN = 1000
+"""Sessions that we know to have given away."""
+
+
+class Keeper:
+    """What happens to sessions between open and close."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._asked: set[SessionKey] = set()
+        self._given: dict[SessionKey, int] = {}
+
+    # pins
+
+    def keep(self, session: Session) -> None:
+        """Look after a session that was just loaded."""
+        tracked = session.tracked
+        tracked.on_saved = lambda _: self._saved(session)
+        tracked.on_idle = lambda: self._runtime.host.spawn(self.idle, session)
+        tracked.on_lost = lambda: self.lost(session)
+        self._runtime.sessions[session.key] = session
+        self._heed_hooks(session)
+
+    def heed_hooks(self) -> None:
+        """Run the hooks that there are by now before saves of the sessions that are open."""
+        for session in self._runtime.sessions.values():
+            self._heed_hooks(session)
+
+    def _heed_hooks(self, session: Session) -> None:
+        hooks, tracked = self._runtime.hooks, session.tracked
+        if tracked.before_capture is None and hooks.has("before_save"):
+            tracked.before_capture = lambda: hooks.run("before_save", session)
+
+    def pin(self, session: Session, *, force: bool = False) -> None:
+        """Let somebody hold a session.
+
+        Raises:
+            SessionQuarantinedError: It is quarantined, and ``force`` is False.
+
+        """
+        tracked = session.tracked
+        if tracked.quarantined and not force:
+            message = (
+                f"session {session.key} is quarantined: the store refuses a record of it; "
+                "open it with force=True to see what is unsaved"
+            )
+            raise SessionQuarantinedError(message, key=str(session.key)) from tracked.last_error
+        session.pins += 1
+        tracked.pins = session.pins
+
+    def unpin(self, session: Session) -> None:
+        """Let go of a session; autosave and hibernation own it from then on."""
+        session.pins = max(session.pins - 1, 0)
+        session.tracked.pins = session.pins
+        if session.pins == 0 and session.closed_by is None:
+            self._runtime.saver.touch(session.tracked)
+
+    # folds
+
+    def _saved(self, session: Session) -> None:
+        """Decide, after each save, whether to fold."""
+        if session.folding or self._runtime.draining or session.closed_by is not None:
+            return
+        limits = self._runtime.limits
+        if session.tail_bytes < LEAST_TAIL and session.tail_records < limits.fold_records:
+            return  # nearly always: the rest costs more than this
+        due = fold_due(
+            tail_bytes=session.tail_bytes,
+            tail_records=session.tail_records,
+            rewrite_bytes=session.rewrite_bytes,
+            limits=limits,
+            phase=phase_of(session.key),
+        )
+        if due and not self._runtime.saver.crowded:
+            self.fold_soon(session)
+
+    def fold_soon(self, session: Session) -> None:
+        """Fold in the background, unless that is under way already."""
+        if session.folding or self._runtime.draining or session.closed_by is not None:
+            return
+        session.folding = True
+        try:
+            self._runtime.host.spawn(self._fold_in_lane, session)
+        except BaseException:
+            session.folding = False
+            raise
+
+    async def _fold_in_lane(self, session: Session) -> None:
+        try:
+            # It may wait until the manager has closed: then the next holder folds.
+            with suppress(HostClosedError):
+                await self._fold_alone(session, urgent=False)
+        finally:
+            session.folding = False
+
+    async def _fold_alone(self, session: Session, *, urgent: bool) -> None:
+        """Fold while no save of the session is with the store."""
+        saver, tracked = self._runtime.saver, session.tracked
+        try:
+            await saver.exclusive(tracked, lambda: self.fold(session), urgent=urgent)
+        except StoreUnavailableError as error:  # given up, since it took too long
+            self._fold_failed(session, error)
+
+    async def fold(self, session: Session) -> None:
+        """Fold what is durable of a session; a failure is an event and a warning."""
+        runtime, upto = self._runtime, session.tracked.durable
+        tail = (session.tail_bytes, session.tail_records)
+        try:
+            manifest = await fold(
+                runtime.store,
+                session.key,
+                epoch=session.epoch,
+                upto=upto,
+                limits=runtime.limits,
+                mend=tuple(session._contents.damaged),
+            )
+        except Exception as error:  # noqa: BLE001  # whatever it is, only time is lost
+            self._fold_failed(session, error)
+            return
+        if manifest is not None:
+            session.folded(manifest, tail)
+            runtime.hooks.emit("folded", SessionFolded(str(session.key), upto))
+
+    def _fold_failed(self, session: Session, error: Exception) -> None:
+        extra = {"session": str(session.key)}
+        log_failure(log, logging.WARNING, "fold failed", error, extra=extra)
+        self._runtime.hooks.emit("fold_failed", SessionFoldFailed(str(session.key), error))
+
+    # leaving memory
+
+    async def idle(self, session: Session) -> None:
+        """Hibernate a session that nobody holds and nobody has changed for long."""
+        with alone_at_once(self._runtime.flights, session.key) as free:
+            if free and session.contributors is not None and session.closed_by is None:
+                await self._runtime.saver.contribute(session.tracked)
+            if free and session.closed_by is None and not session.pins and session.tracked.clean:
+                await self._leave(session, "hibernated", _hibernated(session.key))
+
+    async def hand_over(self, key: SessionKey) -> None:
+        """Give a session to another process that asks: end the turn, save, fold, release."""
+        if key in self._asked:
+            return
+        self._asked.add(key)
+        try:
+            await self._hand_over(key)
+        except (LeaseLostError, SessionError):
+            pass  # taken already; or stuck with what the store refuses, and whoever asks hears that
+        except StoreUnavailableError as error:  # whoever wants it asks again
+            if not self._runtime.draining:  # then everything is released, and the store closes
+                extra = {"session": str(key)}
+                log_failure(log, logging.WARNING, "a handover failed", error, extra=extra)
+        finally:
+            self._asked.discard(key)
+
+    async def _hand_over(self, key: SessionKey) -> None:
+        runtime = self._runtime
+        await landed(runtime.flights, key)
+        session = runtime.sessions.get(key)
+        if session is None:
+            await self._release_stray(key)
+            return
+        # Whoever has just got it has a turn first, or two who ask would get none done.
+        await session._turns.used(FIRST_TURN)
+        await runtime.saver.save(session.tracked)  # as long as the store takes, turns go on
+        with alone_at_once(runtime.flights, key) as free:
+            if not free or runtime.draining or runtime.sessions.get(key) is not session:
+                return  # it is being let go of already, or will be when the manager stops
+            await session._turns.enter(str(key))  # behind those that wait already
+            try:
+                await self._give(session)
+            finally:
+                session._turns.leave()
+
+    async def _give(self, session: Session) -> None:
+        """Let go of a session between two of its turns; no turn waits long for a store."""
+        with anyio.move_on_after(PATIENCE) as scope:
+            await self._seal(session)
+        if scope.cancelled_caught:
+            return  # whoever wants it asks again
+        message = (
+            f"session {session.key} was handed over to another process that asked for it: "
+            "open it again to ask for it back"
+        )
+        lost = LeaseLostError(message, key=str(session.key))
+        await self._leave(session, "handed over", lost)
+        self._given[session.key] = session.epoch
+        if len(self._given) > MOST_GIVEN:
+            del self._given[next(iter(self._given))]
+
+    async def _release_stray(self, key: SessionKey) -> None:
+        """Release a lease of ours that no session here has: a load or a release has failed."""
+        store = self._runtime.store
+        with alone_at_once(self._runtime.flights, key) as free:
+            holder = await store.holder(key) if free else None
+            if holder is not None and holder.owner == store.owner and not holder.released:
+                await store.release(key, holder.epoch)
+
+    def given(self, key: SessionKey) -> int:
+        """Return the epoch in which a session was handed over from here last, once; else 0."""
+        return self._given.pop(key, 0)
+
+    async def close(self, session: Session) -> None:
+        """Save, fold and release a session for everybody in this process."""
+        if session._turns.mine:
+            message = (
+                f"session {session.key}: this task is in a turn of it; "
+                "end the turn before closing the session"
+            )
+            raise SessionError(message, key=str(session.key))
+        if session.closed_by is None:
+            require_outside(session.tracked, "to close")
+            session._turns.require_no_wait(str(session.key), ThisTask())
+            await self._runtime.host.call(self._close, session)
+
+    async def _close(self, session: Session) -> None:
+        deadline = self._runtime.shutdown.deadline
+        with anyio.move_on_after(deadline):
+            async with alone(self._runtime.flights, session.key):
+                if session.closed_by is None:
+                    await self._close_alone(session)
+        if session.closed_by is None:
+            message = (
+                f"session {session.key} could not be saved within {deadline} s; it stays open "
+                "and goes on trying: look at sessions.health()"
+            )
+            raise UnsavedChangesError(message, key=str(session.key))
+
+    async def _close_alone(self, session: Session) -> None:
+        """Close a session behind the turns that run and wait; no other begins meanwhile."""
+        await session._turns.enter(str(session.key))
+        try:
+            await self._seal(session)
+            await self._leave(session, "closed", _closed(session.key))
+        finally:
+            session._turns.leave()
+
+    async def discard(self, session: Session) -> int:
+        """Drop what is not durable of a session, and return how many records that were."""
+        dropped = self._runtime.saver.discard(session.tracked)
+        await read_again(session)
+        return dropped
+
+    async def delete(self, session: Session) -> None:
+        """Drop a session that is being deleted, unsaved changes and all."""
+        gone = SessionNotFoundError(f"session {session.key} was deleted", key=str(session.key))
+        session.closed_by = gone
+        await self._runtime.saver.abandon(session.tracked)
+        self._forget(session, "deleted")
+
+    def lost(self, session: Session) -> None:
+        """Somebody else has taken a session: nobody can write it here any more."""
+        if session.closed_by is not None:
+            return
+        unsaved = session.version - session.durable_version
+        cure = "keep them with session.fork_unsaved(new_id), or drop them with " if unsaved else ""
+        cure += "session.discard_unsaved(). To go on, open it again" if unsaved else "open it again"
+        message = (
+            f"session {session.key} was taken over by another process, with {unsaved} records "
+            f"unsaved here: {cure}"
+        )
+        session.closed_by = LeaseLostError(message, key=str(session.key), unsaved=unsaved)
+        session.catch_up()  # it may hear no more of records that leave memory
+        tracked = session.tracked
+        if tracked.missing:
+            session.closed_by = ended(tracked)
+            tracked.rescue = partial(rescued, session)  # what it holds is needed, then
+        self._forget(session, "lost")
+        # What autosave keeps for its records is not to keep all that the session holds.
+        tracked.on_captured = None
+
+    async def _seal(self, session: Session) -> None:
+        """Save a session, and have it accept nothing more; if that fails, it goes on as before."""
+        saver, tracked = self._runtime.saver, session.tracked
+        await saver.save(tracked)
+        saver.seal(tracked)
+        try:
+            if not tracked.clean:  # changed between the save and the seal
+                await saver.save(tracked)
+        except BaseException:
+            saver.unseal(tracked)
+            raise
+
+    async def _leave(self, session: Session, why: str, closed_by: Exception) -> None:
+        """Fold, release and forget a session that is durable; from here on it is closed."""
+        session.closed_by = closed_by
+        hurried = why == "handed over" and not fold_first(
+            tail_bytes=session.tail_bytes,
+            tail_records=session.tail_records,
+            rewrite_bytes=session.rewrite_bytes,
+        )
+        try:
+            if session.tail_records and not hurried:
+                await self._fold_alone(session, urgent=True)
+            await self.release(session)
+        finally:
+            self._forget(session, why)
+
+    async def release(self, session: Session) -> None:
+        """Let others have a session. If that fails they get it when they ask, or when we end."""
+        try:
+            await self._runtime.store.release(session.key, session.epoch)
+        except Exception as error:  # noqa: BLE001  # what was to be kept is durable
+            extra = {"session": str(session.key)}
+            log_failure(log, logging.WARNING, "release failed", error, extra=extra)
+
+    def _forget(self, session: Session, why: str) -> None:
+        if self._runtime.sessions.get(session.key) is session:
+            del self._runtime.sessions[session.key]
+        self._runtime.saver.untrack(session.tracked)
+        facts = SessionClosed(str(session.key), why, session.tracked.durable)
+        self._runtime.hooks.emit("closed", facts)
+
+
+def _closed(key: SessionKey) -> SessionClosedError:
+    message = f"session {key} is closed: open it again with sessions.open(…)"
+    return SessionClosedError(message, key=str(key))
+
+
+def _hibernated(key: SessionKey) -> SessionClosedError:
+    message = (
+        f"session {key} was idle and left memory after its last `async with` ended: "
+        "open it again with sessions.open(…)"
+    )
+    return SessionClosedError(message, key=str(key))

@@ -1,0 +1,343 @@
+"""Opening a session: one load at a time for each, however many ask for it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Generator, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, final, get_args
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from perdure._lib.host import HostClosedError
+from perdure._lib.logs import log_failure
+from perdure.autosave.options import INHERIT, Autosave, Inherit
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    FormatError,
+    SessionClosedError,
+    SessionError,
+    SessionNotFoundError,
+)
+from perdure.lease import OnHeld, obtain
+from perdure.lineage.acknowledged import is_begun_by
+from perdure.records.keys import SessionKey
+from perdure.records.records import Entry, Record
+from perdure.restore.ladder import restore
+from perdure.session import spill
+from perdure.session.contents import read_again
+from perdure.session.entries import check_said
+from perdure.session.exclusive import Flight
+from perdure.session.hooks import SessionOpened
+from perdure.session.inbox import Inbox
+from perdure.session.lifecycle import Keeper
+from perdure.session.options import require_options
+from perdure.session.runtime import Runtime, wrong_loop
+from perdure.session.session import Session
+from perdure.session.spill import Spilled
+from perdure.store import Grant
+
+log: logging.Logger = logging.getLogger("perdure")
+
+_LONGEST_OWNER = 64
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody asked to open."""
+
+    key: SessionKey
+    owner: str | None = None
+    tags: Sequence[str] = ()
+    create: bool = True
+    new: bool = False
+    on_held: OnHeld = "handover"
+    wait: float = 10.0
+    force: bool = False
+    strict: bool = False
+    autosave: Autosave | Inherit | None = INHERIT
+
+    def __post_init__(self) -> None:
+        if self.new and not self.create:
+            message = "new=True makes a session and create=False forbids it: leave one of them out"
+            raise ConfigError(message, option="new")
+        if self.on_held not in get_args(OnHeld):
+            choices = ", ".join(get_args(OnHeld))
+            message = f"on_held={self.on_held!r} does not fit: choose {choices}"
+            raise ConfigError(message, option="on_held", value=self.on_held)
+        check_said(owner=self.owner, tags=self.tags)
+        require_options(autosave=self.autosave)
+
+
+@final
+class Opening:
+    """What ``sessions.open(…)`` returns: await it, or enter it."""
+
+    __slots__ = ("_opener", "_session", "_wanted")
+
+    def __init__(self, opener: Opener, wanted: Wanted) -> None:
+        self._opener = opener
+        self._wanted = wanted
+        self._session: Session | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            cure = "write `async with sessions.open(…) as session`, or await it"
+            raise AttributeError(f"{name}: this is no session yet: {cure}")
+
+    def __await__(self) -> Generator[Any, None, Session]:
+        return self._opener.open(self._wanted).__await__()
+
+    async def __aenter__(self) -> Session:
+        self._session = await self._opener.open(self._wanted)
+        return self._session
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.__aexit__(exc_type, exc, traceback)
+
+
+class Opener:
+    """Load sessions, each once, in the manager's own task."""
+
+    def __init__(self, runtime: Runtime, keeper: Keeper, inbox: Inbox) -> None:
+        self._runtime = runtime
+        self._keeper = keeper
+        self._inbox = inbox
+        self._loads = anyio.CapacityLimiter(runtime.limits.loads)
+
+    async def open(self, wanted: Wanted) -> Session:
+        """Return the session, pinned once more."""
+        runtime = self._runtime
+        while True:
+            stray = runtime.home.stray()
+            if stray is not None:
+                raise wrong_loop("this manager", stray)
+            if runtime.draining:
+                message = f"session {wanted.key} cannot be opened: the manager is stopping"
+                raise SessionClosedError(message, key=str(wanted.key))
+            flight = runtime.flights.get(wanted.key)
+            session = runtime.sessions.get(wanted.key)
+            mine = session is not None and session._turns.mine and session.closed_by is None
+            if flight is None or mine:
+                # Inside of a turn that a handover waits for, too.
+                if session is not None:
+                    return self._pinned(session, wanted)
+                flight = runtime.flights[wanted.key] = Flight()
+                try:
+                    runtime.host.spawn(self._fly, flight, wanted)
+                except BaseException:
+                    del runtime.flights[wanted.key]
+                    raise
+                wanted = msgspec.structs.replace(wanted, new=False)  # what it makes is ours
+            # Cancelled while waiting: the load goes on, and the next open finds the session.
+            await flight.done.wait()
+            if flight.error is not None:
+                raise flight.error.with_traceback(None)
+
+    def _pinned(self, session: Session, wanted: Wanted) -> Session:
+        if wanted.new:
+            raise _exists(wanted.key)
+        _require_owner(session, wanted)
+        self._keeper.pin(session, force=wanted.force)
+        try:
+            self._told(session, wanted)
+        except BaseException:
+            self._keeper.unpin(session)
+            raise
+        return session
+
+    def _told(self, session: Session, wanted: Wanted) -> None:
+        """Take over what this opener says about the session, whoever else has it open."""
+        autosave = wanted.autosave
+        if not isinstance(autosave, Inherit) and autosave != session.tracked.options:
+            self._runtime.saver.tune(autosave, session.tracked)
+        changes = _changes(session, wanted)
+        if changes:
+            session.describe(**changes)
+
+    async def _fly(self, flight: Flight, wanted: Wanted) -> None:
+        try:
+            with flight.scope:
+                async with self._loads:
+                    await self._load(wanted)
+        except Exception as error:  # noqa: BLE001  # it goes to those who wait
+            flight.error = error
+        except (KeyboardInterrupt, SystemExit):
+            flight.error = HostClosedError("the load ended with its program")
+            raise
+        finally:
+            del self._runtime.flights[wanted.key]
+            flight.done.set()
+
+    async def _load(self, wanted: Wanted) -> None:
+        runtime, key = self._runtime, wanted.key
+        await self._check_exists(wanted)
+        grant = await obtain(
+            runtime.store,
+            key,
+            me=runtime.store.owner,
+            watch=runtime.watch,
+            on_held=wanted.on_held,
+            wait=wanted.wait,
+            given=self._keeper.given(key),
+        )
+        session: Session | None = None
+        try:
+            session = await self._restore(grant, wanted)
+            _require_owner(session, wanted)
+            await session.memory.load()
+            await self._replay(session)
+        except BaseException:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                await self._give_up(grant, session)
+            raise
+        self._keeper.keep(session)
+        runtime.hooks.emit("opened", SessionOpened(str(key), grant.epoch, session.restore_report))
+        await self._inbox.begin(session)
+
+    async def _give_up(self, grant: Grant, session: Session | None) -> None:
+        """Leave a session as it was found: what was not replayed is still in its spill file."""
+        runtime = self._runtime
+        try:
+            if session is not None:
+                with contextlib.suppress(HostClosedError):  # then nothing is looked after any more
+                    await runtime.saver.abandon(session.tracked)
+            await runtime.store.release(grant.key, grant.epoch)
+        except Exception as error:  # noqa: BLE001  # why the load has failed is told
+            extra = {"session": str(grant.key)}
+            log_failure(log, logging.WARNING, "release failed", error, extra=extra)
+
+    async def _check_exists(self, wanted: Wanted) -> None:
+        """Refuse to make a session, or to go on with one, against what was asked."""
+        key = wanted.key
+        if wanted.create and not wanted.new:
+            return
+        exists = await self._runtime.store.head(key) > 0
+        if wanted.new and exists:
+            raise _exists(key)
+        if not wanted.create and not exists:
+            message = f"there is no session {key}: leave out create=False to make it"
+            raise SessionNotFoundError(message, key=str(key))
+
+    async def _replay(self, session: Session) -> None:
+        """Append what a shutdown spilled of this session, unless others have written since."""
+        folder, key = self._runtime.spill_folder, session.key
+        if folder is None or not spill.is_there(folder):
+            return
+        for found in await anyio.to_thread.run_sync(spill.find, folder, key):
+            left = await self._left_of(found, key)
+            if isinstance(left, str):
+                session.report_step("spill kept", f"{found.name}: {left}")
+                continue
+            for group in _groups(left):
+                session.accept(group)
+            await self._runtime.saver.save(session.tracked)
+            await read_again(session)  # turns that ended there are known by their ids
+            await anyio.to_thread.run_sync(spill.remove, folder, found.name)
+            session.report_step("spill replayed", f"{len(left)} records of {found.name}")
+
+    async def _left_of(self, found: Spilled, key: SessionKey) -> tuple[Record, ...] | str:
+        """Return what the log does not hold yet of a spill file, or why it cannot go on with it."""
+        try:
+            spilled = await spill.opened(self._runtime.store, key, found)
+        except (ConfigError, FormatError) as error:  # sealed for a life whose key is gone
+            return str(error)
+        if not await is_begun_by(
+            self._runtime.store,
+            key,
+            begun=spilled.begun,
+            epoch=spilled.epoch,
+            owner=spilled.owner,
+        ):
+            return "it is of another store, which was at this place before"
+        records: list[Record] = []
+        chunks = self._runtime.store.read_log(key, after=max(spilled.base - 1, 0))
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                records.extend(chunk.records)
+        left = spill.left_of(spilled, records)
+        return "the log has gone on without it" if left is None else left
+
+    async def _restore(self, grant: Grant, wanted: Wanted) -> Session:
+        if wanted.new and not grant.created:  # somebody was faster
+            raise _exists(grant.key)
+        runtime = self._runtime
+        restored = await restore(
+            runtime.store,
+            grant.key,
+            context_bytes=runtime.limits.context_bytes,
+            strict=wanted.strict,
+        )
+        if restored.head != grant.head:
+            message = (
+                f"session {grant.key}: its log ends at record {restored.head}, but epoch "
+                f"{grant.epoch} began at {grant.head}: run `perdure check`"
+            )
+            raise CorruptRecordError(message, key=str(grant.key), head=restored.head)
+        tracked = runtime.saver.track(
+            grant.key, epoch=grant.epoch, head=grant.head, autosave=wanted.autosave
+        )
+        return Session(runtime, self._keeper, restored, tracked)
+
+
+def _exists(key: SessionKey) -> SessionError:
+    message = (
+        f"session {key} exists, and a new one was asked for: choose another id, leave out "
+        "new=True (an agent: if_exists='resume') to go on with it, or delete it first"
+    )
+    return SessionError(message, key=str(key))
+
+
+def _groups(records: Sequence[Record]) -> Iterator[tuple[Entry, ...]]:
+    """Give the groups that records were appended in."""
+    group: list[Entry] = []
+    for record in records:
+        group.append(Entry(record.kind, record.payload, record.end))
+        if record.end:
+            yield tuple(group)
+            group = []
+
+
+def _require_owner(session: Session, wanted: Wanted) -> None:
+    """Refuse to label somebody else's session by opening it: `forget(owner=…)` would miss it.
+
+    Raises:
+        SessionError: It has another owner than the one that was named.
+
+    """
+    owner = session.info.metadata.owner
+    if wanted.owner is None or owner in (None, wanted.owner):
+        return
+    message = (
+        f"session {wanted.key} belongs to {_clipped(owner)}, not to "
+        f"{_clipped(wanted.owner)}: choose another id or tenant; leave out owner= to open it as it "
+        "is; or hand it on with session.describe(owner=…)"
+    )
+    raise SessionError(message, key=str(wanted.key), owner=owner, wanted=wanted.owner)
+
+
+def _clipped(owner: str) -> str:
+    return repr(owner if len(owner) <= _LONGEST_OWNER else f"{owner[: _LONGEST_OWNER - 1]}…")
+
+
+def _changes(session: Session, wanted: Wanted) -> dict[str, Any]:
+    """Return what the opener says about the session and it does not know yet."""
+    if wanted.owner is None and not wanted.tags:
+        return {}
+    metadata = session.info.metadata
+    changes: dict[str, Any] = {}
+    if wanted.owner is not None and metadata.owner is None:
+        changes["owner"] = wanted.owner
+    if wanted.tags and list(wanted.tags) != metadata.tags:
+        changes["tags"] = list(wanted.tags)
+    return changes

@@ -1,0 +1,212 @@
+"""Planning a restore: the very strategy of a restore, over a memory that only takes notes.
+
+A plan reads what a restore reads, all documents besides, and writes nothing; it needs no
+lease. Doing it is a second step, and fails if the session has moved on since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+from perdure.errors import ConfigError
+from perdure.memory.documents import fold_items
+from perdure.memory.retrieval import Retriever
+from perdure.memory.traces import newest_turns
+from perdure.providers.formats import FORMATS
+from perdure.records.message_format import decode_message, encode_message
+from perdure.records.messages import Message
+from perdure.records.records import Entry, Record
+from perdure.restore.bootstrapper import (
+    Bootstrapped,
+    WorkingContextSnapshotBootstrapOptions,
+    WorkingContextSnapshotBootstrapper,
+    mending_steps,
+)
+from perdure.restore.ladder import restore
+from perdure.restore.plan import RestorePlan, planned_documents, stripped_for
+from perdure.restore.rebuild import context_entry, prompt_sha256, raw_part, system_prompt_of
+from perdure.restore.repair import repair
+from perdure.restore.serializer import WorkingContextSnapshotSerializer
+from perdure.restore.snapshot_store import WorkingContextSnapshotStore
+from perdure.restore.validity import judged
+from perdure.session.view import SessionView
+
+if TYPE_CHECKING:
+    from perdure.providers.target import Format
+    from perdure.records.keys import SessionKey
+    from perdure.records.types import Registry
+    from perdure.restore.report import Source
+    from perdure.session.session import Session
+    from perdure.store import Documents, Store
+
+
+async def plan_of(
+    store: Store,
+    registry: Registry,
+    key: SessionKey,
+    *,
+    context_bytes: int,
+    target: Format | None = None,
+    system_prompt: str | None = None,
+    options: WorkingContextSnapshotBootstrapOptions | None = None,
+) -> RestorePlan:
+    """Return what a restore of a session would do.
+
+    With a system prompt or options it is an agent's restore; else the session's own, which
+    mends nothing by itself, and what would have to be mended.
+
+    Raises:
+        ConfigError: There is no such target; or the system prompt has changed, and the
+            options' policy is "error".
+        CorruptRecordError: The log is damaged before its tail; or a document is, and the
+            options are strict.
+
+    """
+    if target is not None and target not in FORMATS:
+        message = f"target {target!r} is unknown: choose None or {', '.join(FORMATS)}"
+        raise ConfigError(message, option="target", value=target)
+    as_agent = options is not None or system_prompt is not None
+    options = options or WorkingContextSnapshotBootstrapOptions()
+    restored = await restore(store, key, context_bytes=context_bytes, strict=options.strict)
+    have = judged(await store.read_documents(key, None), key)
+    tail = await _tail(store, key, have)
+    memory = _Noting(store, registry, SessionView(store, registry, restored))
+    if as_agent:
+        serializer = WorkingContextSnapshotSerializer(registry)
+        bootstrapper = WorkingContextSnapshotBootstrapper(serializer)
+        done = await bootstrapper.bootstrap(memory, system_prompt or "", options)
+    else:
+        done = await _mended(memory, restored.report.source)
+    messages = memory.messages
+    return RestorePlan(
+        key=key,
+        source=done.source,
+        head=restored.head,
+        documents=planned_documents(have, tail),
+        steps=(*restored.report.steps, *done.steps),
+        records_read=restored.report.records_read,
+        target=target,
+        stripped=() if target is None else stripped_for(messages, target),
+        messages=messages,
+        appended=memory.appended,
+        replaces=memory.replaces,
+        system_prompt=done.system_prompt,
+        settled=restored.report.settled,
+    )
+
+
+async def _mended(memory: _Noting, source: Source) -> Bootstrapped:
+    """Mend a context that nobody but the session brings back."""
+    context = memory.messages
+    mended = repair(context)
+    if mended.appended:
+        await memory.append_repairs(mended.appended)
+    elif mended.messages != context:
+        await memory.reset_working_context_snapshot(
+            mended.messages, system_prompt=None, reason="restore"
+        )
+    prompt = system_prompt_of(mended.messages)
+    return Bootstrapped(source, tuple(mending_steps(mended)), prompt)
+
+
+async def _tail(store: Store, key: SessionKey, have: Documents) -> list[Record]:
+    after = min((one.as_of_seq for one in have.found.values()), default=0)
+    records: list[Record] = []
+    if have.found:
+        async with contextlib.aclosing(store.read_log(key, after=after)) as log:
+            async for chunk in log:
+                records += chunk.records
+    return records
+
+
+def carry_out(session: Session, plan: RestorePlan) -> None:
+    """Append to a session what a plan says.
+
+    Raises:
+        ConfigError: The plan is of another session, or of another moment.
+
+    """
+    key, version = session.tracked.key, session.tracked.version
+    if plan.key != key or plan.head != version:
+        message = (
+            f"the plan is of session {plan.key} at record {plan.head}, and session {key} "
+            f"is at {version}: save it, and plan again"
+        )
+        raise ConfigError(message, key=str(key), head=plan.head, version=version)
+    if plan.appended and not plan.replaces:
+        types = session._runtime.registry
+        session.accept(tuple(encode_message(message, types) for message in plan.appended))
+    elif plan.replaces:
+        session.accept((_replacing(session, plan),))
+
+
+def _replacing(session: Session, plan: RestorePlan) -> Entry:
+    context = session._contents.context
+    prompt = plan.system_prompt
+    return context_entry(
+        plan.messages,
+        epoch_id=context.epoch_id,
+        last_compaction_ts=context.last_compaction_ts,
+        system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
+        reason="restore",
+        types=session._runtime.registry,
+    )
+
+
+@final
+class _Noting:
+    """A session's memory as the bootstrapper needs it; what it would write is noted."""
+
+    def __init__(self, store: Store, registry: Registry, view: SessionView) -> None:
+        self._store = store
+        self._registry = registry
+        self._view = view
+        self.messages: tuple[Message, ...] = tuple(view.context())
+        self.appended: tuple[Message, ...] = ()
+        self.replaces: bool = False
+        self.retriever: Retriever = Retriever(self._lines)
+        self.working_context_snapshot_store: WorkingContextSnapshotStore = (
+            WorkingContextSnapshotStore(store, view.key)
+        )
+
+    @property
+    def agent_id(self) -> str:
+        return self._view.key.agent
+
+    @property
+    def restored_from(self) -> Source:
+        return self._view.restore_report.source
+
+    @property
+    def snapshot_was_written(self) -> bool:
+        return self._view._contents.was_folded
+
+    @property
+    def system_prompt_sha256(self) -> str | None:
+        return self._view._contents.context.system_prompt_sha256
+
+    def get_working_context_messages(self) -> list[Message]:
+        return self._view.context()
+
+    async def _lines(self, name: str) -> list[bytes]:
+        data, records = await self._view._contents._read(name)
+        return fold_items(data, records).splitlines()
+
+    async def get_raw_tail(
+        self, tail_turns: int | None, exclude_turn_id: str | None = None
+    ) -> Sequence[Message]:
+        if tail_turns is None:
+            return raw_part(self._view.context())
+        turns = await newest_turns(self._store, self._view.key, tail_turns, exclude=exclude_turn_id)
+        payloads = [payload for turn in turns for payload in turn.messages]
+        return [decode_message(payload, self._registry) for payload in payloads]
+
+    async def reset_working_context_snapshot(
+        self, messages: Sequence[Message], *, system_prompt: str | None, reason: str
+    ) -> None:
+        self.messages, self.replaces = tuple(messages), True
+
+    async def append_repairs(self, messages: Sequence[Message]) -> None:
+        self.messages, self.appended = (*self.messages, *messages), tuple(messages)

@@ -1,0 +1,198 @@
+"""A session's documents as of an earlier record: folded from what there was up to there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+import anyio.to_thread
+import msgspec
+
+from perdure.errors import ConfigError
+from perdure.lineage import history
+from perdure.lineage.store import Lineage, followed
+from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
+from perdure.memory.documents import EPISODIC, SEMANTIC, StateSet, names_of
+from perdure.memory.index import MEMORY, Index, blob_names
+from perdure.memory.working_memory import Values
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Manifest
+from perdure.records.records import Record
+from perdure.restore.validity import snapshot_of
+from perdure.session.fold import Work, manifest_of
+from perdure.session.options import Limits
+from perdure.store import Document, Documents, Store
+
+# A session's documents as of an earlier record: folded from what there was up to there
+
+
+# A session's documents as of an earlier record: folded from what there was up to there
+
+
+PART: Final = 8 * 1024 * 1024
+"""Bytes of the log that are folded at a time: its length may be any."""
+
+
+class FoldedAt(msgspec.Struct, frozen=True):
+    """What a session was."""
+
+    found: dict[str, Document]
+    """Its documents by name."""
+    manifest: Manifest
+    blobs: Mapping[str, bytes]
+    """Large values that they refer to, and that may not be in blobs yet; the log has them."""
+
+    @property
+    def data(self) -> dict[str, bytes]:
+        """Its documents' bytes."""
+        return {name: one.data for name, one in self.found.items()}
+
+
+async def folded_at(
+    store: Lineage, key: SessionKey, seq: int, limits: Limits, *, onto: FoldedAt | None = None
+) -> FoldedAt:
+    """Return a session's documents as of a durable record; nothing of it is changed.
+
+    Args:
+        store: Where it lies.
+        key: Whose they are.
+        seq: The record.
+        limits: How much of the working context they hold.
+        onto: What it was at an earlier record: the log is read from there on.
+
+    Raises:
+        ConfigError: The history before that record was pruned.
+
+    """
+    await require_known(store, key, seq)
+    blobs: Mapping[str, bytes] = {}
+    if onto is None:
+        have = await store.documents_upto(key, seq)
+    else:
+        have, blobs = Documents(onto.manifest, onto.found), onto.blobs
+    since = 0 if have.manifest is None or have.damaged else have.manifest.as_of_seq
+    furthest = max((one.as_of_seq for one in have.found.values()), default=0)
+    records: list[Record] = []
+    size = 0
+    async with aclosing(store.read_log(key, after=since, before=seq + 1)) as log:
+        async for chunk in log:
+            records += chunk.records
+            size += sum(len(record.payload) for record in chunk.records)
+            if size >= PART and records[-1].seq >= furthest:
+                work = Work(key, have.found, records, records[-1].seq, limits)
+                part = await anyio.to_thread.run_sync(_folded, work, have, blobs)
+                have, blobs = Documents(part.manifest, part.found), part.blobs
+                records, size = [], 0
+    work = Work(key, have.found, records, seq, limits)
+    return await anyio.to_thread.run_sync(_folded, work, have, blobs)
+
+
+def _folded(work: Work, have: Documents, blobs: Mapping[str, bytes]) -> FoldedAt:
+    touched = {name for record in work.records for name in names_of(record)} | set(have.damaged)
+    changed = work.documents(touched)
+    manifest = manifest_of(work.key, 0, work.upto, have.manifest, changed)
+    found = dict(have.found)
+    for name, new in changed.items():
+        if new is not None:
+            found[name] = Document(new, work.upto)
+    found = {name: found[name] for name in manifest.documents}
+    needed = blob_names({name: one.data for name, one in found.items()})
+    known = {**blobs, **work.blobs}
+    return FoldedAt(found, manifest, {name: known[name] for name in known.keys() & needed})
+
+
+async def require_known(store: Lineage, key: SessionKey, seq: int) -> None:
+    """Raise ConfigError if what a session was at a record is not known any more."""
+    base = await store.base_of(key)
+    if base is not None and seq < base.cut:
+        message = (
+            f"session {key} was pruned up to record {base.cut}: what it was at record {seq} "
+            "is not known any more"
+        )
+        raise ConfigError(message, key=str(key), seq=seq, cut=base.cut)
+
+
+# What a session was at an earlier record, also where the records before that are gone
+
+
+async def base_documents(store: Store, key: SessionKey) -> Documents:
+    """Return the documents that a pruned session's log goes on from; none for any other."""
+    lineage = followed(store)
+    base = await lineage.base_of(key)
+    if base is None or not base.cut:
+        return Documents()
+    return await history.folded(lineage.inner, key, base, None)
+
+
+async def context_at(store: Store, key: SessionKey, seq: int, limit: int) -> WorkingContext:
+    """Return the working context that a session had at a durable record.
+
+    Raises:
+        ConfigError: The history before that record was pruned.
+
+    """
+    lineage = followed(store)
+    base = await lineage.base_of(key)
+    context, since = WorkingContext(limit), 0
+    if base is not None and base.cut:
+        if seq < base.cut:
+            message = (
+                f"session {key} was pruned up to record {base.cut}: what it was at record {seq} "
+                "is not known any more"
+            )
+            raise ConfigError(message, key=str(key), seq=seq, cut=base.cut)
+        found = (await history.folded(lineage.inner, key, base, {SNAPSHOT})).found.get(SNAPSHOT)
+        snapshot = None if found is None else snapshot_of(found.data, key, found.as_of_seq)
+        if found is not None and snapshot is not None and not isinstance(snapshot, str):
+            context, since = WorkingContext.of_snapshot(snapshot, limit), found.as_of_seq
+    async with aclosing(lineage.read_log(key, after=since, before=seq + 1)) as log:
+        async for chunk in log:
+            for record in chunk.records:
+                context.feed(record.seq, record.kind, record.payload)
+    return context
+
+
+# What a session was, as plain JSON: for people, for comparisons, for exports
+
+
+_FOLDERS = {"state": "state/", "plugins": "plugins/"}
+
+
+async def picture(documents: Mapping[str, bytes], values: Values) -> dict[str, Any]:
+    """Return a session's documents as one JSON value.
+
+    ``context`` has its messages, each under the record that brought it; ``memory``, ``state`` and
+    ``plugins`` have values by their keys; ``episodic`` and ``semantic`` are lists.
+    """
+    entries = Index.of_document(documents.get(MEMORY)).entries.values()
+    return {
+        "context": dict(_messages(documents)),
+        "memory": {entry.key: decode(await values.read(entry)) for entry in entries},
+        **{name: dict(_states(documents, folder)) for name, folder in _FOLDERS.items()},
+        "episodic": [decode(line) for line in documents.get(EPISODIC, b"").splitlines()],
+        "semantic": [decode(line) for line in documents.get(SEMANTIC, b"").splitlines()],
+    }
+
+
+def _messages(documents: Mapping[str, bytes]) -> Iterator[tuple[str, Any]]:
+    if SNAPSHOT not in documents:
+        return
+    snapshot = decode(documents[SNAPSHOT], Snapshot)
+    seqs = snapshot.message_seqs or [snapshot.seq] * len(snapshot.messages)
+    before, again = 0, 0
+    for seq, message in zip(seqs, snapshot.messages, strict=True):
+        again = again + 1 if seq == before else 0  # one record may bring several
+        before = seq
+        yield f"{seq}.{again}" if again else str(seq), decode(bytes(message))
+
+
+def _states(documents: Mapping[str, bytes], folder: str) -> Iterator[tuple[str, Any]]:
+    for name in sorted({name.removeprefix("typed/") for name in documents}):
+        if not name.startswith(folder):
+            continue
+        data = documents.get(name)
+        if data is None:  # a value with types lies beside, in its record's form
+            data = bytes(decode(documents[f"typed/{name}"], StateSet).value)
+        yield name[len(folder) : -len(".json")], decode(data)

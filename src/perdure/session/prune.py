@@ -1,0 +1,400 @@
+"""Pruning: history that a retention lets go is removed, below a record that says so.
+
+First the documents as of the cut are kept as blobs, then a ``base`` record names them, then the
+session is folded, and only then the store removes records. So a kill at any step leaves a
+session that opens as before, and pruning again ends what was begun. Forks of the session get
+the history that they reach before, to keep by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
+from typing import final
+
+import msgspec
+from msgspec import UNSET
+
+from perdure.checkpoints.chain import Chain
+from perdure.errors import (
+    CorruptRecordError,
+    FormatError,
+    LeaseHeldError,
+    StoreUnavailableError,
+)
+from perdure.lineage.history import keep_documents, keep_history
+from perdure.lineage.store import followed
+from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
+from perdure.memory.documents import (
+    EPISODIC,
+    SEMANTIC,
+    SESSION,
+    Meta,
+    SessionDocument,
+    StateSet,
+    Turned,
+    typed,
+)
+from perdure.memory.index import MEMORY, Index, MemoryDocument, MemoryEntry
+from perdure.memory.working_memory import Values
+from perdure.records.checkpoints import CHECKPOINTS
+from perdure.records.json import decode, encode
+from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.manifest import Base
+from perdure.records.records import (
+    CONTEXT,
+    EPOCH,
+    ITEM,
+    MEMORY_SET,
+    META,
+    STATE,
+    TURN,
+    Entry,
+    Record,
+)
+from perdure.session.delete import Forgetter, every
+from perdure.session.exclusive import Tending, Terms
+from perdure.session.fold import put_blobs
+from perdure.session.point_in_time import base_documents, folded_at
+from perdure.session.retention import Ended, Retention, cut_after, is_expired
+from perdure.store import Document, Documents, Store
+
+# What a retention lets go: old turns of a session's history, and sessions nobody uses any more
+
+
+log: logging.Logger = logging.getLogger("perdure")
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """One session's history that was removed."""
+
+    key: SessionKey
+    cut: int
+    """The last record that is gone."""
+    turns: int
+    """How many turns went."""
+    bytes: int = 0
+    """What the store has freed at once; it removes whole files or rows."""
+
+
+class KeptFor(msgspec.Struct, frozen=True):
+    """A session whose history a checkpoint keeps from going as far as it might."""
+
+    key: SessionKey
+    checkpoint: int
+    """The oldest checkpoint of the session itself: prune it first, to let the history go."""
+
+
+class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was pruned, or would be."""
+
+    pruned: tuple[Pruned, ...] = ()
+    expired: tuple[SessionKey, ...] = ()
+    """Sessions that were forgotten."""
+    held: tuple[SessionKey, ...] = ()
+    """Sessions that another process holds: they were left alone."""
+    damaged: tuple[SessionKey, ...] = ()
+    """Sessions that cannot be read: they were left alone, too."""
+    kept_for: tuple[KeptFor, ...] = ()
+    """Sessions that keep more than the retention asks for, since they have checkpoints."""
+    dry_run: bool = False
+
+
+class _Cut(msgspec.Struct):
+    after: int
+    turns: int
+    kept_for: tuple[KeptFor, ...] = ()
+    """What holds it back."""
+
+
+class _Found:
+    """What comes of a pruning, as it goes on."""
+
+    def __init__(self) -> None:
+        self.pruned: list[Pruned] = []
+        self.expired: list[SessionKey] = []
+        self.held: list[SessionKey] = []
+        self.damaged: list[SessionKey] = []
+        self.kept_for: list[KeptFor] = []
+
+    @contextmanager
+    def unless_refused(self, key: SessionKey) -> Iterator[None]:
+        """Go on with the others if one is held, or cannot be read."""
+        try:
+            yield
+        except LeaseHeldError:
+            self.held.append(key)
+        except FormatError as error:
+            log.warning("not pruned", extra={"session": str(key)}, exc_info=error)
+            self.damaged.append(key)
+
+    def report(self, *, dry_run: bool) -> PruneReport:
+        return PruneReport(
+            pruned=tuple(self.pruned),
+            expired=tuple(self.expired),
+            held=tuple(self.held),
+            damaged=tuple(self.damaged),
+            kept_for=tuple(self.kept_for),
+            dry_run=dry_run,
+        )
+
+
+@final
+class Pruner:
+    """Let go of what a retention does not keep."""
+
+    def __init__(self, tending: Tending, forgetter: Forgetter) -> None:
+        self._tending = tending
+        self._forgetter = forgetter
+        self._store = tending.store
+
+    async def prune(
+        self,
+        retention: Retention,
+        keys: list[SessionKey] | None,
+        tenant: str,
+        terms: Terms,
+        *,
+        dry_run: bool,
+    ) -> PruneReport:
+        """Prune sessions of a tenant; those of *keys*, or all of them."""
+        now, found = time.time(), _Found()
+        expired = await self._expired(retention, keys, tenant, now)
+        for key in expired:
+            with found.unless_refused(key):
+                await self._forgetter.forget([key], tenant, terms, dry_run=dry_run)
+                found.expired.append(key)
+        if retention.cuts:
+            chosen = keys if keys is not None else [key async for key in every(self._store, tenant)]
+            for key in chosen:
+                if key not in expired:
+                    with found.unless_refused(key):
+                        cut = await self._cut(key, retention, now)
+                        found.kept_for += cut.kept_for
+                        found.pruned += await self._prune(key, cut, terms, dry_run=dry_run)
+        if not dry_run and (found.pruned or found.expired):
+            await self._store.scrub()
+        return found.report(dry_run=dry_run)
+
+    async def _expired(
+        self, retention: Retention, keys: list[SessionKey] | None, tenant: str, now: float
+    ) -> list[SessionKey]:
+        """Return who goes; a default session, which keeps what all share, not before the others."""
+        if retention.expire_days is None:
+            return []
+        found, after = list[SessionKey](), None
+        used = {key.agent for key in self._tending.runtime.sessions if key.tenant == tenant}
+        while page := await self._store.sessions(tenant=tenant, after=after, limit=500):
+            after = page[-1].key
+            for info in page:
+                if not is_expired(info, retention, now):
+                    used.add(info.key.agent)
+                elif keys is None or info.key in keys:
+                    found.append(info.key)
+        return [
+            key
+            for key in found
+            if key not in self._tending.runtime.sessions
+            and not (key.session == DEFAULT_SESSION and key.agent in used)
+        ]
+
+    async def _prune(
+        self, key: SessionKey, cut: _Cut, terms: Terms, *, dry_run: bool
+    ) -> list[Pruned]:
+        before = await self._store.base_of(key)
+        if cut.after <= (before.cut if before else 0):
+            return []
+        if dry_run:
+            return [Pruned(key, cut.after, cut.turns)]
+        await self._forgetter.settle_heirs(key, terms)
+        base = await self._base(key, cut.after)
+        freed = await self._rebase(key, base, terms)
+        return [Pruned(key, cut.after, cut.turns, freed)]
+
+    async def _cut(self, key: SessionKey, retention: Retention, now: float) -> _Cut:
+        turns: list[Ended] = []
+        async with aclosing(self._store.read_log(key)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    if record.kind == TURN:
+                        turned = decode(record.payload, Turned)
+                        if turned.phase != "begin":
+                            turns.append(Ended(record.seq, turned.at))
+        after = cut_after(turns, retention, now)
+        needed = (await self._chain(key)).needed
+        if needed is None or needed.event_seq >= after:
+            return _Cut(after, sum(turn.seq <= after for turn in turns))
+        left = [turn for turn in turns if turn.seq <= needed.event_seq]
+        kept_for = (KeptFor(key, needed.id),)
+        return _Cut(left[-1].seq if left else 0, len(left), kept_for)
+
+    async def _chain(self, key: SessionKey) -> Chain:
+        """Return the chain of a session's checkpoints, whoever has it."""
+        have = await self._store.read_documents(key, {CHECKPOINTS})
+        found = have.found.get(CHECKPOINTS)
+        chain, since = Chain(), 0
+        if found is not None:
+            chain, since = Chain.of(found.data), found.as_of_seq
+        async with aclosing(self._store.read_log(key, after=since)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    chain.apply(record.kind, record.payload)
+        return chain
+
+    async def _base(self, key: SessionKey, cut: int) -> Base:
+        """Keep what the session was at the cut, and what is behind it of others' history."""
+        store = self._store
+        before = await store.base_of(key) or Base()
+        folded = await self._documents(key, cut)
+        kept = ""
+        if before.at > cut:
+            kept = await keep_history(store, key, after=cut, upto=before.at)
+        return Base(at=before.at, kept=kept, cut=cut, folded=folded, moved=before.moved)
+
+    async def _documents(self, key: SessionKey, cut: int) -> str:
+        store = self._store
+        was = await folded_at(store, key, cut, self._tending.runtime.limits)
+        await put_blobs(store, key.tenant, was.blobs)
+        await self._keep_values(key, was.data)
+        found = {name: Document(data, cut) for name, data in was.data.items()}
+        return await keep_documents(store, key.tenant, Documents(was.manifest, found))
+
+    async def _keep_values(self, key: SessionKey, data: Mapping[str, bytes]) -> None:
+        """Put blobs that are lost again, as long as the log still has what they held."""
+        entries = Index.of_document(data.get(MEMORY)).entries.values()
+        large = [entry for entry in entries if entry.sha256 is not UNSET]
+        there = set(await self._store.blob_names(key.tenant)) if large else set()
+        for entry in large:
+            if entry.sha256 is not UNSET and entry.sha256 not in there:
+                with suppress(CorruptRecordError):  # the log has lost it, too
+                    value = await Values(self._store, key).read(entry)
+                    await self._store.put_blobs(key.tenant, {entry.sha256: value})
+
+    async def _rebase(self, key: SessionKey, base: Base, terms: Terms) -> int:
+        # Who forks it first tells it, makes the fork, then looks whether it is being pruned here:
+        # so each fork is found below, or finds what was announced.
+        tending, forgetter = self._tending, self._forgetter
+        async with forgetter.settling(), tending.alone(key):
+            mine = tending.runtime.sessions.get(key)
+            if mine is not None:
+                await tending.fold_open(mine)
+                await self._require_folded(key, base.cut)
+                await tending.announce_open(mine, base)
+                await forgetter.settle_told(key, mine.epoch, terms)
+                await tending.count_open(mine, base)
+                await self._require_counted(key, base)
+                return await self._store.trim(key, mine.epoch, base.cut + 1)
+            async with tending.held(key, terms) as hold:
+                await tending.fold(hold)
+                await self._require_folded(key, base.cut)
+                await hold.announce(base)
+                await forgetter.settle_told(key, hold.epoch, terms)
+                hold.count(base)
+                await tending.fold(hold)
+                await self._require_counted(key, base)
+                return await self._store.trim(key, hold.epoch, base.cut + 1)
+
+    async def _require_folded(self, key: SessionKey, cut: int) -> None:
+        """Go no further unless the session's own documents hold what is about to go."""
+        manifest = (await self._store.inner.read_documents(key, ())).manifest
+        before = await self._store.base_of(key)
+        if manifest is None or manifest.as_of_seq + (before.at if before else 0) < cut:
+            raise _not_folded(key)
+
+    async def _require_counted(self, key: SessionKey, base: Base) -> None:
+        """Go no further unless the manifest names what is left instead of what is about to go."""
+        manifest = (await self._store.inner.read_documents(key, ())).manifest
+        if manifest is None or manifest.base != base:
+            raise _not_folded(key)
+
+
+def _not_folded(key: SessionKey) -> StoreUnavailableError:
+    message = f"session {key} could not be folded, so it was not pruned: try again"
+    return StoreUnavailableError(message, key=str(key))
+
+
+# What a pruned session was at its cut, as records: for whoever needs a log that is whole
+#
+# An export and an import know a session by its records alone. Those that were removed amounted to
+# documents, which are kept; here they become records again, the fewest that amount to the same.
+# They take the last numbers up to the cut; before them, records that say nothing have theirs.
+
+
+async def remains(store: Store, key: SessionKey) -> list[Record]:
+    """Return records that amount to what was pruned of a session; none for most sessions."""
+    lineage = followed(store)
+    base = await lineage.base_of(key)
+    if base is None or not base.cut:
+        return []
+    found = {name: one.data for name, one in (await base_documents(lineage, key)).found.items()}
+    entries = [*_described(found.pop(SESSION, None)), *_items(found)]
+    values = Values(lineage, key)
+    memory = decode(found.pop(MEMORY, b"{}"), MemoryDocument)
+    entries += [_remembered(entry, await values.of(entry)) for entry in memory.entries]
+    snapshot = found.pop(SNAPSHOT, None)
+    found.pop(CHECKPOINTS, None)  # they are of this log, and mean nothing in another
+    entries += _states(found)
+    if snapshot is not None:
+        context = WorkingContext.of_snapshot(decode(snapshot, Snapshot), 2**62)
+        entries.append(Entry(CONTEXT, context.as_record("pruned")))
+    blank = [Entry(META, b"{}")] * (base.cut - len(entries) - 1)
+    begun = Entry(EPOCH, b'{"owner":""}')
+    return [
+        Record(seq, 1, entry.kind, entry.payload, entry.end)
+        for seq, entry in enumerate([begun, *blank, *entries], 1)
+    ]
+
+
+def _described(data: bytes | None) -> list[Entry]:
+    if data is None:
+        return []
+    document = decode(data, SessionDocument)
+    metadata, about = document.metadata, document.about
+    meta = Meta(
+        title=metadata.title,
+        tags=metadata.tags or None,
+        owner=metadata.owner,
+        metadata=metadata.extra,
+        agent_type=document.agent_type,
+        created_at=about.created_at,
+    )
+    turns = [
+        Turned(turn=turn, number=number, phase="end", given=True, at=about.updated_at or 0.0)
+        for turn, number in document.turn_ids.items()
+    ]
+    if document.turns > max((one.number for one in turns), default=0):
+        at = about.updated_at or 0.0
+        turns.append(Turned(turn="", number=document.turns, phase="end", at=at))
+    return [Entry(META, encode(meta)), *(Entry(TURN, encode(turned)) for turned in turns)]
+
+
+def _items(found: dict[str, bytes]) -> list[Entry]:
+    return [
+        Entry(ITEM, encode({"memory": memory, "item": msgspec.Raw(line)}))
+        for name, memory in ((EPISODIC, "episodic"), (SEMANTIC, "semantic"))
+        for line in found.pop(name, b"").splitlines()
+    ]
+
+
+def _remembered(entry: MemoryEntry, value: bytes) -> Entry:
+    whole = msgspec.structs.replace(entry, value=msgspec.Raw(value), sha256=msgspec.UNSET)
+    return Entry(MEMORY_SET, encode(whole))
+
+
+def _states(found: dict[str, bytes]) -> list[Entry]:
+    entries = []
+    for name, data in found.items():
+        if name.startswith("typed/"):
+            continue
+        beside = found.get(typed(name))
+        change = encode(StateSet(name, msgspec.Raw(data))) if beside is None else beside
+        entries.append(Entry(STATE, change))
+    names = {name for name in found if not name.startswith("typed/")}
+    entries += [
+        Entry(STATE, data)
+        for name, data in found.items()
+        if name.startswith("typed/") and name.removeprefix("typed/") not in names
+    ]
+    return entries

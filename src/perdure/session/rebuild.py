@@ -1,0 +1,294 @@
+"""Rebuilding: all documents of a session made anew, from nothing but its log.
+
+What a fold writes is a function of the log's records alone. So whatever became of the
+documents, folding the whole log gives them back, and comparing them with such a fold
+tells whether they are true. Never changes the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio.to_thread
+import msgspec
+
+from perdure.errors import (
+    CorruptRecordError,
+    FormatError,
+    SessionNotFoundError,
+    StoreUnavailableError,
+)
+from perdure.lineage.store import followed
+from perdure.memory.context import SNAPSHOT, Snapshot
+from perdure.memory.documents import SESSION, SessionDocument, WholeSessionDocument, names_of
+from perdure.records.json import decode, encode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Manifest
+from perdure.records.records import Record
+from perdure.restore.ladder import keep_evidence, require_plain
+from perdure.restore.validity import judged
+from perdure.session.exclusive import Terms
+from perdure.session.fold import Work, manifest_of, put_blobs
+from perdure.session.options import Limits
+from perdure.session.point_in_time import base_documents
+from perdure.store import Document, Documents, Store
+
+if TYPE_CHECKING:
+    from perdure.session.exclusive import Tending
+    from perdure.session.session import Session
+
+
+# Rebuilding: all documents of a session made anew, from nothing but its log
+
+
+def fold_afresh(
+    key: SessionKey,
+    records: Sequence[Record],
+    *,
+    limits: Limits,
+    began: Mapping[str, Document] | None = None,
+) -> dict[str, bytes]:
+    """Return the documents that a log amounts to, from its first record on.
+
+    The log of a pruned session goes on from documents: those that it *began* with.
+    """
+    return _folded(Work(key, began or {}, list(records), records[-1].seq, limits))
+
+
+def _folded(work: Work) -> dict[str, bytes]:
+    touched = {name for record in work.records for name in names_of(record)}
+    documents = work.documents(touched)
+    kept = {name: one.data for name, one in work.old.items() if name not in documents}
+    return {**kept, **{name: data for name, data in documents.items() if data is not None}}
+
+
+def context_bytes_of(snapshot: bytes | None) -> int:
+    """Return how much of the working context a stored snapshot holds, 0 if that is unknown.
+
+    With this as the limit, a fresh fold cuts where the stored one was cut.
+    """
+    try:
+        stored = decode(snapshot or b"", Snapshot)
+    except FormatError:
+        return 0
+    return sum(len(bytes(raw)) for raw in stored.messages[int(stored.pinned) :])
+
+
+async def rebuild(
+    store: Store,
+    key: SessionKey,
+    *,
+    epoch: int,
+    limits: Limits,
+    wrong: Collection[str] = (),
+) -> Manifest:
+    """Write all documents anew, as the holder of an epoch; return the new manifest.
+
+    The snapshot keeps at least as much of the context as the stored one holds. What lay there is
+    kept as evidence where it could not be used, or is *wrong* by the caller's judgement.
+
+    Raises:
+        CorruptRecordError: The log itself is damaged before its tail, or empty.
+        LeaseLostError: The epoch is not the newest any more.
+        ConfigError: It is encrypted, and the store was opened without its key.
+
+    """
+    store = followed(store)
+    began = (await base_documents(store, key)).found
+    have = judged(await store.read_documents(key, None), key)
+    require_plain(have.manifest, key)
+    stored = have.found.get(SNAPSHOT)
+    held = context_bytes_of(None if stored is None else stored.data)
+    limits = msgspec.structs.replace(limits, context_bytes=max(limits.context_bytes, held))
+    records = await _read_all(store, key)
+    if not records:
+        message = f"session {key} has no records to rebuild from: check its id"
+        raise CorruptRecordError(message, key=str(key))
+    work = Work(key, began, records, records[-1].seq, limits)
+    documents = await anyio.to_thread.run_sync(_folded, work)
+    remains = {name: have.found[name].data for name in wrong if name in have.found}
+    have = msgspec.structs.replace(have, remains={**remains, **have.remains})
+    await keep_evidence(store, key, have)
+    await put_blobs(store, key.tenant, work.blobs)
+    manifest = manifest_of(key, epoch, records[-1].seq, None, documents)
+    await store.write_documents(key, documents, manifest)
+    return manifest
+
+
+async def _read_all(store: Store, key: SessionKey) -> list[Record]:
+    records: list[Record] = []
+    async with contextlib.aclosing(store.read_log(key)) as log:
+        async for chunk in log:
+            records.extend(chunk.records)
+    return records
+
+
+# Whether stored documents are what the log amounts to: each compared with a fresh fold of it
+#
+# A document whose checksum is right may still be wrong, if somebody wrote it who had no business
+# to; only the log can tell.
+
+
+class Difference(NamedTuple):
+    """A document that is not what it should be."""
+
+    name: str
+    detail: str
+    """What is wrong, in words."""
+
+
+class WholeLog(msgspec.Struct):
+    """A session's whole log, and the documents that it goes on from."""
+
+    key: SessionKey
+    records: list[Record]
+    began: Mapping[str, Document]
+
+    @property
+    def head(self) -> int:
+        """The last record."""
+        return self.records[-1].seq if self.records else 0
+
+    def fold(self, upto: int, limits: Limits) -> dict[str, bytes]:
+        """Return the documents as of a record."""
+        records = self.records[: upto - self.records[0].seq + 1]
+        return fold_afresh(self.key, records, limits=limits, began=self.began)
+
+
+def differences(log: WholeLog, documents: Documents) -> Iterator[Difference]:
+    """Give what is wrong with the documents."""
+    for name in documents.damaged:
+        why = documents.why.get(name)
+        lost = f"{name} is lost, or not what its manifest says"
+        yield Difference(name, f"{name}: {why}" if why else lost)
+    manifest = documents.manifest
+    if manifest is None:
+        return
+    folds: dict[int, dict[str, bytes]] = {}
+    for name, document in sorted(documents.found.items()):
+        upto = document.as_of_seq
+        if upto not in folds:
+            folds[upto] = log.fold(upto, Limits())
+        if name in documents.damaged or _is_same(name, folds[upto].get(name), document.data):
+            continue
+        if name in {SNAPSHOT, SESSION} and _is_cut_elsewhere(log, name, documents):
+            continue
+        yield Difference(name, f"{name} differs from a fresh fold of the log up to record {upto}")
+    upto = manifest.as_of_seq
+    fresh = folds.get(upto) or log.fold(upto, Limits())
+    for name in sorted(fresh.keys() - documents.found.keys() - set(documents.damaged)):
+        yield Difference(name, f"{name} is missing from the manifest")
+
+
+def _is_cut_elsewhere(log: WholeLog, name: str, documents: Documents) -> bool:
+    """Whether a document is sound, and was only made under another limit than the default."""
+    snapshot, document = documents.found.get(SNAPSHOT), documents.found[name]
+    if snapshot is None:
+        return False
+    limits = Limits(context_bytes=max(context_bytes_of(snapshot.data), 1))
+    fresh = log.fold(document.as_of_seq, limits)
+    return _is_same(name, fresh[name], document.data)
+
+
+def _is_same(name: str, fresh: bytes | None, stored: bytes) -> bool:
+    """Whether a document is what a fresh fold of the log gives.
+
+    One of an older release may lack fields that are written now.
+    """
+    if fresh is None or fresh == stored:
+        return fresh == stored
+    try:
+        if name == SNAPSHOT:
+            return encode(decode(fresh, Snapshot)) == encode(decode(stored, Snapshot))
+        if name == SESSION and not decode(stored, WholeSessionDocument).tells_of_agent:
+            return decode(fresh, SessionDocument) == decode(stored, SessionDocument)
+    except FormatError:
+        return False
+    return False
+
+
+# How sessions come back, seen from outside: plans, and rebuilding what is folded
+#
+# The part of the manager that says so.
+
+
+class RebuildReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """What a rebuild found, and what it made anew."""
+
+    key: SessionKey
+    records: int = 0
+    """Of the log that the documents were compared with."""
+    wrong: tuple[str, ...] = ()
+    """Documents that were not what the log amounts to, in words; empty if all were right."""
+    rebuilt: tuple[str, ...] = ()
+    """Documents that were written, by name."""
+    dry_run: bool = False
+
+    def __str__(self) -> str:
+        wrong = "; ".join(self.wrong) or "every document was what its log amounts to"
+        done = "nothing was changed" if self.dry_run else f"rebuilt {', '.join(self.rebuilt)}"
+        return f"{self.key}: {wrong}; {done}"
+
+
+async def rebuild_session(
+    tending: Tending, key: SessionKey, terms: Terms, *, dry_run: bool
+) -> RebuildReport:
+    """Compare a session's documents with its log, and write those that are wrong anew."""
+    records, wrong = await _compared(tending, key)
+    report = RebuildReport(
+        key=key,
+        records=records,
+        wrong=tuple(one.detail for one in wrong),
+        dry_run=dry_run,
+    )
+    if dry_run:
+        return report
+    names = frozenset(one.name for one in wrong)
+    async with tending.alone(key):
+        mine = tending.runtime.sessions.get(key)
+        if mine is not None:
+            manifest = await _rebuild_open(tending, mine, names)
+        else:
+            async with tending.held(key, terms) as hold:
+                limits = tending.runtime.limits
+                manifest = await rebuild(
+                    tending.store, key, epoch=hold.epoch, limits=limits, wrong=names
+                )
+    return msgspec.structs.replace(report, rebuilt=tuple(sorted(manifest.documents)))
+
+
+async def _rebuild_open(tending: Tending, mine: Session, wrong: frozenset[str]) -> Manifest:
+    """Rebuild what lies behind a session that is open here; what it holds stays as it is."""
+    runtime = tending.runtime
+    await mine.save()
+
+    async def work() -> Manifest:
+        tail = (mine.tail_bytes, mine.tail_records)
+        manifest = await rebuild(
+            tending.store, mine.key, epoch=mine.epoch, limits=runtime.limits, wrong=wrong
+        )
+        mine.folded(manifest, tail)
+        return manifest
+
+    manifest = await runtime.saver.exclusive(mine.tracked, work, urgent=True)
+    if manifest is None:
+        message = f"session {mine.key} cannot be rebuilt now: the store is not well; try again"
+        raise StoreUnavailableError(message, key=str(mine.key))
+    return manifest
+
+
+async def _compared(tending: Tending, key: SessionKey) -> tuple[int, list[Difference]]:
+    """Return how many records there are, and what of the documents does not follow from them."""
+    store = tending.store
+    documents = judged(await store.read_documents(key, None), key)
+    records: list[Record] = []
+    async with contextlib.aclosing(store.read_log(key)) as log:
+        async for chunk in log:
+            records += chunk.records
+    if not records:
+        raise SessionNotFoundError(f"there is no session {key}", key=str(key))
+    whole = WholeLog(key, records, (await base_documents(store, key)).found)
+    wrong = await anyio.to_thread.run_sync(lambda: list(differences(whole, documents)))
+    return len(records), wrong

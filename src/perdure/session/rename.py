@@ -1,0 +1,116 @@
+"""Renaming: a copy that remembers the old name, then the end of the old one.
+
+Killed anywhere, at least one of the two names opens, with everything; renaming again finishes.
+If somebody went on under the old name meanwhile, the copy is made anew; if both went on,
+neither is touched.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, final
+
+from perdure.errors import SessionError, SessionNotFoundError
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Base
+from perdure.records.records import (
+    BASE,
+    ENDING,
+    EPOCH,
+    FORK,
+)
+from perdure.session.delete import Forgetter
+from perdure.session.exclusive import Hold, Tending, Terms, require_different
+from perdure.store import DeadLetter
+
+if TYPE_CHECKING:
+    pass
+from perdure.session.fork import Forked, Forker, exists
+
+_QUIET = frozenset({BASE, ENDING, EPOCH, FORK})
+"""Kinds that say nothing of what the session holds."""
+
+
+@final
+class Renamer:
+    """Give sessions other names."""
+
+    def __init__(self, tending: Tending, forker: Forker, forgetter: Forgetter) -> None:
+        self._tending = tending
+        self._forker = forker
+        self._forgetter = forgetter
+        self._store = tending.store
+
+    async def rename(self, old: SessionKey, new: SessionKey, terms: Terms) -> Forked:
+        """Give a session another name; what is unsaved of it here is saved, and it is closed.
+
+        Raises:
+            SessionError: The new name is taken.
+            SessionNotFoundError: There is no session of the old name.
+            LeaseHeldError: Another process goes on holding it, or one of its forks.
+
+        """
+        require_different(old, new, "rename")
+        mine = self._tending.runtime.sessions.get(old)
+        if mine is not None:
+            await mine.aclose()
+        async with self._forgetter.settling(), AsyncExitStack() as stack:
+            for key in sorted((old, new)):
+                await stack.enter_async_context(self._tending.alone(key))
+            if new in self._tending.runtime.sessions:
+                raise exists(new)
+            made = (await self._tending.begun(new)).base
+            if await self._store.inner.head(old) == 0:
+                if made is None or made.moved != old:
+                    raise SessionNotFoundError(f"there is no session {old}", key=str(old))
+                return Forked(new, old, made.at)
+            hold = await stack.enter_async_context(self._tending.held(old, terms))
+            base = await self._copied(hold, new, made)
+            await self._forgetter.end(hold, terms, lambda: self._forward(hold, new))
+            return Forked(new, old, base.at)
+
+    async def _copied(self, old: Hold, new: SessionKey, made: Base | None) -> Base:
+        """Return the base of the copy, made now or before."""
+        begun = await self._tending.begun(new)
+        if begun.goes_on and (made is None or made.moved != old.key):
+            raise exists(new)
+        if made is not None:
+            if made.moved != old.key:
+                raise exists(new)
+            if not await self._goes_on(old.key, made.at):
+                return made
+            if begun.goes_on:
+                message = (
+                    f"{old.key} was renamed to {new}, and somebody went on under both names: "
+                    "delete the one that you do not need"
+                )
+                raise SessionError(message, key=str(old.key), new=str(new))
+            async with self._tending.held(new, Terms("raise", 0)) as hold:
+                await hold.delete()
+        base = await self._forker.own_base(old.key, old.head, moved=old.key)
+        async with self._tending.held(new, Terms("raise", 0)) as hold:
+            await hold.rebase(base)
+        return base
+
+    async def _goes_on(self, key: SessionKey, after: int) -> bool:
+        async with aclosing(self._store.read_log(key, after=after)) as log:
+            async for chunk in log:
+                if any(record.kind not in _QUIET for record in chunk.records):
+                    return True
+        return False
+
+    async def _forward(self, old: Hold, new: SessionKey) -> None:
+        """Have what was posted to the old name wait at the new one."""
+        waiting = await self._store.take(old.key, old.epoch, limit=1_000_000)
+        mail = [one for one in waiting if one.kind != FORK and not one.damage]
+        if mail:
+            await self._store.post(new, mail)
+        if not self._store.capabilities.dead_letters:
+            return
+        letters = await self._store.dead_letters(old.key)
+        now = time.time()
+        letters += [DeadLetter(one, one.damage, 0, now) for one in waiting if one.damage]
+        if letters:
+            async with self._tending.held(new, Terms("raise", 0)) as hold:
+                await self._store.reject(new, hold.epoch, letters)

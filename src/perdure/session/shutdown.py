@@ -1,0 +1,285 @@
+"""Stopping a manager: drain, seal, flush, fold, release, report. Always within a deadline."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from perdure._lib.tasks import each, was_cancelled
+from perdure.autosave.shutdown import ShutdownReport, Unsaved
+from perdure.autosave.tracked import State, Tracked
+from perdure.errors import SessionClosedError, UnsupportedVersionError
+from perdure.lineage.store import followed
+from perdure.records.keys import SessionKey
+from perdure.session import process_exit
+from perdure.session import spill as spilling
+from perdure.session.lifecycle import Keeper
+from perdure.session.runtime import Runtime
+from perdure.session.session import Session
+
+# Stopping a manager: drain, seal, flush, fold, release, report. Always within a deadline
+
+
+log: logging.Logger = logging.getLogger("perdure")
+
+SPILLERS: Final = 8
+"""Spill files that are written at once: a disk syncs several about as fast as one."""
+
+
+class Closing:
+    """The shutdown of one manager, done once, however often it is asked for."""
+
+    def __init__(self, runtime: Runtime, keeper: Keeper) -> None:
+        self.runtime = runtime
+        self._keeper = keeper
+        self.begun: bool = False
+        self._until = 0.0
+        """When the deadline is over, once the shutdown has begun."""
+        self._ran: anyio.Event = anyio.Event()
+        self.done: anyio.Event = anyio.Event()
+        self.report: ShutdownReport | None = None
+        runtime.host.at_end(self.done.set)  # whatever has ended it: nobody waits in vain
+        self._kept: set[_Id] = set()
+        """What is in a spill file."""
+
+    def drain(self) -> None:
+        """Save everything as it comes, and open nothing new; turns go on."""
+        if self.runtime.draining:
+            return
+        self.runtime.draining = True
+        for flight in self.runtime.flights.values():
+            flight.scope.cancel()  # a load: whoever waits for it is refused in any case
+        self.runtime.saver.begin_drain()
+        self.runtime.hooks.emit("drain", None)
+
+    def begin(self, deadline: float | None) -> None:
+        """Start the shutdown in the manager's own task, unless it has begun."""
+        if not (self.begun or self.done.is_set()):
+            self._begin(deadline)
+            try:
+                self.runtime.host.spawn(self._run)
+            except BaseException:
+                self.begun = False
+                raise
+
+    def _begin(self, deadline: float | None = None) -> None:
+        total = self.runtime.shutdown.deadline if deadline is None else deadline
+        self.begun, self._until = True, self.runtime.clock() + total
+
+    async def torn_down(self) -> None:
+        """Save what can be saved: the loop is ending under a manager that is open, or closing."""
+        if not self.begun:
+            self._begin()
+            await self._run()
+        await self._ran.wait()
+        if not self.done.is_set():  # cut with all that ran: there is still time left
+            await self._run()
+        self.done.set()
+        self.tell_rest({})  # nobody gets the report
+        await self.runtime.store.aclose()  # nobody else may
+
+    async def _run(self) -> None:
+        try:
+            self.report = await self._shut_down()
+        except BaseException as error:
+            if not was_cancelled(error):
+                self.done.set()
+            raise
+        else:
+            self.done.set()
+        finally:
+            self._ran.set()
+
+    async def _shut_down(self) -> ShutdownReport:
+        options, clock, start = self.runtime.shutdown, self.runtime.clock, self.runtime.clock()
+        self.drain()
+        await self._turns_end(min(options.turn_grace, self._left()))
+        self.runtime.saver.seal()
+        grace = options.hard_grace
+        report = await self.runtime.saver.aclose(deadline=self._left(), hard_grace=grace)
+        report = await self._spill(report)
+        await self._let_go(self._until + grace)
+        self._close_all()
+        return msgspec.structs.replace(report, duration=clock() - start)
+
+    def _left(self) -> float:
+        return max(self._until - self.runtime.clock(), 0.0)
+
+    async def _spill(self, report: ShutdownReport) -> ShutdownReport:
+        """Keep in local files what the store would not take."""
+        folder, is_named = self.runtime.spill_folder, self.runtime.shutdown.spill is not None
+        left = report.unsaved + report.in_doubt
+        tracked = [one.tracked for one in map(self.runtime.sessions.get, _keys(left)) if one]
+        refused = map(self.runtime.sessions.get, _keys(report.quarantined))
+        tracked += [one.tracked for one in refused if one and not _is_refused(one.tracked)]
+        if is_named:  # else what becomes of it is up to whoever looks at `sessions.lost`
+            tracked += [one for one in self.runtime.saver.lost if one.pending]
+        if folder is None or not tracked:
+            return report
+        spilled: set[_Id] = set()
+
+        async def spill(one: Tracked) -> None:
+            if await to_thread.run_sync(self._spill_one, folder, one):
+                spilled.add((one.key, one.durable, one.version))
+
+        await each(tracked, spill, at_once=SPILLERS)
+        settled = await to_thread.run_sync(_settled, folder)
+        self._kept = spilled if settled else set()
+        return (_with_spilled if is_named else _with_folder)(report, self._kept, folder)
+
+    def _spill_one(self, folder: str, tracked: Tracked) -> bool:
+        key, epoch, base = tracked.key, tracked.epoch, tracked.durable
+        try:
+            entries = spilling.sealed(
+                self.runtime.store, key, epoch=epoch, base=base, entries=tracked.pending
+            )
+            path = spilling.write(
+                folder,
+                key,
+                epoch=epoch,
+                base=base,
+                entries=entries,
+                owner=self.runtime.store.owner,
+                begun=followed(self.runtime.store).begun_at(key, epoch),
+            )
+        except Exception as error:  # the others' are to be kept all the same
+            log.exception("spill failed", extra={"session": str(key)}, exc_info=error)
+            return False
+        log.warning("spilled", extra={"session": str(key), "path": path})
+        return True
+
+    # the end of the process
+
+    def pending(self) -> dict[str, int]:
+        """Return how many records each session has that are not durable."""
+        counts: dict[str, int] = {}
+        for one in self._rest():
+            counts[str(one.key)] = counts.get(str(one.key), 0) + one.version - one.durable
+        return counts
+
+    def tell_rest(self, before: dict[str, int]) -> None:
+        """Spill what nobody will save any more, and tell on stderr what became of all of it.
+
+        Args:
+            before: The `pending` that saving began with.
+
+        """
+        folder, tracked = self.runtime.spill_folder, self._rest()
+        news = [one for one in tracked if _id_of(one) not in self._kept and one.pending]
+        news = [one for one in news if not _is_refused(one)]
+        if folder is not None:
+            spilled = {_id_of(one) for one in news if self._spill_one(folder, one)}
+            if spilled and _settled(folder):
+                self._kept |= spilled
+        if self.runtime.durability == "memory":
+            return  # which has nothing to lose
+        kept = {
+            str(one.key): one.version - one.durable for one in tracked if _id_of(one) in self._kept
+        }
+        lost = {key: n for key, n in self.pending().items() if key not in kept}
+        saved = {key: n for key, n in before.items() if key not in kept and key not in lost}
+        process_exit.tell(
+            self.runtime.store.location, saved=saved, kept=kept, folder=folder, lost=lost
+        )
+
+    def _rest(self) -> list[Tracked]:
+        here = [one.tracked for one in self.runtime.sessions.values()]
+        unsaved = [one for one in here if one.version > one.durable and one.end is not State.LOST]
+        return unsaved + [one for one in self.runtime.saver.lost if one.pending]
+
+    async def _turns_end(self, grace: float) -> None:
+        """Give open turns, and loads under way, time to come to their end."""
+        with anyio.move_on_after(grace):
+            for flight in list(self.runtime.flights.values()):
+                await flight.done.wait()
+            for session in list(self.runtime.sessions.values()):
+                await session.turns_idle()
+
+    async def _let_go(self, at_most: float) -> None:
+        """Fold and release every session that is durable; others' leases expire."""
+        clean = [one for one in self.runtime.sessions.values() if one.tracked.clean]
+        at_once = self.runtime.store.capabilities.parallelism
+        with anyio.CancelScope(deadline=self._until):
+            await each(clean, self._fold, at_once=at_once)
+        with anyio.CancelScope(deadline=at_most):
+            await each(clean, self._keeper.release, at_once=at_once)
+
+    def _close_all(self) -> None:
+        """Have whoever still holds a session hear that it is closed, whatever is asked of it."""
+        for session in self.runtime.sessions.values():
+            if session.closed_by is None:
+                message = f"session {session.key} is closed with its manager: call connect(…) again"
+                session.closed_by = SessionClosedError(message, key=str(session.key))
+
+    async def _fold(self, session: Session) -> None:
+        if session.tail_records:
+            await self._keeper.fold(session)
+
+
+def _settled(folder: str) -> bool:
+    """Make spill files durable; False if that fails, and then they may be lost."""
+    try:
+        spilling.settle(folder)
+    except OSError as error:
+        log.exception("spill failed", extra={"path": folder}, exc_info=error)
+        return False
+    return True
+
+
+def _with_folder(report: ShutdownReport, spilled: set[_Id], folder: str) -> ShutdownReport:
+    """Say what a folder has that nobody has named: it may go with the machine, so it is told."""
+    lists = {
+        name: tuple(
+            [
+                msgspec.structs.replace(one, kept_in=folder) if _id(one) in spilled else one
+                for one in getattr(report, name)
+            ]
+        )
+        for name in ("unsaved", "in_doubt", "quarantined")
+    }
+    return msgspec.structs.replace(report, **lists)
+
+
+def _with_spilled(report: ShutdownReport, spilled: set[_Id], _folder: str) -> ShutdownReport:
+    lists: dict[str, tuple[Unsaved, ...]] = {}
+    kept: list[Unsaved] = []
+    for name in ("unsaved", "in_doubt", "quarantined", "lost"):
+        ones: tuple[Unsaved, ...] = getattr(report, name)
+        # A file has what was unsaved, not what a store has lost: that is still to be told.
+        safe = [one for one in ones if _id(one) in spilled and not one.missing]
+        kept += safe
+        lists[name] = tuple([one for one in ones if one not in safe])
+    clean = not any(lists.values())
+    return msgspec.structs.replace(report, **lists, spilled=tuple(kept), clean=clean)
+
+
+_Id = tuple[SessionKey, int, int]
+"""Which records of which session: one may have been lost more than once."""
+
+
+def _id(one: Unsaved) -> _Id:
+    return one.key, one.durable, one.version
+
+
+def _id_of(one: Tracked) -> _Id:
+    return one.key, one.durable, one.version
+
+
+def _is_refused(one: Tracked) -> bool:
+    """Say whether the store would refuse a session's records again, wherever they were kept.
+
+    Not so where a newer release has changed the format: that takes them from a file.
+    """
+    quarantined = one.end is State.QUARANTINED
+    return quarantined and not isinstance(one.last_error, UnsupportedVersionError)
+
+
+def _keys(ones: tuple[Unsaved, ...]) -> list[SessionKey]:
+    return [one.key for one in ones]
+
+
+# The end of a manager as a killed process has it: for tests of what comes after

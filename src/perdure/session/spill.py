@@ -1,0 +1,227 @@
+"""Spill files: what the store would not take at shutdown, kept beside it and replayed later.
+
+A spill file holds one session's unsaved groups, in the log's own line format behind a
+header with the session's key and the last durable record. The next open of the
+session here appends what the log does not hold yet, and removes the file. Records that
+the log holds already must be the same, byte for byte; if somebody else has written
+other ones since, the file is kept and named in the restore report. So is one of a store that
+was at this place before: the log's epoch record names another owner.
+
+Blocking: called in threads, or when nothing else can be waited for any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from perdure._lib.files import Folder
+from perdure.errors import CorruptRecordError
+from perdure.records import frames
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.records import EPOCH, Entry, Record
+
+if TYPE_CHECKING:
+    from perdure.store import Store
+
+
+log: logging.Logger = logging.getLogger("perdure")
+
+FORMAT = 1
+
+
+class Spilled(msgspec.Struct, frozen=True):
+    """One spill file, read back."""
+
+    name: str
+    epoch: int
+    """Under which they were accepted."""
+    base: int
+    """The last record that was known to be durable."""
+    records: tuple[Record, ...]
+    """The groups that follow it."""
+    owner: str = ""
+    """Who held the session, by the id that its epoch record names."""
+    begun: int = 0
+    """That record's seq; 0 where it was not known any more."""
+
+
+class _Header(msgspec.Struct, frozen=True):
+    format: int
+    key: SessionKey
+    epoch: int
+    base: int
+    owner: str = ""
+    begun: int = 0
+
+
+def folder_for(store: Store, wanted: str | Literal[False] | None) -> str | None:
+    """Return where a store's spill files are: a folder of its own, unless one was named."""
+    if wanted is False or (wanted is None and store.capabilities.durability == "memory"):
+        return None
+    if wanted is not None:
+        return wanted
+    from platformdirs import user_state_dir
+
+    digest = hashlib.sha256(store.location.encode()).hexdigest()
+    return str(Path(user_state_dir("perdure", appauthor=False), "spill", digest[:32]))
+
+
+def is_there(folder: str) -> bool:
+    """Say whether anything was ever spilled there, at the cost of one look."""
+    try:
+        return Path(folder).expanduser().is_dir()
+    except PermissionError as error:
+        # Another user's: nothing of this process's can be there.
+        log.warning("spill files in %s cannot be looked for: %s", folder, error.strerror)
+        return False
+
+
+def write(
+    folder: str,
+    key: SessionKey,
+    *,
+    epoch: int,
+    base: int,
+    entries: Sequence[Entry],
+    owner: str = "",
+    begun: int = 0,
+) -> str:
+    """Keep a session's unsaved entries in a file of its own; return its path.
+
+    It is durable once `settle` was called behind the last of several.
+
+    Raises:
+        OSError: It could not be written.
+
+    """
+    header = msgspec.json.encode(_Header(FORMAT, key, epoch, base, owner, begun))
+    lines, _ = frames.encode(entries, first=base + 1, epoch=epoch, crc=0)
+    path = Path(folder).expanduser()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    name = f"{_prefix(key)}{epoch}-{base}.jsonl"
+    with Folder.root(str(path)) as place:
+        place.replace(name, frames.seal(header) + lines)
+    return str(path / name)
+
+
+def settle(folder: str) -> None:
+    """Make the names of spill files durable.
+
+    Raises:
+        OSError: They could not be synced.
+
+    """
+    with Folder.root(str(Path(folder).expanduser())) as place:
+        place.sync()
+
+
+def find(folder: str, key: SessionKey) -> list[Spilled]:
+    """Return a session's spill files, oldest first; damaged ones are left and logged."""
+    path = Path(folder).expanduser()
+    found: list[Spilled] = []
+    with contextlib.suppress(FileNotFoundError), Folder.root(str(path)) as place:
+        for name in place.names():
+            if not name.startswith(_prefix(key)) or not name.endswith(".jsonl"):
+                continue
+            spilled = _read(name, place.read(name) or b"", key)
+            if spilled is None:
+                extra = {"session": str(key), "path": str(path / name)}
+                log.error("a spill file is damaged and was left as it is", extra=extra)
+            else:
+                found.append(spilled)
+    return sorted(found, key=lambda one: one.base)
+
+
+def remove(folder: str, name: str) -> None:
+    """Remove a spill file whose records are durable in the store."""
+    with Folder.root(str(Path(folder).expanduser())) as place:
+        place.remove(name)
+        place.sync()
+
+
+def forget(folder: str, key: SessionKey, remove: bool) -> list[int]:  # noqa: FBT001  # from a thread
+    """Return the sizes of a session's spill files, damaged ones too, and remove them if asked."""
+    sizes: list[int] = []
+    with contextlib.suppress(FileNotFoundError), Folder.root(str(Path(folder).expanduser())) as at:
+        for name in filter(lambda name: name.startswith(_prefix(key)), at.names()):
+            found = at.stat(name)
+            if found is not None and (not remove or at.remove(name)):
+                sizes.append(found.st_size)
+        at.sync()
+    return sizes
+
+
+def left_of(spilled: Spilled, log: Sequence[Record]) -> tuple[Record, ...] | None:
+    """Return what a log does not hold yet of a spill file, None if it is not what goes on there.
+
+    Args:
+        spilled: The file.
+        log: The log's records from ``spilled.base`` on.
+
+    """
+    if not log or log[0].seq != spilled.base or log[0].epoch > spilled.epoch:
+        return None  # another life of the session's: epochs never begin again
+    there = [record for record in log[1:] if record.kind != EPOCH]
+    for mine, theirs in zip(spilled.records, there, strict=False):
+        if (mine.kind, mine.payload, mine.end) != (theirs.kind, theirs.payload, theirs.end):
+            return None
+    return spilled.records[len(there) :]
+
+
+def sealed(
+    store: object, key: SessionKey, *, epoch: int, base: int, entries: Sequence[Entry]
+) -> Sequence[Entry]:
+    """Return entries as the store would keep them: encrypted, if it encrypts.
+
+    Raises:
+        OSError: The store's key for the session is not at hand.
+
+    """
+    seal = getattr(store, "seal_spill", None)
+    kept: Sequence[Entry] | None = entries if seal is None else seal(key, epoch, base, entries)
+    if kept is None:
+        message = f"the key of session {key} is not at hand, and plain text must not be spilled"
+        raise OSError(message)
+    return kept
+
+
+async def opened(store: object, key: SessionKey, spilled: Spilled) -> Spilled:
+    """Return a spill file as it was before `sealed`."""
+    open_ = getattr(store, "opened", None)
+    if open_ is None:
+        return spilled
+    records: tuple[Record, ...] = await open_(key, spilled.records)
+    return msgspec.structs.replace(spilled, records=records)
+
+
+def _prefix(key: SessionKey) -> str:
+    digest = hashlib.sha256(msgspec.json.encode(key)).hexdigest()
+    return f"spill-{digest[:32]}-"
+
+
+def _read(name: str, data: bytes, key: SessionKey) -> Spilled | None:
+    line, newline, rest = data.partition(b"\n")
+    body = frames.open_sealed(line + newline)
+    if body is None:
+        return None
+    try:
+        header = decode(body, _Header)
+    except CorruptRecordError:
+        return None
+    if header.format != FORMAT or header.key != key:
+        return None
+    start = frames.Position(0, header.base, 0)
+    scanner = frames.Scanner(header.epoch, start)
+    records = scanner.feed(rest)
+    whole = scanner.end.offset == len(rest)
+    if not whole:
+        return None
+    return Spilled(name, header.epoch, header.base, tuple(records), header.owner, header.begun)

@@ -1,0 +1,187 @@
+"""A session's head: the one object that is replaced, always by compare-and-swap. Pure.
+
+It tells who has the session (for people and for lookers; the log decides), up to where the log
+was merged into segments, and which documents count. Everything else is written once.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from perdure.errors import ConfigError, FormatError, UnsupportedVersionError
+from perdure.records import json
+from perdure.records.frames import open_sealed, seal
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import FORMAT as MANIFEST_FORMAT
+from perdure.records.manifest import Manifest
+from perdure.stores.objects.commits import damaged
+
+T = TypeVar("T")
+
+FORMAT = 1
+
+_NONE = msgspec.Raw(b"null")
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """A place in a segment where reading may begin."""
+
+    seq: int
+    """The last record before it."""
+    offset: int
+    crc: int
+    """That record's checksum."""
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Merged commits: their lines, one behind the other."""
+
+    object: str
+    last: int
+    size: int
+    marks: tuple[Mark, ...]
+    """The first one is its beginning."""
+
+    @property
+    def first(self) -> int:
+        """The seq of its first record."""
+        return self.marks[0].seq + 1
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """Where a document lies."""
+
+    object: str
+    offset: int
+    size: int
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a session's head says."""
+
+    format: int = FORMAT
+    key: SessionKey
+    epoch: int
+    owner: str
+    host: str = ""
+    pid: int = 0
+    life: int
+    """The epoch that began it; the log of each life has places of its own."""
+    released: bool = False
+    deleted: bool = False
+    floor: int = 0
+    """The last record that lies in a segment."""
+    crc: int
+    """Its checksum, or what seals the first record to the session."""
+    segments: tuple[Segment, ...] = ()
+    manifest: msgspec.Raw = _NONE
+    documents: dict[str, Kept] = {}
+    trash: tuple[str, ...] = ()
+    """Objects that this head no longer needs, and that may not be removed yet."""
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    nonce: str = ""
+    """Tells whose replacement this is, when the answer to one was lost."""
+
+
+class _Folded(msgspec.Struct):
+    as_of_seq: int = 0
+
+
+class _Format(msgspec.Struct):
+    format: int = FORMAT
+
+
+def encode(head: Head) -> bytes:
+    """Return an object's bytes."""
+    return sealed(head)
+
+
+def decode(name: str, data: bytes, key: SessionKey | None) -> Head:
+    """Return the head in an object's bytes, of the session *key* if one is given.
+
+    Raises:
+        CorruptRecordError: They are not whole, or another session's.
+        UnsupportedVersionError: A newer release wrote them.
+
+    """
+    body = open_sealed(data)
+    if body is None:
+        raise damaged(name, "its checksum does not match")
+    number = _decoded(body, _Format)
+    if number is not None and number.format > FORMAT:
+        raise _newer(name, number.format)
+    head = _decoded(body, Head)
+    if head is None:
+        raise damaged(name, "it is not what this release writes")
+    if key is not None and head.key != key:
+        raise damaged(name, f"it belongs to {head.key}, not to {key}")
+    return head
+
+
+def manifest_of(name: str, head: Head) -> Manifest | None:
+    """Return the manifest in a head, None where nothing was folded.
+
+    Raises:
+        CorruptRecordError: It is of another shape than this release writes.
+        UnsupportedVersionError: It has a newer format.
+
+    """
+    body = bytes(head.manifest)
+    if body == b"null":
+        return None
+    number = _decoded(body, _Format)
+    if number is not None and number.format > MANIFEST_FORMAT:
+        raise _newer(f"the manifest in {name}", number.format)
+    manifest = _decoded(body, Manifest)
+    if manifest is None:
+        raise damaged(name, "its manifest is not what this release writes")
+    return manifest
+
+
+def folded(head: Head) -> int:
+    """Return the last record that documents were made from, 0 for none."""
+    known = _decoded(bytes(head.manifest), _Folded)
+    return 0 if known is None else known.as_of_seq
+
+
+def named(head: Head) -> set[str]:
+    """Return the objects that a head names: documents and segments."""
+    documents = {kept.object for kept in head.documents.values()}
+    return documents | {segment.object for segment in head.segments}
+
+
+def sealed(value: msgspec.Struct) -> bytes:
+    """Return the bytes of a small object: JSON with a checksum."""
+    return seal(msgspec.json.encode(value))
+
+
+def opened(name: str, data: bytes, type_: type[T]) -> T:
+    """Return the value of a small object.
+
+    Raises:
+        CorruptRecordError: It is not whole, or of another shape.
+
+    """
+    body = open_sealed(data)
+    value = None if body is None else _decoded(body, type_)
+    if value is None:
+        raise damaged(name, "it is not what was written")
+    return value
+
+
+def _decoded(body: bytes, type_: type[T]) -> T | None:
+    try:
+        return json.decode(body, type_)
+    except (FormatError, ConfigError):  # ConfigError: ids that nobody could have given
+        return None
+
+
+def _newer(what: str, number: int) -> UnsupportedVersionError:
+    message = (
+        f"{what} has format {number}, this release reads up to {FORMAT}: use a newer release of "
+        "perdure"
+    )
+    return UnsupportedVersionError(message, object=what, format=number)

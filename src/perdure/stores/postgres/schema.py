@@ -1,0 +1,114 @@
+"""The tables, brought to the version that this release writes.
+
+Many replicas may start at once: whoever has the advisory lock does the work in one
+transaction, and the others find it done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from perdure.errors import ConfigError, UnsupportedVersionError
+from perdure.stores.postgres.connections import Connection
+from perdure.stores.postgres.settings import quoted
+from perdure.stores.postgres.statements import LATEST, migrations
+
+_PATIENCE = 120
+"""Seconds that one replica waits for another's migration."""
+_THERE = b"""
+SELECT 1 FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = 'perdure'
+"""
+_SAFE = ("on", "local", "remote_write", "remote_apply")
+
+
+def migrate(connection: Connection, schema: str, location: str) -> None:
+    """Make the tables, or bring them up to date; nothing is written if they are.
+
+    Raises:
+        UnsupportedVersionError: A newer release has made them.
+
+    """
+    if _version(connection, schema, location) == LATEST:
+        return
+    with connection.transaction():
+        connection.execute(b"SELECT set_config('statement_timeout', '0', true)")
+        connection.execute(b"SELECT set_config('lock_timeout', %s, true)", (str(_PATIENCE * 1000),))
+        connection.execute(b"SELECT pg_advisory_xact_lock(%s)", (_lock(schema),))
+        version = _version(connection, schema, location)
+        if not version:
+            name = quoted(schema).encode()
+            connection.execute(b"CREATE SCHEMA IF NOT EXISTS " + name)
+            connection.execute(
+                b"CREATE TABLE IF NOT EXISTS " + name + b".perdure (version integer NOT NULL)"
+            )
+        for _, step in migrations(schema, version):
+            connection.execute(step, prepare=False)
+        _note(connection, schema, version)
+
+
+def _note(connection: Connection, schema: str, before: int) -> None:
+    table = quoted(schema).replace("%", "%%").encode() + b".perdure"
+    change = b"UPDATE %b SET version = %%s" if before else b"INSERT INTO %b VALUES (%%s)"
+    connection.execute(change % table, (LATEST,))
+
+
+def _version(connection: Connection, schema: str, location: str) -> int:
+    """Return the version of the tables, 0 where there are none."""
+    table = f"{quoted(schema)}.perdure"
+    # Not to_regclass, which may go by what this connection saw before it waited for the lock.
+    if connection.execute(_THERE, (schema,)).fetchone() is None:
+        return 0
+    query = b"SELECT version FROM %b" % table.encode()  # an identifier, quoted
+    found = connection.execute(query).fetchone()
+    version = int(found[0]) if found else 0
+    if version > LATEST:
+        message = (
+            f"the tables at {location} have version {version}, this release knows up to "
+            f"{LATEST}: use a newer release of perdure, or another schema"
+        )
+        raise UnsupportedVersionError(message, version=version, location=location)
+    return version
+
+
+def _lock(schema: str) -> int:
+    digest = hashlib.sha256(b"perdure tables\0" + schema.encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _one(cursor: Any) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = cursor.fetchone()
+    return found
+
+
+def durability_of(connection: Connection, location: str) -> str:
+    """Return what the server's settings make of a commit: "fsync", or which are unsafe.
+
+    Raises:
+        ConfigError: Its encoding cannot hold every id.
+
+    """
+    encoding, fsync, commit, pages = _one(
+        connection.execute(
+            b"SELECT current_setting('server_encoding'), current_setting('fsync'), "
+            b"current_setting('synchronous_commit'), current_setting('full_page_writes')"
+        )
+    )
+    if encoding != "UTF8":
+        message = (
+            f"the database at {location} has the encoding {encoding}: create one with "
+            "ENCODING 'UTF8'"
+        )
+        raise ConfigError(message, encoding=encoding)
+    unsafe = [
+        f"{name}={value}"
+        for name, value, safe in (
+            ("fsync", fsync, ("on",)),
+            ("synchronous_commit", commit, _SAFE),
+            ("full_page_writes", pages, ("on",)),
+        )
+        if value not in safe
+    ]
+    return f"unsafe: {', '.join(unsafe)}" if unsafe else "fsync"

@@ -1,0 +1,153 @@
+"""A store that is only read: ``connect(…, read_only=True)``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from typing import final
+
+import anyio
+
+from perdure.errors import SessionError
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Manifest
+from perdure.store import (
+    Asked,
+    Batch,
+    DeadLetter,
+    Documents,
+    Grant,
+    Holder,
+    InboxLimit,
+    LogChunk,
+    Outcome,
+    Posted,
+    Status,
+    Swept,
+    open_read_only,
+)
+from perdure.stores.delegate import DelegatingStore
+
+
+@final
+class ReadOnlyStore(DelegatingStore):
+    """Pass on what reads, and refuse what writes. It is no owner, and has no heartbeat."""
+
+    async def open(self) -> None:
+        """Open the inner store to read it."""
+        await open_read_only(self.inner)
+
+    async def aclose(self) -> None:
+        """See the port."""
+        await self.inner.aclose()
+
+    # reading
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """See the port."""
+        inner = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
+        try:
+            async for chunk in inner:
+                yield chunk
+        finally:
+            await inner.aclose()
+
+    async def head(self, key: SessionKey) -> int:
+        """See the port."""
+        return await self.inner.head(key)
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        """See the port."""
+        return await self.inner.read_documents(key, names)
+
+    # an owner's life
+
+    async def heartbeat(self) -> Asked:
+        """Return at once: nobody waits for who holds nothing."""
+        return Asked()
+
+    async def news(self, at_most: float) -> None:
+        """Wait: nobody leaves anything for who holds nothing."""
+        await anyio.sleep(at_most)
+
+    # writing
+
+    def _refused(self, doing: str) -> SessionError:
+        message = (
+            f"cannot {doing}: {self.location} was connected to with read_only=True; connect "
+            "without it to write"
+        )
+        return SessionError(message, path=self.location)
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """Refuse."""
+        return [Outcome(Status.PERMANENT, self._refused("append"))] * len(batches)
+
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """Refuse."""
+        raise self._refused("prune")
+
+    async def write_documents(
+        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    ) -> None:
+        """Refuse."""
+        raise self._refused("write")
+
+    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
+        """Refuse."""
+        raise self._refused("write")
+
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+        """Refuse."""
+        raise self._refused("remove anything")
+
+    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
+        """Refuse."""
+        raise self._refused("remove anything")
+
+    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+        """Refuse."""
+        raise self._refused(f"open {key}, which load() reads without a lease")
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        """Refuse."""
+        raise self._refused("release a session")
+
+    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+        """Refuse."""
+        raise self._refused("ask for a session")
+
+    async def post(
+        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+    ) -> int:
+        """Refuse."""
+        raise self._refused("post")
+
+    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        """Refuse."""
+        raise self._refused("take from an inbox")
+
+    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """Refuse."""
+        raise self._refused("set posts aside")
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        """Refuse."""
+        raise self._refused("drop dead letters")
+
+    async def delete(self, key: SessionKey, epoch: int) -> None:
+        """Refuse."""
+        raise self._refused("delete")
+
+    async def scrub(self) -> None:
+        """Refuse."""
+        raise self._refused("clean up")

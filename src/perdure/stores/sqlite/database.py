@@ -1,0 +1,245 @@
+"""The database's file: found, or made whole in one step, and checked before it is opened.
+
+A new database is made under a name of its own, with its tables, in WAL mode and synced, and
+then linked to its place. So the file is there whole or not at all, of several who make it one
+wins, and an empty file at its place is damage and never taken for a new store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perdure._lib.files import TEMPORARY, Folder, LinkFoundError, open_private
+from perdure._lib.ids import random_id
+from perdure._lib.platform import network_file_system, sync_file
+from perdure.errors import ConfigError, CorruptRecordError, StoreUnavailableError
+from perdure.records.keys import SessionKey
+from perdure.stores.sqlite.connections import connect, create, format_of, pragma
+from perdure.stores.sqlite.errors import driver_error, is_damage
+from perdure.stores.sqlite.log import DELETED
+from perdure.stores.sqlite.sql import Q
+
+if TYPE_CHECKING:
+    import sqlite3
+
+
+# The database's file: found, or made whole in one step, and checked before it is opened
+
+
+_SMALLEST = 512
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OWNERS = "-owners"
+
+
+def resolve(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a database.
+
+    Raises:
+        ConfigError: It names no file.
+
+    """
+    given = os.fspath(path)
+    if given.startswith("~"):
+        given = os.path.expanduser(given)
+    if not given or given.startswith("~") or given.endswith(("/", os.sep)) or "\0" in given:
+        message = f"{os.fspath(path)!r} names no database file: use a path such as agents.db"
+        raise ConfigError(message, path=os.fspath(path))
+    if given == ":memory:":
+        message = "a database in memory keeps nothing: use the store memory: for tests"
+        raise ConfigError(message, path=given)
+    return os.path.abspath(given)
+
+
+def make_ready(path: str) -> Folder:
+    """Make the database if it is missing, check it, and return the folder of its owners.
+
+    Raises:
+        ConfigError: Its folder is open to others or not on this machine, or it is no file.
+        CorruptRecordError: It is empty, or no database.
+        StoreUnavailableError: It cannot be made or read.
+
+    """
+    folder_path, name = os.path.split(path)
+    with open_private(folder_path, parents=False) as folder:
+        _require_local(folder_path)
+        with _refusals(path):
+            if folder.stat(name) is None:
+                _create(folder, name)
+            _check(folder, name)
+            return folder.make(name + OWNERS)
+
+
+def look_at(path: str) -> Folder | None:
+    """Check a database that is only to be read; return the folder of its owners if it has one.
+
+    Raises:
+        ConfigError: As `make_ready`.
+        CorruptRecordError: It is empty, or no database.
+        StoreUnavailableError: It is not there, or cannot be read.
+
+    """
+    folder_path, name = os.path.split(path)
+    with open_private(folder_path, make=False) as folder:
+        _require_local(folder_path)
+        with _refusals(path):
+            if folder.stat(name) is None:
+                message = f"there is no database at {path}: see that the path is right"
+                raise StoreUnavailableError(message, path=path, errno=errno.ENOENT)
+            _check(folder, name)
+            try:
+                return folder.enter(name + OWNERS)
+            except (FileNotFoundError, PermissionError):
+                return None  # a copy of the database alone, or not for us to look at
+
+
+@contextlib.contextmanager
+def _refusals(path: str) -> Iterator[None]:
+    try:
+        yield
+    except LinkFoundError as error:
+        message = (
+            f"{error.filename} is a symbolic link, which could lead anywhere: give the real "
+            "path of the database"
+        )
+        raise ConfigError(message, path=path) from error
+
+
+def _require_local(folder: str) -> None:
+    kind = network_file_system(folder)
+    if kind is not None:
+        message = (
+            f"{folder} lies on a network file system ({kind}), where SQLite's shared memory does "
+            "not reach other machines and databases get damaged: use a local disk, or a server "
+            "store"
+        )
+        raise ConfigError(message, path=folder, type=kind)
+
+
+def _create(folder: Folder, name: str) -> None:
+    temporary = f".{random_id()}{TEMPORARY}"
+    os.close(folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+    try:
+        path = os.path.join(folder.path, temporary)
+        create(path)
+        fd = folder.open(temporary, os.O_RDWR)
+        try:
+            sync_file(fd)
+        finally:
+            os.close(fd)
+        folder.link(temporary, name)
+    except driver_error() as error:
+        message = f"cannot make {folder.path}/{name}: {error}: free some room, or look at the disk"
+        raise StoreUnavailableError(message, path=os.path.join(folder.path, name)) from error
+    finally:
+        for ending in ("", "-wal", "-shm", "-journal"):
+            folder.remove(temporary + ending)
+    folder.sync()
+
+
+def _check(folder: Folder, name: str) -> None:
+    """Look at the file from outside.
+
+    It is never opened but by SQLite: closing any descriptor of it would drop the locks that
+    SQLite holds on it anywhere in this process, and another process would take the database
+    for unused and remove the write-ahead log under our hands.
+    """
+    path = os.path.join(folder.path, name)
+    found = folder.stat(name)
+    if found is None:
+        message = f"{path} was removed while it was being opened: open it again"
+        raise StoreUnavailableError(message, path=path)
+    if stat.S_ISLNK(found.st_mode):
+        message = (
+            f"{path} is a symbolic link, which could lead anywhere: give the real path of the "
+            "database"
+        )
+        raise ConfigError(message, path=path)
+    if not stat.S_ISREG(found.st_mode):
+        message = f"{path} is no file: choose another path (or file:{path} for a folder)"
+        raise ConfigError(message, path=path)
+    if os.name == "posix" and found.st_mode & _OTHERS_WRITE:
+        message = f"{path} can be written by others: chmod go-w {path}"
+        raise ConfigError(message, path=path)
+    if found.st_size < _SMALLEST:  # SQLite would take it for a new database
+        message = (
+            f"{path} has {found.st_size} bytes, so it is no SQLite database, or has lost what it "
+            "held; it was left as it is: restore it from a copy, or move it away and a new one "
+            "is made"
+        )
+        raise CorruptRecordError(message, path=path, size=found.st_size)
+
+
+# The database as a whole: whether its pages and indexes are sound, and its indexes made anew
+#
+# Records and documents are verified whenever they are read: this is about what leads to them.
+# Blocking.
+
+
+MOST = 100
+"""Problems that are looked for: more of them say no more."""
+
+
+def problems(con: sqlite3.Connection) -> list[str]:
+    """Return what SQLite's own check of every page and index finds; nothing if all is sound."""
+    try:
+        found = [str(said) for (said,) in pragma(con, f"integrity_check({MOST})")]
+    except driver_error() as error:
+        if not is_damage(error):
+            raise
+        return [str(error)]
+    return [] if found == ["ok"] else [line for said in found for line in said.splitlines()]
+
+
+def reindex(path: str, timeout: float) -> list[str]:
+    """Make all indexes anew from their tables, if that mends anything; return what is left."""
+    con = connect(path, timeout=timeout)
+    with contextlib.closing(con):
+        format_of(con, path)
+        con.execute("BEGIN IMMEDIATE")
+        try:
+            before = problems(con)
+            if not before:
+                return []
+            left = _reindexed(con, before)
+            con.execute("COMMIT" if len(left) < len(before) else "ROLLBACK")
+        finally:
+            if con.in_transaction:
+                con.execute("ROLLBACK")
+    return left
+
+
+def _reindexed(con: sqlite3.Connection, before: list[str]) -> list[str]:
+    try:
+        con.execute("REINDEX")
+    except driver_error() as error:  # a table is damaged, or has a row twice
+        return [*before, f"REINDEX: {error}"]
+    return problems(con)
+
+
+def readable_keys(con: sqlite3.Connection) -> list[SessionKey]:
+    """List the sessions whose rows can be read, past damaged pages and without any index."""
+    found: set[SessionKey] = set()
+    for query in ("keys_from_the_first", "keys_from_the_last"):
+        try:
+            for tenant, agent, session, epoch, state in con.execute(Q[query]):
+                key = _key(tenant, agent, session)
+                if key is not None and epoch and state != DELETED:
+                    found.add(key)
+        except driver_error() as error:
+            if not is_damage(error):
+                raise
+    return sorted(found)
+
+
+def _key(tenant: Any, agent: Any, session: Any) -> SessionKey | None:
+    try:
+        return msgspec.convert({"tenant": tenant, "agent": agent, "session": session}, SessionKey)
+    except (ValueError, msgspec.MsgspecError):
+        return None

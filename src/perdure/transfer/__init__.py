@@ -1,0 +1,53 @@
+"""Sessions on their way: bundles, which lose nothing, and from one store into another.
+
+A bundle is one session as lines of JSON: its log, its documents, the blobs that it reaches. What
+only says who wrote when (epochs, owners) is not in it, so that the same session gives
+the same bundle out of every store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perdure._lib.lazy import lazy
+
+if TYPE_CHECKING:
+    from perdure.session.export import export_pair as export_pair
+    from perdure.session.export import import_pair as import_pair
+    from perdure.transfer.backup_view import Restored as Restored
+    from perdure.transfer.backup_view import Verified as Verified
+    from perdure.transfer.backup_view import restore_backup as restore_backup
+    from perdure.transfer.backup_view import verify_backup as verify_backup
+    from perdure.transfer.backups import Backup as Backup
+    from perdure.transfer.backups import backup as backup
+    from perdure.transfer.backups import follow_deletions as follow_deletions
+    from perdure.transfer.bundle_files import read_bundle as read_bundle
+    from perdure.transfer.bundle_files import write_bundle as write_bundle
+    from perdure.transfer.damaged import MissingRecords as MissingRecords
+    from perdure.transfer.damaged import Salvage as Salvage
+    from perdure.transfer.damaged import salvage as salvage
+    from perdure.transfer.migration import Migration as Migration
+    from perdure.transfer.migration import Progress as Progress
+    from perdure.transfer.migration import migrate as migrate
+    from perdure.transfer.write import Landed as Landed
+
+
+_HOMES = {
+    "perdure.transfer.backups": ("Backup", "backup", "follow_deletions"),
+    "perdure.transfer.backup_view": ("Restored", "Verified", "restore_backup", "verify_backup"),
+    "perdure.transfer.bundle_files": ("read_bundle", "write_bundle"),
+    "perdure.transfer.write": ("Landed",),
+    "perdure.transfer.migration": ("Migration", "Progress", "migrate"),
+    "perdure.transfer.damaged": ("MissingRecords", "Salvage", "salvage"),
+    "perdure.session.export": ("export_pair", "import_pair"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+# a list of strings
+
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings
+
+
+if not TYPE_CHECKING:  # a checker would take any name for a public one
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF)

@@ -1,0 +1,360 @@
+"""A backup as a store that one can read, verify, and migrate from into an empty or older one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Collection
+from typing import Any, cast, final
+
+import anyio
+import msgspec
+
+from perdure.errors import CorruptRecordError, PerdureError
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.records import Record
+from perdure.store import (
+    Asked,
+    Capabilities,
+    DeadLetter,
+    Document,
+    Documents,
+    Holder,
+    LogChunk,
+    Posted,
+    SessionInfo,
+    Store,
+)
+from perdure.stores.delegate import DelegatingStore
+from perdure.transfer.backups import (
+    BLOBS,
+    FORGOTTEN,
+    JOURNAL,
+    KEPT,
+    Kept,
+    Names,
+    Point,
+    end_of,
+    hashed,
+    require_backup,
+)
+from perdure.transfer.bundle import neutral_record
+from perdure.transfer.migration import Migration, Progress, keys_of, migrate, was_removed
+from perdure.transfer.read import names_of
+
+CHUNK = 500
+_CURE = "it stays as it is: to have both, restore the backup into an empty store"
+
+
+class Restored(msgspec.Struct, kw_only=True):
+    """What a restore has done."""
+
+    sessions: int = 0
+    """All that the backup has."""
+    written: int = 0
+    there: int = 0
+    """Sessions that were there already, the same in every record."""
+    records: int = 0
+    blobs: int = 0
+    posted: int = 0
+    dead_letters: int = 0
+    forgotten: list[str] = []
+    """Sessions that the store has deleted since the backup, and that stay deleted."""
+    failed: dict[str, str] = {}
+    """Why a session was not restored, by its key: it is newer than the backup, or another one."""
+
+
+class Verified(msgspec.Struct, kw_only=True):
+    """What reading a backup in whole has shown."""
+
+    sessions: int = 0
+    records: int = 0
+    problems: dict[str, str] = {}
+    """What is wrong, by the session's key."""
+
+
+@final
+class BackupView(DelegatingStore):
+    """The sessions of a backup, as of their newest points, to read."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._points: dict[SessionKey, tuple[int, Point]] = {}
+        self.hidden: set[SessionKey] = set()
+        """Sessions that are not to be seen."""
+        self.damaged: dict[str, str] = {}
+        """Sessions that cannot be read, and why."""
+
+    @classmethod
+    async def of(cls, store: Store) -> BackupView:
+        """Return the view of a backup as it is now."""
+        await require_backup(store)
+        view = cls(store)
+        for tenant in await store.tenants():
+            for key in await keys_of(store, tenant):
+                if key == JOURNAL:
+                    continue
+                try:
+                    end = await end_of(store, key)
+                except CorruptRecordError as error:
+                    view.damaged[str(key)] = str(error)
+                    continue
+                if end.point is not None:
+                    view._points[key] = (end.at, end.point)
+        return view
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The backup's; it keeps dead letters, wherever it is."""
+        return msgspec.structs.replace(self.inner.capabilities, dead_letters=True)
+
+    @property
+    def keys(self) -> list[SessionKey]:
+        """The sessions that are to be seen."""
+        return sorted(set(self._points) - self.hidden)
+
+    @property
+    def store(self) -> Store:
+        """The view as a store of which nobody asks for more than to read."""
+        return cast("Store", self)
+
+    def point(self, key: SessionKey) -> Point | None:
+        """Return what a session was at the end of the last run."""
+        return None if key in self.hidden or key not in self._points else self._points[key][1]
+
+    async def forgotten(self) -> list[SessionKey]:
+        """Return the sessions that were forgotten, and that the backup does not have again."""
+        gone: set[SessionKey] = set()
+        async with contextlib.aclosing(self.inner.read_log(JOURNAL)) as log:
+            async for chunk in log:
+                gone |= {
+                    decode(record.payload, SessionKey)
+                    for record in chunk.records
+                    if record.kind == FORGOTTEN
+                }
+        return sorted(gone.difference(self._points))
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read a session's records with the numbers that they had; see the port."""
+        found: list[Record] = []
+        left = -1 if limit is None else limit
+        async with contextlib.aclosing(self.entries(key)) as entries:
+            async for one in entries:
+                if one.kind != KEPT:
+                    continue
+                record = decode(one.payload, Kept).record()
+                if record.seq <= after or (before is not None and record.seq >= before):
+                    continue
+                found.append(record)
+                if not reverse and (len(found) == left or len(found) >= CHUNK):
+                    yield LogChunk(tuple(found))
+                    left -= len(found)
+                    found = []
+                    if left == 0:
+                        return
+        if reverse:
+            found = found[::-1][:limit]
+        if found:
+            yield LogChunk(tuple(found))
+
+    async def entries(self, key: SessionKey) -> AsyncGenerator[Record, None]:
+        """Yield what the backup has of a session up to its newest point."""
+        if key in self.hidden or key not in self._points:
+            return
+        at, point = self._points[key]
+        log = self.inner.read_log(key, after=point.begin, before=at)
+        async with contextlib.aclosing(log) as chunks:
+            async for chunk in chunks:
+                for record in chunk.records:
+                    yield record
+
+    async def head(self, key: SessionKey) -> int:
+        """Return the last record of the newest point; see the port."""
+        point = self.point(key)
+        return 0 if point is None else point.head
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        """Read the documents as of the newest point; see the port."""
+        point = self.point(key)
+        if point is None or point.manifest is None:
+            return Documents()
+        if names is not None and not names:
+            return Documents(point.manifest)
+        there = await self.inner.read_documents(key, names)
+        if there.manifest is None or there.manifest.as_of_seq != self._points[key][0]:
+            return Documents()  # of another point: they are made anew from the log
+        listed = point.manifest.documents
+        found = {
+            name: Document(one.data, listed[name].as_of_seq)
+            for name, one in there.found.items()
+            if name in listed
+        }
+        return Documents(point.manifest, found, there.damaged)
+
+    async def holder(self, key: SessionKey) -> Holder | None:
+        """Say that nobody has a session; see the port."""
+        point = self.point(key)
+        return None if point is None else Holder(point.epoch, "", released=True)
+
+    async def heartbeat(self) -> Asked:
+        """Nobody asks a backup for anything; see the port."""
+        await anyio.lowlevel.checkpoint()
+        return Asked()
+
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+        """List the sessions for which something waited; see the port."""
+        await anyio.lowlevel.checkpoint()
+        points = [(key, self._points[key][1]) for key in self.keys]
+        return [key for key, one in points if (one.letters if dead_letters else one.posts)]
+
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+        """Return what waited for a session; see the port."""
+        await anyio.lowlevel.checkpoint()
+        point = self.point(key)
+        return [] if point is None else point.posts[:limit]
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return what had been set aside; see the port."""
+        await anyio.lowlevel.checkpoint()
+        point = self.point(key)
+        return [] if point is None else point.letters
+
+    async def sessions(
+        self, *, tenant: str = "", after: SessionKey | None = None, limit: int = 100, **_: Any
+    ) -> list[SessionInfo]:
+        """List the sessions by key; see the port."""
+        await anyio.lowlevel.checkpoint()
+        keys = [key for key in self.keys if key.tenant == tenant and (after is None or key > after)]
+        return [SessionInfo(key=key) for key in keys[:limit]]
+
+
+async def verify_backup(
+    target: Store, *, progress: Callable[[Progress], None] | None = None
+) -> Verified:
+    """Read a backup in whole, and compare it with the sums of its records and its blobs' names.
+
+    Raises:
+        ConfigError: It is no backup.
+
+    """
+    view = await BackupView.of(target)
+    found = Verified(sessions=len(view.damaged), problems=dict(view.damaged))
+    for key in view.keys:
+        try:
+            found.records += await _verify(view, key)
+        except PerdureError as error:
+            found.problems[str(key)] = str(error)
+        found.sessions += 1
+        if progress is not None:
+            progress(Progress(found.sessions, len(view.keys) + len(view.damaged), key))
+    return found
+
+
+async def _verify(view: BackupView, key: SessionKey) -> int:
+    point = view.point(key)
+    assert point is not None  # as it was listed
+    total, count, put = "", 0, set[str]()
+    async with contextlib.aclosing(view.entries(key)) as entries:
+        async for one in entries:
+            if one.kind == KEPT:
+                total, count = hashed(total, one.payload), count + 1
+            elif one.kind == BLOBS:
+                put.update(decode(one.payload, Names).names)
+    if total != point.sum:
+        message = f"the records of {key} in {view.location} are not those that were written"
+        raise CorruptRecordError(message, key=str(key))
+    documents = await view.read_documents(key)
+    if documents.damaged:
+        message = f"documents of {key} are damaged: {', '.join(documents.damaged)}"
+        raise CorruptRecordError(message, key=str(key))
+    named = await names_of(view.store, key, documents, point.head)
+    lost = put.difference(named, await view.blob_names(key.tenant))
+    lost &= await _named(view, key)
+    if lost:
+        message = f"{len(lost)} blobs of {key} are not in {view.location}: {min(lost)}"
+        raise CorruptRecordError(message, key=str(key))
+    return count
+
+
+async def _named(view: BackupView, key: SessionKey) -> set[str]:
+    from perdure.records.chunks import named_in
+
+    named: set[str] = set()
+    async with contextlib.aclosing(view.read_log(key)) as log:
+        async for chunk in log:
+            named |= named_in(record.payload for record in chunk.records)
+    return named
+
+
+async def restore_backup(
+    source: Store,
+    target: Store,
+    *,
+    wait: float = 10.0,
+    progress: Callable[[Progress], None] | None = None,
+) -> Restored:
+    """Write the sessions of a backup into a store that has lost them, and verify each.
+
+    A session that the store has is never replaced unless it is the beginning of the backup's, and
+    one that it has deleted stays deleted. May be killed and repeated.
+
+    Args:
+        source: An open backup. Only read.
+        target: An open store.
+        wait: Seconds to wait for a process that holds a session in the target.
+        progress: Called after each session.
+
+    Raises:
+        ConfigError: The source is no backup.
+
+    """
+    view = await BackupView.of(source)
+    found = Restored(sessions=len(view.keys) + len(view.damaged), failed=dict(view.damaged))
+    await _leave_alone(view, target, found)
+    done: Migration = await migrate(view.store, target, wait=wait, progress=progress)
+    for name, why in done.failed.items():
+        way, mark, _ = why.partition("; keep both by")
+        found.failed[name] = f"{way}; {_CURE}" if mark else why
+    for key in await view.forgotten():
+        if await target.holder(key) is None:  # so that no older backup brings it back either
+            grant = await target.acquire(key, after=0)
+            await target.delete(key, grant.epoch)
+    found.written = done.copied + done.continued
+    found.there, found.posted = done.there, done.posted
+    found.dead_letters = done.dead_letters
+    found.records, found.blobs = done.records, done.blobs
+    return found
+
+
+async def _leave_alone(view: BackupView, target: Store, found: Restored) -> None:
+    """Hide what was forgotten, and what has gone on, since the backup."""
+    for key in view.keys:
+        there = await target.holder(key)
+        if there is None:
+            continue
+        if there.deleted:
+            if not await was_removed(view.store, target, key, there.epoch):
+                found.forgotten.append(str(key))
+                view.hidden.add(key)
+        elif await _is_newer(view, target, key):
+            found.failed[str(key)] = f"{target.location} has {key} newer than the backup; {_CURE}"
+            view.hidden.add(key)
+
+
+async def _is_newer(view: BackupView, target: Store, key: SessionKey) -> bool:
+    log = target.read_log(key, after=await view.head(key))
+    async with contextlib.aclosing(log) as chunks:
+        async for chunk in chunks:
+            if any(neutral_record(record) is not None for record in chunk.records):
+                return True
+    return False

@@ -1,0 +1,682 @@
+"""Backups: all sessions of a store in another one, as of one moment each, run by run.
+
+A backup keeps each session's records as they are numbered in the source, whoever wrote them, so
+that a run adds what has come since the last one and nothing else. In the log of the session that
+the backup has under the same key, the entries are
+
+    kept    a record of the source's
+    blobs   names of blobs that records named, each of which is in the backup
+    anew    what comes before does not count: the source has pruned it, or began the session anew
+    point   the session up to here is whole, with its manifest, what waits for it, and what was
+            set aside as a dead letter
+
+and its documents are the session's. Only what lies before the newest point counts. The source is
+only read, without a lease. `backup_view` reads a backup as a store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Final, final
+
+import anyio
+import msgspec
+
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    LeaseLostError,
+    PerdureError,
+    StoreError,
+    StoreUnavailableError,
+)
+from perdure.lease import Lease, OwnerWatch, obtain, while_beating
+from perdure.records.chunks import named_in
+from perdure.records.json import decode, encode
+from perdure.records.keys import BACKUP_JOURNAL, SessionKey
+from perdure.records.manifest import Manifest
+from perdure.records.records import EPOCH, Entry, Record
+from perdure.session.options import require_no_backup
+from perdure.store import Batch, DeadLetter, Documents, Grant, Posted, Status, Store
+from perdure.transfer.migration import AT_ONCE, PAUSE, TRIES, Progress, keys_of, with_dead_letters
+from perdure.transfer.read import dead_letters_of
+from perdure.transfer.write import ALL
+
+FORMAT: Final = 1
+KEPT, BLOBS, ANEW, POINT = "kept", "blobs", "anew", "point"
+MADE, FORGOTTEN = "made", "forgotten"
+JOURNAL: Final = BACKUP_JOURNAL
+"""What is said about the backup itself, and which sessions were forgotten."""
+PART: Final = 1024 * 1024
+"""Bytes that go to the backup at a time."""
+
+
+class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A record of the source's."""
+
+    n: int
+    e: int
+    k: str
+    r: msgspec.Raw
+    end: bool = False
+
+    def record(self) -> Record:
+        """Return it as it was."""
+        return Record(self.n, self.e, self.k, bytes(self.r), self.end)
+
+
+class Names(msgspec.Struct, frozen=True):
+    """Blobs that the backup has."""
+
+    names: list[str]
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session was at the end of a run."""
+
+    head: int
+    """The source's last record."""
+    epoch: int
+    """The source's newest epoch."""
+    begin: int
+    """The backup's entry behind which the session's records are."""
+    first: int = 0
+    """The first of its records."""
+    mark: str = ""
+    """The last of its records: a hash that says if the source still has it."""
+    sum: str = ""
+    """Of all of its records."""
+    manifest: Manifest | None = None
+    posts: list[Posted] = []
+    letters: list[DeadLetter] = []
+
+
+class Backup(msgspec.Struct, kw_only=True):
+    """What a run has done."""
+
+    sessions: int = 0
+    """All that the source has."""
+    written: int = 0
+    """Sessions of which something was written."""
+    there: int = 0
+    """Sessions that have not changed since the last run."""
+    forgotten: int = 0
+    """Sessions that were removed from the backup, since the source has deleted them."""
+    records: int = 0
+    blobs: int = 0
+    bytes: int = 0
+    """Of records, documents and blobs that were written."""
+    failed: dict[str, str] = {}
+    """Why a session was not written, by its key; the backup has it as it was before."""
+
+
+async def backup(
+    source: Store,
+    target: Store,
+    *,
+    wait: float = 10.0,
+    progress: Callable[[Progress], None] | None = None,
+) -> Backup:
+    """Bring a backup up to date with a store; the first run makes it.
+
+    Every record that is durable in the source when this begins is in the backup afterwards, each
+    session as of one moment. May be killed and repeated, and run beside a program that
+    writes. What the source has deleted or pruned since goes from the backup, too.
+
+    Args:
+        source: An open store. Only read, without a lease.
+        target: An open store that holds this backup, or nothing.
+        wait: Seconds to wait for another run that writes the same session.
+        progress: Called after each session.
+
+    Raises:
+        ConfigError: The target has sessions of its own, or would hold in plain text what the
+            source has encrypted; or the source is a backup itself.
+
+    """
+    _require_as_secret(source, target)
+    await require_no_backup(source)
+    run = _Run(source, target, wait)
+    await while_beating((target,), lambda: run.all(progress), watches=run.watches)
+    return run.found
+
+
+async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) -> list[SessionKey]:
+    """Remove from a backup what its store has deleted, as the next run would, and nothing else.
+
+    Until it was called, or the next run came to its end, a store that is lost takes along the
+    knowledge of what was forgotten in it, and the backup would bring it back.
+
+    Args:
+        source: The store; only read, without a lease.
+        target: Its backup.
+        wait: Seconds to wait for a run that writes the backup.
+
+    Returns:
+        The sessions that were removed.
+
+    Raises:
+        ConfigError: The target is no backup, or the source is one.
+        StoreError: Something cannot be removed, and is still in the backup; all else is not.
+
+    """
+    _require_as_secret(source, target)
+    await require_no_backup(source)
+    await require_backup(target)
+    run = _Run(source, target, wait)
+    await while_beating((target,), run.follow_deletions, watches=run.watches)
+    if run.found.failed:
+        key, why = next(iter(run.found.failed.items()))
+        message = f"{key} is still in the backup in {target.location}: {why}"
+        raise StoreError(message, key=key, count=len(run.found.failed))
+    return run.gone
+
+
+def _require_as_secret(source: Store, target: Store) -> None:
+    from perdure.stores.wrapped.encrypted import EncryptedStore
+
+    if isinstance(source, EncryptedStore) and not isinstance(target, EncryptedStore):
+        message = (
+            f"{source.location} is encrypted, and its backup in {target.location} would not be: "
+            "put encrypted+ before the backup's URL"
+        )
+        raise ConfigError(message, option="target")
+
+
+async def require_backup(target: Store, *, make: bool = False) -> None:
+    """Raise ConfigError unless a store is a backup, or, to make one, empty."""
+    if await target.head(JOURNAL):
+        return
+    taken = [tenant for tenant in await target.tenants() if await keys_of(target, tenant)]
+    if taken or not make:
+        what = "has sessions of its own" if taken else "holds nothing"
+        message = f"{target.location} is no backup: it {what}; name the place of a backup"
+        raise ConfigError(message, option="target")
+
+
+@final
+class End:
+    """How far the backup of a session goes."""
+
+    def __init__(self) -> None:
+        self.point: Point | None = None
+        self.at = 0
+        """The point's place in the backup's log."""
+        self.is_clean = False
+        """Whether nothing came behind the point."""
+        self.begin = 0
+        self.first = 0
+        self.last: Kept | None = None
+        """The newest record behind the point."""
+        self.sum = ""
+
+
+def hashed(before: str, payload: bytes) -> str:
+    """Return the sum of records, of which one more has come."""
+    return hashlib.sha256(before.encode() + payload).hexdigest()
+
+
+async def end_of(target: Store, key: SessionKey) -> End:
+    """Find the newest point, and what a run that was killed has left behind it."""
+    end = End()
+    behind: list[bytes] = []
+    log = target.read_log(key, reverse=True)
+    clean = True
+    async with contextlib.aclosing(log) as chunks:
+        async for chunk in chunks:
+            for record in chunk.records:
+                if record.kind == POINT:
+                    end.point, end.at = decode(record.payload, Point), record.seq
+                    end.is_clean = clean
+                    return _resumed(end, behind)
+                if record.kind == EPOCH:
+                    continue
+                clean = False
+                if end.begin:
+                    continue  # looking for the point only
+                if record.kind == KEPT:
+                    behind.append(record.payload)
+                elif record.kind == ANEW:
+                    end.begin = record.seq
+    return _resumed(end, behind)
+
+
+def _resumed(end: End, behind: list[bytes]) -> End:
+    """Take in what lies behind the point, newest first."""
+    if end.point is not None and not end.begin:
+        end.begin, end.first, end.sum = end.point.begin, end.point.first, end.point.sum
+    for payload in reversed(behind):
+        end.sum = hashed(end.sum, payload)
+    if behind:
+        end.last = decode(behind[0], Kept)
+        end.first = end.first or decode(behind[-1], Kept).n
+    return end
+
+
+@final
+class _Run:
+    def __init__(self, source: Store, target: Store, wait: float) -> None:
+        self._source = source
+        self._target = target
+        self._wait = wait
+        self.found = Backup()
+        self.watches = {target.owner: OwnerWatch(Lease(), anyio.current_time)}
+        self.gone: list[SessionKey] = []
+        """Sessions that were removed."""
+        self._waiting: set[SessionKey] = set()
+        self._with_letters: set[SessionKey] = set()
+        self._known: dict[str, set[str]] = {}
+        """By tenant, the blobs that the backup has, with all that they name."""
+        self._erased: set[str] = set()
+        """Tenants of whom something went."""
+
+    async def all(self, progress: Callable[[Progress], None] | None) -> None:
+        """Bring every session, then follow what was deleted."""
+        await require_backup(self._target, make=True)
+        if not await self._target.head(JOURNAL):
+            await self._note(MADE, {"format": FORMAT})
+        tenants = await self._source.tenants()
+        keys = [key for tenant in tenants for key in await keys_of(self._source, tenant)]
+        self.found.sessions = len(keys)
+        self._waiting = set(await self._source.waiting())
+        self._with_letters = set(await with_dead_letters(self._source))
+        keys += sorted((self._waiting | self._with_letters).difference(keys))
+        limiter = anyio.CapacityLimiter(AT_ONCE)
+        done = 0
+
+        async def bring(key: SessionKey) -> None:
+            nonlocal done
+            async with limiter:
+                await self._bring(key)
+            done += 1
+            if progress is not None:
+                progress(Progress(done, len(keys), key))
+
+        async with anyio.create_task_group() as group:
+            for key in keys:
+                group.start_soon(bring, key)
+        await self.follow_deletions(keys)
+
+    async def _bring(self, key: SessionKey) -> None:
+        for left in reversed(range(TRIES)):
+            try:
+                await self._save(key)
+            except StoreUnavailableError as error:  # it changed while it was read
+                if not left:
+                    self.found.failed[str(key)] = str(error)
+            except PerdureError as error:
+                self.found.failed[str(key)] = str(error)
+                return
+            else:
+                return
+            await anyio.sleep(PAUSE)
+
+    async def _save(self, key: SessionKey) -> None:
+        holder = await self._source.holder(key)
+        if holder is not None and holder.deleted and key not in self._waiting:
+            return  # since it was listed
+        end = await self._end(key)
+        # In this order: what is taken from the inbox is in the log by then.
+        epoch = 0 if holder is None else holder.epoch
+        posts, letters, damaged = await self._posted(key, epoch)
+        if damaged:
+            self.found.failed[str(key)] = damaged
+        manifest = (await self._source.read_documents(key, ())).manifest
+        head = await self._source.head(key)
+        if end.is_clean and end.point is not None:
+            was = end.point
+            now = (head, epoch, _plain(manifest), posts, letters)
+            if (was.head, was.epoch, was.manifest, was.posts, was.letters) == now:
+                self.found.there += 1
+                return
+        documents = await self._source.read_documents(key)
+        if documents.damaged:
+            documents = Documents()  # made anew from the log, wherever it is restored
+        head = await self._source.head(key)
+        goes_on = await self._goes_on(key, end, documents.manifest)
+        grant = await self._lease(key)
+        try:
+            writing = _Writing(self, grant, end if goes_on else None, anew=not goes_on)
+            await writing.bring(head, epoch, documents, posts, letters)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._target.release(key, grant.epoch)
+        if not goes_on:
+            self._erased.add(key.tenant)
+        self.found.written += 1
+
+    async def _end(self, key: SessionKey) -> End:
+        """Find how far the backup goes; one that is damaged is written anew, as a whole."""
+        try:
+            return await end_of(self._target, key)
+        except CorruptRecordError:
+            grant = await self._lease(key)
+            await self._target.delete(key, grant.epoch)
+            self._erased.add(key.tenant)
+            return End()
+
+    async def _posted(
+        self, key: SessionKey, epoch: int
+    ) -> tuple[list[Posted], list[DeadLetter], str]:
+        """Return what waits for a session, its dead letters, and what is damaged of them."""
+        has_letters = key in self._with_letters
+        before = await dead_letters_of(self._source, key) if has_letters else []
+        waiting: list[Posted] = []
+        if key in self._waiting:
+            try:
+                waiting = await self._source.take(key, epoch, limit=ALL)
+            except LeaseLostError as error:
+                message = f"{key} was opened while it was read: try again"
+                raise StoreUnavailableError(message, key=str(key)) from error
+        # Again: what went from one to the other meanwhile is in one of the three.
+        after = await dead_letters_of(self._source, key) if has_letters or waiting else []
+        there = {one.item.op_id: one for one in [*before, *after]}
+        for item in waiting:
+            there.pop(item.op_id, None)
+        letters = sorted(there.values(), key=lambda one: (one.at, one.item.op_id))
+        lost = [one for one in waiting if one.damage]
+        lost += [one.item for one in letters if one.item.damage]
+        damaged = (
+            f"{len(lost)} of the posts and dead letters of {key} are damaged, and not in the "
+            f"backup; all else of it is: {lost[0].damage}"
+            if lost
+            else ""
+        )
+        whole = [item for item in waiting if not item.damage]
+        return whole, [one for one in letters if not one.item.damage], damaged
+
+    async def _goes_on(self, key: SessionKey, end: End, manifest: Manifest | None) -> bool:
+        """Say whether the source still has what the backup has of a session, unpruned."""
+        point = end.point
+        if end.last is None and (point is None or not point.head):
+            return True
+        if (
+            point is not None
+            and end.begin == point.begin
+            and _cut(point.manifest) != _cut(manifest)
+        ):
+            return False
+        first = await self._record(key, after=0)
+        if first is None or first.seq != end.first:
+            return False
+        if end.last is not None:
+            at, mark = end.last.n, _mark(end.last)
+        else:
+            assert point is not None
+            at, mark = point.head, point.mark
+        last = await self._record(key, after=at - 1)
+        return last is not None and last.seq == at and _mark(_kept(last)) == mark
+
+    async def _record(self, key: SessionKey, *, after: int) -> Record | None:
+        log = self._source.read_log(key, after=after, limit=1)
+        async with contextlib.aclosing(log) as chunks:
+            async for chunk in chunks:
+                for record in chunk.records:
+                    return record
+        return None
+
+    # blobs
+
+    async def put_blobs(self, tenant: str, names: set[str]) -> list[str]:
+        """Copy blobs, each behind those that it names; return the names of all that there are."""
+        if tenant not in self._known:
+            self._known[tenant] = set(await self._target.blob_names(tenant))
+        known = self._known[tenant]
+        stack = [(name, False) for name in sorted(names)]
+        looked: set[str] = set()
+        while stack:
+            name, is_ready = stack.pop()
+            if name in known or (name in looked and not is_ready):
+                continue
+            looked.add(name)
+            data = await self._source.get_blob(tenant, name)
+            if data is None:
+                continue
+            if is_ready:
+                await self._target.put_blobs(tenant, {name: data})
+                known.add(name)
+                self.found.blobs += 1
+                self.found.bytes += len(data)
+            else:
+                stack.append((name, True))
+                stack += [(one, False) for one in sorted(named_in((data,)) - known)]
+        return sorted(names & known)
+
+    async def _collect(self, tenant: str) -> None:
+        """Remove blobs that nothing in the backup names any more."""
+        from perdure.transfer.backup_view import BackupView
+        from perdure.transfer.read import names_of
+
+        view = await BackupView.of(self._target)
+        named: set[str] = set()
+        for key in [one for one in view.keys if one.tenant == tenant]:
+            documents = await view.read_documents(key)
+            named |= await names_of(view.store, key, documents, await view.head(key))
+        gone = set(await self._target.blob_names(tenant)) - named
+        if gone:
+            await self._target.remove_blobs(tenant, gone)
+
+    # erasure
+
+    async def follow_deletions(self, here: Sequence[SessionKey] = ()) -> None:
+        """Remove what the source has deleted; what is *here* it has not."""
+        known = {JOURNAL, *here}
+        for tenant in await self._target.tenants():
+            for key in await keys_of(self._target, tenant):
+                if key in known:
+                    continue
+                try:
+                    await self._follow_deletion(key)
+                except PerdureError as error:
+                    self.found.failed[str(key)] = str(error)
+        for tenant in self._erased:
+            await self._collect(tenant)
+
+    async def _follow_deletion(self, key: SessionKey) -> None:
+        holder = await self._source.holder(key)
+        there = await self._target.holder(key)
+        if holder is None or not holder.deleted or there is None or there.deleted:
+            return  # never one of this store's, or gone already
+        await self._note(FORGOTTEN, key)  # first: a kill in between forgets it next time
+        grant = await self._lease(key)
+        await self._target.delete(key, grant.epoch)
+        self._erased.add(key.tenant)
+        self.found.forgotten += 1
+        self.gone.append(key)
+
+    async def _lease(self, key: SessionKey) -> Grant:
+        watch = self.watches[self._target.owner]
+        me = self._target.owner
+        return await obtain(self._target, key, me=me, watch=watch, on_held="steal", wait=self._wait)
+
+    async def _note(self, kind: str, what: object) -> None:
+        grant = await self._lease(JOURNAL)
+        try:
+            await append(self._target, grant, grant.head + 1, [Entry(kind, encode(what))])
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._target.release(JOURNAL, grant.epoch)
+
+    @property
+    def source(self) -> Store:
+        """Where from."""
+        return self._source
+
+    @property
+    def target(self) -> Store:
+        """Where to."""
+        return self._target
+
+
+async def append(target: Store, grant: Grant, first: int, entries: list[Entry]) -> None:
+    """Append to a log of the backup's.
+
+    Raises:
+        StoreError: The store did not take them.
+
+    """
+    batch = Batch(grant.key, grant.epoch, first, tuple(entries))
+    outcome = (await target.append_many([batch]))[0]
+    if outcome.status is not Status.OK:
+        message = f"{target.location} did not take what belongs to {grant.key}: {outcome.error}"
+        raise StoreError(message, key=str(grant.key)) from outcome.error
+
+
+@final
+class _Writing:
+    """What a run adds to one session's backup."""
+
+    def __init__(self, run: _Run, grant: Grant, end: End | None, *, anew: bool) -> None:
+        self._run = run
+        self._grant = grant
+        self._key = grant.key
+        self._next = grant.head + 1
+        self._entries: list[Entry] = []
+        self._size = 0
+        self._names: set[str] = set()
+        self._anew = anew
+        self._begin = 0 if end is None else end.begin
+        self._first = 0 if end is None else end.first
+        self._sum = "" if end is None else end.sum
+        self._at, self._mark = 0, ""
+        if end is not None and end.last is not None:
+            self._at, self._mark = end.last.n, _mark(end.last)
+        elif end is not None and end.point is not None and end.begin == end.point.begin:
+            self._at, self._mark = end.point.head, end.point.mark
+
+    async def bring(
+        self,
+        head: int,
+        epoch: int,
+        documents: Documents,
+        posts: list[Posted],
+        letters: list[DeadLetter],
+    ) -> None:
+        """Add what has come up to a record, then say that the session is whole."""
+        if self._anew:
+            self._begin = self._next
+            self._add(Entry(ANEW, b"{}"))
+        async with contextlib.aclosing(self._records(head)) as records:
+            async for record in records:
+                await self._take(record)
+        await self._put_documents_blobs(documents)
+        point = Point(
+            head=self._at,
+            epoch=epoch,
+            begin=self._begin,
+            first=self._first,
+            mark=self._mark,
+            sum=self._sum,
+            manifest=_plain(documents.manifest),
+            posts=posts,
+            letters=letters,
+        )
+        self._add(Entry(POINT, encode(point)))
+        await self._flush()
+        await self._put_documents(documents)
+        if self._anew:
+            await self._run.target.trim(self._key, self._grant.epoch, self._begin)
+
+    async def _records(self, head: int) -> AsyncGenerator[Record, None]:
+        at = self._at
+        log = self._run.source.read_log(self._key, after=at, before=head + 1)
+        async with contextlib.aclosing(log) as chunks:
+            async for chunk in chunks:
+                if not chunk.settled:
+                    message = f"session {self._key} is just being taken over: try again"
+                    raise StoreUnavailableError(message, key=str(self._key))
+                for record in chunk.records:
+                    if at and record.seq != at + 1:
+                        message = f"session {self._key} was pruned while it was read: try again"
+                        raise StoreUnavailableError(message, key=str(self._key))
+                    at = record.seq
+                    yield record
+        if at < head:
+            message = f"session {self._key} ended at {at} while it was read: try again"
+            raise StoreUnavailableError(message, key=str(self._key))
+
+    async def _take(self, record: Record) -> None:
+        kept = _kept(record)
+        payload = encode(kept)
+        self._first = self._first or record.seq
+        self._at, self._mark = record.seq, _mark(kept)
+        self._sum = hashed(self._sum, payload)
+        self._names |= named_in((record.payload,))
+        self._run.found.records += 1
+        self._add(Entry(KEPT, payload, record.end))
+        if record.end and self._size >= PART:
+            await self._flush()
+
+    def _add(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._size += len(entry.payload)
+
+    async def _flush(self) -> None:
+        """Make durable what has come: blobs first, since records name them."""
+        if self._names:
+            names, self._names = self._names, set()
+            found = await self._run.put_blobs(self._key.tenant, names)
+            if found:
+                self._entries.insert(0, Entry(BLOBS, encode(Names(found))))
+                if self._begin == self._next:  # behind the entry with which all begins
+                    self._entries[:2] = self._entries[1::-1]
+        entries, self._entries = self._entries, []
+        await append(self._run.target, self._grant, self._next, entries)
+        self._next += len(entries)
+        self._run.found.bytes += self._size
+        self._size = 0
+
+    async def _put_documents_blobs(self, documents: Documents) -> None:
+        self._names |= named_in(one.data for one in documents.found.values())
+        manifest = documents.manifest
+        base = None if manifest is None else manifest.base
+        if base is not None:
+            self._names |= {name for name in (base.kept, base.folded) if name}
+
+    async def _put_documents(self, documents: Documents) -> None:
+        manifest = documents.manifest
+        if manifest is None:
+            return
+        target, at = self._run.target, self._next - 1
+        before = (await target.read_documents(self._key, ())).manifest
+        there = {} if before is None else before.documents
+        changed = {
+            name: one.data
+            for name, one in documents.found.items()
+            if name not in there or there[name].sha256 != manifest.documents[name].sha256
+        }
+        listed = {
+            name: msgspec.structs.replace(one, as_of_seq=at)
+            for name, one in manifest.documents.items()
+            if name in documents.found
+        }
+        here = msgspec.structs.replace(
+            manifest,
+            epoch=self._grant.epoch,
+            as_of_seq=at,
+            documents=listed,
+            base=None,
+            position=msgspec.Raw(b"null"),
+        )
+        await target.write_documents(self._key, changed, here)
+        self._run.found.bytes += sum(map(len, changed.values()))
+
+
+def _kept(record: Record) -> Kept:
+    payload = b"{}" if record.kind == EPOCH else record.payload  # who held it is the store's
+    return Kept(record.seq, record.epoch, record.kind, msgspec.Raw(payload), record.end)
+
+
+def _mark(kept: Kept) -> str:
+    return hashlib.sha256(encode(kept)).hexdigest()
+
+
+def _plain(manifest: Manifest | None) -> Manifest | None:
+    null = msgspec.Raw(b"null")
+    return None if manifest is None else msgspec.structs.replace(manifest, position=null)
+
+
+def _cut(manifest: Manifest | None) -> int:
+    return 0 if manifest is None or manifest.base is None else manifest.base.cut

@@ -1,0 +1,299 @@
+"""A damaged session as a bundle: what is left of it, and a record where something is missing.
+
+A bundle by itself is all of a session or nothing. This one is read past damage: each run of
+records that can be proven, whatever lies between; the documents and the blobs that are whole. A
+record of the kind ``missing`` stands where others are lost, and says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from perdure.checkpoints.chain import CHAIN_KINDS, Chain
+from perdure.errors import CorruptRecordError, PerdureError, SessionNotFoundError
+from perdure.records.checkpoints import CHECKPOINTS
+from perdure.records.chunks import named_in
+from perdure.records.json import encode
+from perdure.records.keys import SessionKey
+from perdure.records.records import MISSING, Record
+from perdure.store import DeadLetter, Document, Documents, Store, past_damage
+from perdure.transfer.bundle import Blob, End, Folded, Head, Item, neutral_record
+from perdure.transfer.bundle_files import write_items
+from perdure.transfer.read import dead_letters_of
+
+ONE_BY_ONE: Final = 1000
+"""Records that are tried one by one behind damage, before steps grow."""
+
+
+class MissingRecords(msgspec.Struct, frozen=True):
+    """A run of records that cannot be read."""
+
+    first: int
+    last: int
+    why: str = ""
+
+
+class Salvage(msgspec.Struct, kw_only=True):
+    """What was brought out of a session, and what was not."""
+
+    key: SessionKey
+    records: int = 0
+    """Records in the bundle; who held the session when is not in it."""
+    head: int = 0
+    """The last record that the store knows of."""
+    missing: list[MissingRecords] = []
+    """Records that are lost, oldest first."""
+    documents: list[str] = []
+    """Documents in the bundle; the others are made anew from what is left of the log."""
+    lost_documents: list[str] = []
+    blobs: int = 0
+    lost_blobs: list[str] = []
+    """Blobs that something names, and that are damaged or not there."""
+    dead_letters: int = 0
+    lost_dead_letters: int = 0
+    """Those that are damaged."""
+    bytes: int = 0
+    """Of the bundle."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing."""
+        lost = self.lost_documents or self.lost_blobs or self.lost_dead_letters
+        return not (self.missing or lost)
+
+
+async def salvage(store: Store, key: SessionKey, path: Path) -> Salvage:
+    """Write what can still be read of a session as a bundle into a new file.
+
+    Reads without a lease, and changes nothing. The bundle opens as a session once it is imported,
+    with a record in each place where others are missing.
+
+    Args:
+        store: An open store.
+        key: Which session.
+        path: A file that is not there.
+
+    Raises:
+        SessionNotFoundError: There is no such session.
+        CorruptRecordError: Nothing of it can be read.
+        ConfigError: The file is there already.
+
+    """
+    token = past_damage.set(True)
+    try:
+        found = _Salvaging(store, key)
+        await found.look()
+        found.report.bytes = await write_items(path, found.items())
+        return found.report
+    finally:
+        past_damage.reset(token)
+
+
+class _Salvaging:
+    def __init__(self, store: Store, key: SessionKey) -> None:
+        self._store = store
+        self._key = key
+        self._documents = Documents()
+        self._blobs: list[str] = []
+        self._letters: list[DeadLetter] = []
+        self.report = Salvage(key=key)
+
+    async def look(self) -> None:
+        """Find out what there is, reading all of it once."""
+        report = self.report
+        await self._look_at_documents()
+        try:
+            head = await self._store.head(self._key)
+        except CorruptRecordError:
+            head = 0
+        manifest = self._documents.manifest
+        report.head = max(head, manifest.as_of_seq if manifest is not None else 0)
+        names = named_in(one.data for name, one in self._found() if name != CHECKPOINTS)
+        links = self._documents.found.get(CHECKPOINTS)
+        chain = Chain.of(None if links is None else links.data)
+        async with aclosing(self._log()) as log:
+            async for one in log:
+                if isinstance(one, MissingRecords):
+                    report.missing.append(one)
+                    continue
+                report.head = max(report.head, one.seq)
+                if one.kind in CHAIN_KINDS:
+                    chain.apply(one.kind, one.payload)
+                else:
+                    names |= named_in((one.payload,))
+        if report.head == 0 and not report.missing:
+            message = f"there is no session {self._key} in {self._store.location}"
+            raise SessionNotFoundError(message, key=str(self._key))
+        names |= named_in(encode(one.state) for one in chain.by_id.values())
+        base = None if manifest is None else manifest.base
+        if base is not None:
+            names |= {name for name in (base.kept, base.folded) if name}
+        await self._look_at_blobs(names)
+        await self._look_at_letters()
+
+    def _found(self) -> list[tuple[str, Document]]:
+        return sorted(self._documents.found.items())
+
+    async def _look_at_documents(self) -> None:
+        try:
+            self._documents = await self._store.read_documents(self._key)
+        except PerdureError as error:
+            self.report.lost_documents.append(f"all of them: {error}")
+        else:
+            self.report.lost_documents += self._documents.damaged
+            if self._documents.manifest is not None:
+                self.report.documents = sorted(self._documents.found)
+
+    async def _look_at_letters(self) -> None:
+        letters = await dead_letters_of(self._store, self._key)
+        self._letters = [one for one in letters if not one.item.damage]
+        self.report.dead_letters = len(self._letters)
+        self.report.lost_dead_letters = len(letters) - len(self._letters)
+
+    async def _look_at_blobs(self, names: set[str]) -> None:
+        looked: set[str] = set()
+        while names:
+            name = names.pop()
+            looked.add(name)
+            data = await self._blob(name)
+            if data is None:
+                self.report.lost_blobs.append(name)
+            else:
+                self._blobs.append(name)
+                names |= named_in((data,)) - looked
+        self._blobs.sort()
+        self.report.lost_blobs.sort()
+        self.report.blobs = len(self._blobs)
+
+    async def _blob(self, name: str) -> bytes | None:
+        try:
+            return await self._store.get_blob(self._key.tenant, name)
+        except CorruptRecordError:
+            return None
+
+    async def items(self) -> AsyncGenerator[Item, None]:
+        """Yield the bundle; `look` was there before."""
+        yield Head(self._key, 2 if self._letters else 1)
+        for letter in self._letters:
+            yield letter
+        for name in self._blobs:
+            data = await self._blob(name)
+            if data is not None:
+                yield Blob(name, data)
+        async with aclosing(self._records()) as records:
+            async for record in records:
+                yield record
+        manifest = self._documents.manifest
+        if manifest is not None:
+            for name, document in sorted(self._documents.found.items()):
+                yield Folded(name, document)
+            listed = {
+                name: one
+                for name, one in manifest.documents.items()
+                if name in self._documents.found
+            }
+            yield msgspec.structs.replace(manifest, documents=listed)
+        yield End()
+
+    async def _records(self) -> AsyncGenerator[Record, None]:
+        """Yield the log as whole groups, with a record for each run of others that is lost."""
+        before: Record | None = None
+        async with aclosing(self._log()) as log:
+            async for one in log:
+                if isinstance(one, MissingRecords):
+                    if before is not None:  # what ended its group may be what is lost
+                        yield msgspec.structs.replace(before, end=True)
+                    # The first number is the lease's, wherever the session comes to be.
+                    first = max(one.first, 2)
+                    before = Record(first, 0, MISSING, encode(one), end=True)
+                    before = before if first <= one.last else None
+                    continue
+                record = neutral_record(one)
+                if record is None:
+                    continue
+                self.report.records += 1
+                if before is not None:
+                    yield before
+                before = record
+        if before is not None:
+            yield msgspec.structs.replace(before, end=True)
+
+    async def _log(self) -> AsyncGenerator[Record | MissingRecords, None]:
+        """Yield the log past damage; what is missing is told in its place."""
+        at = 0
+        why = "the log ends before them"
+        while True:
+            try:
+                async with aclosing(self._run(at)) as run:
+                    async for one in run:
+                        at = one.last if isinstance(one, MissingRecords) else one.seq
+                        yield one
+                break
+            except CorruptRecordError as error:
+                why = str(error).partition("; ")[0]
+                told = error.facts.get("next")
+                following = told if isinstance(told, int) else await self._next_readable(at)
+            if not following:
+                break
+            if following > at + 1:
+                yield MissingRecords(at + 1, following - 1, why)
+            # What comes in larger parts may hide this one for what is behind it: read it alone.
+            record = await self._one(following)
+            if record is None:
+                break
+            at = following
+            yield record
+        if at < self.report.head:
+            yield MissingRecords(at + 1, self.report.head, why)
+
+    async def _run(self, after: int) -> AsyncGenerator[Record | MissingRecords, None]:
+        """Yield records up to damage; a log that was pruned begins later than with the first."""
+        at = after
+        async with aclosing(self._store.read_log(self._key, after=after)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    if at and record.seq > at + 1:
+                        yield MissingRecords(at + 1, record.seq - 1, "nobody knows why")
+                    at = record.seq
+                    yield record
+
+    async def _next_readable(self, at: int) -> int:
+        """Return the first record behind one that can be read, 0 for none."""
+        seq, head = at + 1, self.report.head
+        step = 1
+        while seq <= head or (not head and seq <= at + ONE_BY_ONE):
+            if await self._is_readable(seq):
+                return seq if step == 1 else await self._first_of_run(seq - step, seq)
+            if seq - at >= ONE_BY_ONE:
+                step *= 2
+            seq += step
+        return 0 if step == 1 else await self._first_of_run(seq - step, head + 1)
+
+    async def _first_of_run(self, low: int, high: int) -> int:
+        """Return where a run begins that reaches to *high*; *low* cannot be read."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            if await self._is_readable(middle):
+                high = middle
+            else:
+                low = middle
+        return high if high <= self.report.head else 0
+
+    async def _is_readable(self, seq: int) -> bool:
+        return await self._one(seq) is not None
+
+    async def _one(self, seq: int) -> Record | None:
+        log = self._store.read_log(self._key, after=seq - 1, before=seq + 1, limit=1)
+        try:
+            async with aclosing(log) as chunks:
+                async for chunk in chunks:
+                    for record in chunk.records:
+                        return record if record.seq == seq else None
+        except CorruptRecordError:
+            return None
+        return None

@@ -1,0 +1,779 @@
+"""All sessions of a store into another one: each verified, resumable after a kill, repeatable.
+
+A session is read without a lease, also beside the program that writes it, is written under a lease
+in the target, then read back and compared. Each further run brings what has come since: it
+goes on behind what is there, once that was compared record by record. The source keeps
+everything, what waits in inboxes included.
+
+Numbers decide how. A lease in the target takes the number behind its last record. Where
+the source has an epoch of its own there, the log goes on. Where a program has held the session all
+the while, a record has that number, so the target's copy is removed and written anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, final
+
+import anyio
+import msgspec
+
+from perdure.errors import (
+    ConfigError,
+    LeaseHeldError,
+    LeaseLostError,
+    NotStorableError,
+    PerdureError,
+    StoreError,
+    StoreUnavailableError,
+)
+from perdure.lease import Lease, OnHeld, OwnerWatch, obtain, while_beating
+from perdure.lineage.store import followed
+from perdure.memory.documents import Taken
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey, require_filters
+from perdure.records.manifest import Base
+from perdure.records.records import FORK, TAKEN
+from perdure.session.options import require_no_backup
+from perdure.store import DeadLetter, Document, Grant, Holder, Posted, Store
+from perdure.transfer import receipts
+from perdure.transfer.bundle import Blob, Item, neutral
+from perdure.transfer.read import Digest, content, dead_letters_of, digest_of, items
+from perdure.transfer.receipts import State, state_of
+from perdure.transfer.write import ALL, Landed, go_on, land
+
+AT_ONCE: Final = 8
+PAGE: Final = 500
+TRIES: Final = 3
+PAUSE: Final = 0.2
+"""Seconds before another look at a session that changed while it was read."""
+POSTS: Final = 100
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a migration is."""
+
+    done: int
+    total: int
+    key: SessionKey
+    """The session that was just done."""
+
+
+class Migration(msgspec.Struct, kw_only=True):
+    """What a migration has done."""
+
+    sessions: int = 0
+    """All that the source has."""
+    copied: int = 0
+    """Sessions that were written whole."""
+    continued: int = 0
+    """Sessions of which the target had the beginning, and that go on behind it."""
+    there: int = 0
+    """Sessions that the target had already, the same in every record."""
+    deleted: int = 0
+    """Sessions that an earlier run had copied, and that were deleted in the source since."""
+    open: int = 0
+    """Sessions that somebody has open in the source: run again when that program has ended."""
+    records: int = 0
+    blobs: int = 0
+    bytes: int = 0
+    """Of records, documents and blobs that were copied."""
+    empty: int = 0
+    """Sessions in which nothing was ever said, opened or not: there is nothing to copy."""
+    posted: int = 0
+    """Items that wait in the source's inboxes, and since this run in the target's, too."""
+    dead_letters: int = 0
+    """Dead letters of the source that the target has since this run, too."""
+    failed: dict[str, str] = {}
+    """Why a session was not copied, by its key."""
+
+
+async def migrate(
+    source: Store,
+    target: Store,
+    *,
+    tenants: Sequence[str] | None = None,
+    on_held: OnHeld = "handover",
+    wait: float = 10.0,
+    progress: Callable[[Progress], None] | None = None,
+) -> Migration:
+    """Copy every session of an open store into another open store, and verify each.
+
+    May be repeated, also after it was killed, and beside a program that writes to the source:
+    each run brings what has come since the last one. A session that the target has is
+    never replaced unless it is the beginning of the source's. What waits for sessions, also for
+    those that nobody has opened yet, waits in the target, too, and dead letters come along. The
+    source stays as it is.
+
+    Args:
+        source: Where from. It is only read, without a lease, so it may be opened just for that.
+        target: Where to.
+        tenants: Whose sessions; None for everybody's.
+        on_held: What to do about a session that somebody holds in the target.
+        wait: Seconds to wait for a holder.
+        progress: Called after each session.
+
+    Raises:
+        ConfigError: One of them is a backup.
+
+    """
+    found = Migration()
+    mover = _Mover(source, target, found, on_held=on_held, wait=wait)
+    act = partial(_move_all, mover, source, tenants, progress)
+    await while_beating((target,), act, watches=mover.watches)
+    return found
+
+
+async def _move_all(
+    mover: _Mover,
+    source: Store,
+    tenants: Sequence[str] | None,
+    progress: Callable[[Progress], None] | None,
+) -> None:
+    for store in (source, mover.target):
+        await require_no_backup(store)
+    names = await source.tenants() if tenants is None else tenants
+    keys = [key for tenant in names for key in await keys_of(source, tenant)]
+    found, done = mover.found, 0
+    found.sessions = len(keys)
+
+    def wanted(found: Sequence[SessionKey]) -> set[SessionKey]:
+        return {key for key in found if tenants is None or key.tenant in tenants}
+
+    mover.waiting = wanted(await source.waiting())
+    mover.with_letters = wanted(await with_dead_letters(source))
+    mover.target_letters = wanted(await with_dead_letters(mover.target))
+    keys += sorted((mover.waiting | mover.with_letters).difference(keys))
+
+    async def move(key: SessionKey, limiter: anyio.CapacityLimiter) -> None:
+        nonlocal done
+        async with limiter:
+            try:
+                await mover.move(key)
+            except PerdureError as error:
+                found.failed[str(key)] = str(error)
+        done += 1
+        if progress is not None:
+            progress(Progress(done, len(keys), key))
+
+    mover.parents = await _parents(source, keys)
+    for wave in _waves(mover.parents, keys):
+        limiter = anyio.CapacityLimiter(AT_ONCE)
+        async with anyio.create_task_group() as group:
+            for key in wave:
+                group.start_soon(move, key, limiter)
+    await mover.follow_deletions(keys, tenants)
+    await mover.tidy()
+
+
+async def with_dead_letters(store: Store) -> list[SessionKey]:
+    """List the sessions that have dead letters, none where the store keeps none."""
+    return await store.waiting(dead_letters=True) if store.capabilities.dead_letters else []
+
+
+async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
+    """List all sessions of a tenant."""
+    keys: list[SessionKey] = []
+    require_filters(tenant=tenant)
+    while True:
+        after = keys[-1] if keys else None
+        page = await store.sessions(tenant=tenant, after=after, limit=PAGE)
+        keys += [info.key for info in page]
+        if len(page) < PAGE:
+            return keys
+
+
+async def _parents(store: Store, keys: list[SessionKey]) -> dict[SessionKey, SessionKey | None]:
+    lineage = followed(store)
+    parents: dict[SessionKey, SessionKey | None] = {}
+    for key in keys:
+        with contextlib.suppress(PerdureError):  # told when its turn comes
+            base = await lineage.base_of(key)
+            parents[key] = None if base is None else base.parent
+    return parents
+
+
+def _waves(
+    parents: dict[SessionKey, SessionKey | None], keys: list[SessionKey]
+) -> list[list[SessionKey]]:
+    """Return the keys in groups, in which no session comes before the one that it forked from."""
+    waves: list[list[SessionKey]] = []
+    for key in keys:
+        depth, above = 0, parents.get(key)
+        while above is not None and depth < len(keys):
+            depth, above = depth + 1, parents.get(above)
+        while len(waves) <= depth:
+            waves.append([])
+        waves[depth].append(key)
+    return waves
+
+
+class _Compared(msgspec.Struct, frozen=True):
+    """How what the target has of a session stands to what the source has."""
+
+    head: int = 0
+    """The target's last record."""
+    epoch: int = 0
+    """Its newest epoch, as it was before it was read."""
+    next: int = 0
+    """The source's first record that the target does not have; 0 for none."""
+    pruned: bool = False
+    """Whether the target has history that the source has no more."""
+    proven: bool = True
+    """Whether records of both were compared, unless one of them has none."""
+    differs: int = 0
+    """The first record that the source has not, or has otherwise; 0 for none."""
+    taken: frozenset[str] = frozenset()
+    """What was posted and is in the source's log, by op id."""
+
+
+class _ChangedError(StoreUnavailableError):
+    """The session changed while it was read: the next look finds it whole."""
+
+
+@final
+class _Mover:
+    def __init__(
+        self, source: Store, target: Store, found: Migration, *, on_held: OnHeld, wait: float
+    ) -> None:
+        self._source = source
+        self.target: Store = target
+        self.found = found
+        self.waiting: set[SessionKey] = set()
+        """Sessions for which something waits in the source."""
+        self.with_letters: set[SessionKey] = set()
+        """Sessions that have dead letters in the source, and those that have in the target."""
+        self.target_letters: set[SessionKey] = set()
+        self.parents: dict[SessionKey, SessionKey | None] = {}
+        self._on_held: OnHeld = on_held
+        self._wait = wait
+        self._blobs: dict[str, set[str]] = {}
+        """By tenant, the names of blobs that the target has."""
+        self._gone: set[SessionKey] = set()
+        self._left: dict[SessionKey, set[str]] = {}
+        """The receipts of a session, as far as this run knows."""
+        self._stale: dict[str, set[str]] = {}
+        """By tenant, receipts that others have replaced."""
+        self.watches = {target.owner: OwnerWatch(Lease(), anyio.current_time)}
+
+    async def move(self, key: SessionKey) -> None:
+        """Bring what the target lacks of a session, what waits for it, and its dead letters."""
+        holder = await self._source.holder(key)
+        if holder is not None and holder.deleted and key not in self.waiting:
+            self._gone.add(key)  # since it was listed
+            return
+        if holder is not None and not holder.released and holder.alive is not False:
+            self.found.open += 1
+        if await self._known(key) is not None:
+            self.found.there += 1
+        elif await self._is_empty(key):
+            self.found.empty += 1
+            await self._empty_it(key, holder)
+        else:
+            await self._bring(key)
+        try:
+            if key in self.waiting:
+                await self._post(key)
+        finally:
+            if key in self.with_letters | self.target_letters:
+                await self._bring_letters(key)
+
+    async def _is_empty(self, key: SessionKey) -> bool:
+        """Say whether nothing was ever said in a session, perhaps since nobody has opened it."""
+        if (await self._source.read_documents(key, ())).manifest is not None:
+            return False
+        head = await self._source.head(key)
+        async with contextlib.aclosing(content(self._source, key, head)) as records:
+            return await anext(records, None) is None
+
+    async def _empty_it(self, key: SessionKey, before: Holder | None) -> None:
+        """Have the target keep nothing either, if what it has came from here and was deleted."""
+        seen = await self._compare(key)
+        if not seen.differs:
+            return
+        now = await self._source.holder(key)
+        if now is not None and now.deleted:
+            await self._follow_deletion(key)
+            return
+        if (now and now.epoch) != (before and before.epoch):
+            raise _ChangedError(f"{key} changed while it was read: try again", key=str(key))
+        self._require_beginning(key, seen)
+
+    async def _bring(self, key: SessionKey) -> None:
+        for left in reversed(range(TRIES)):
+            try:
+                await self._catch_up(key)
+            except (LeaseHeldError, ConfigError, StoreUnavailableError):
+                # It changed on either side meanwhile: a killed run may arrive after its end.
+                if not left:
+                    raise
+            else:
+                return
+            await anyio.sleep(PAUSE)
+
+    async def _catch_up(self, key: SessionKey) -> None:
+        before = await state_of(self._source, key)
+        lives = await self._lives(key)
+        note = partial(self._note, key, lives)
+        seen = await self._compare(key)
+        self._supersede(key, receipts.untouched(self._source, key, seen.epoch))
+        if not seen.head:
+            landed = await self._written(key, partial(land, self.target, key, on_epoch=note))
+            self.found.copied += 1
+        elif (
+            await self._is_another_life(key, seen, before)
+            or not await self._goes_on(key)
+            or self._is_replaced(seen)
+        ):
+            await self._remove(key, seen)
+            landed = await self._written(key, partial(land, self.target, key, on_epoch=note))
+            self.found.copied += 1
+        elif not seen.next and await self._same_documents(key):
+            self.found.there += 1
+            await self._acknowledge(key, seen.epoch, before, lives)
+            return
+        else:
+            async with self._lease(key) as grant:
+                self._require_unchanged(seen, grant)
+                landed = await self._written(key, partial(go_on, self.target, grant, on_epoch=note))
+            self.found.continued += 1
+        self.found.records += landed.records
+        self.found.blobs += landed.blobs
+        self.found.bytes += landed.bytes
+        await self._acknowledge(key, landed.epoch, before, lives)
+
+    async def _is_another_life(
+        self, key: SessionKey, seen: _Compared, before: State | None
+    ) -> bool:
+        """Say whether the source has deleted what the target has, and begun it anew.
+
+        Raises:
+            StoreError: The target has other records, and they did not come from here.
+
+        """
+        if not seen.differs and seen.proven:
+            return False
+        untouched = await self._has(key, receipts.untouched(self._source, key, seen.epoch))
+        if untouched and not seen.differs:
+            return True  # of the records that it has, the source has pruned all
+        lives = await self._lives(key)
+        if untouched and lives and not any([await self._has(key, life) for life in lives]):
+            return True
+        now = await state_of(self._source, key)
+        if before is None or now is None or now.epoch != before.epoch:
+            raise _ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
+        self._require_beginning(key, seen)
+        message = (
+            f"{self.target.location} has a session {key} with other history than what was "
+            f"left of it in {self._source.location} after pruning: {_way_out(key)}"
+        )
+        raise StoreError(message, key=str(key), seq=seen.head)
+
+    @staticmethod
+    def _is_replaced(seen: _Compared) -> bool:
+        """Say whether the log that is there cannot go on under its numbers."""
+        return seen.pruned or 0 < seen.next <= seen.head + 1
+
+    async def _written(
+        self, key: SessionKey, write: Callable[[AsyncGenerator[Item, None]], Awaitable[Landed]]
+    ) -> Landed:
+        """Write a session into the target, read it back and compare."""
+        before = await self._base(key)
+        digest = Digest()
+        landed = await write(self._new(key, digest.through(items(self._source, key))))
+        if before != await self._base(key):
+            message = f"history of {key} was pruned or moved while it was read: try again"
+            raise _ChangedError(message, key=str(key))
+        if await digest_of(self.target, key) != digest.value:
+            message = (
+                f"session {key} is not the same in {self.target.location} after it was "
+                "written: somebody else writes there, or the store is not sound"
+            )
+            raise StoreError(message, key=str(key))
+        return landed
+
+    async def _base(self, key: SessionKey) -> Base | None:
+        manifest = (await self._source.read_documents(key, ())).manifest
+        return None if manifest is None else manifest.base
+
+    async def _new(
+        self, key: SessionKey, found: AsyncGenerator[Item, None]
+    ) -> AsyncGenerator[Item, None]:
+        """Leave out blobs that the target has."""
+        if key.tenant not in self._blobs:
+            self._blobs[key.tenant] = set(await self.target.blob_names(key.tenant))
+        known = self._blobs[key.tenant]
+        async with contextlib.aclosing(found):
+            async for item in found:
+                if not isinstance(item, Blob) or item.name not in known:
+                    yield item
+
+    async def _same_documents(self, key: SessionKey) -> bool:
+        return await _documents(self._source, key) == await _documents(self.target, key)
+
+    # comparing
+
+    async def _compare(self, key: SessionKey) -> _Compared:
+        """Compare the target's records with the source's, one by one."""
+        holder = await self.target.holder(key)
+        head = 0 if holder is None or holder.deleted else await self.target.head(key)
+        if holder is None or not head:
+            return _Compared()
+        taken: set[str] = set()
+        shared, pruned, has_any = 0, False, False
+        theirs = content(self.target, key, head)
+        ours = content(self._source, key, await self._source.head(key))
+        async with contextlib.aclosing(theirs), contextlib.aclosing(ours):
+            our = await anext(ours, None)
+            async for record in theirs:
+                has_any = True
+                if our is not None and record.seq < our.seq and not shared:
+                    pruned = True
+                    continue
+                if record != our:
+                    return _Compared(head, holder.epoch, differs=record.seq)
+                shared += 1
+                if record.kind == TAKEN:
+                    taken.update(decode(record.payload, Taken).ops)
+                our = await anext(ours, None)
+            following = 0 if our is None else our.seq
+            while our is not None:
+                if our.kind == TAKEN:
+                    taken.update(decode(our.payload, Taken).ops)
+                our = await anext(ours, None)
+        proven = bool(shared) or not has_any
+        return _Compared(
+            head, holder.epoch, following, pruned, proven=proven, taken=frozenset(taken)
+        )
+
+    def _require_beginning(self, key: SessionKey, seen: _Compared) -> None:
+        """Raise unless what the target has may be what an earlier run has left."""
+        if not seen.differs:
+            return
+        message = (
+            f"{self.target.location} has another session {key}: its record {seen.differs} is "
+            f"not in {self._source.location}, or another one there; {_way_out(key)}"
+        )
+        raise StoreError(message, key=str(key), seq=seen.differs)
+
+    def _require_unchanged(self, seen: _Compared, grant: Grant) -> None:
+        if (grant.epoch, grant.head) != (seen.epoch + 1, seen.head + 1):
+            message = f"{grant.key} changed in {self.target.location} meanwhile: try again"
+            raise _ChangedError(message, key=str(grant.key))
+
+    async def _goes_on(self, key: SessionKey) -> bool:
+        """Say whether the target has what a session goes on behind: a fork's parent, as it was."""
+        lineage = followed(self.target)
+        base = await lineage.base_of(key)
+        if base is None or base.parent is None:
+            return True
+        if await lineage.has(base.parent, base.at, base.epoch):
+            return True
+        newer = await lineage.newest_base(key)
+        return newer is not None and newer.parent is None
+
+    # what an earlier run has left
+
+    async def _acknowledge(
+        self, key: SessionKey, epoch: int, before: State | None, lives: Sequence[bytes]
+    ) -> None:
+        """Leave word, as blobs, of what the target has under an epoch of ours, and nobody else's.
+
+        Args:
+            key: Which session.
+            epoch: The target's, when both were found equal.
+            before: What the source was when that began.
+            lives: Which life of the session that was.
+
+        """
+        there = await state_of(self.target, key)
+        if there is None or there.epoch != epoch:
+            return  # somebody has opened it there
+        left = [receipts.untouched(self._source, key, epoch)]
+        if before is not None and before == await state_of(self._source, key):
+            left.append(receipts.equal(self._source, key, before, there))
+        await self._leave(key, [*left, *lives])
+        valid = set(map(receipts.name, left))
+        self._stale.setdefault(key.tenant, set()).update(self._left.get(key, set()) - valid)
+        self._left[key] = valid
+
+    async def _leave(self, key: SessionKey, left: Sequence[bytes]) -> None:
+        await self.target.put_blobs(key.tenant, {receipts.name(one): one for one in left})
+
+    def _supersede(self, key: SessionKey, *left: bytes) -> None:
+        """Have receipts go, once a session is acknowledged again."""
+        self._left.setdefault(key, set()).update(map(receipts.name, left))
+
+    async def tidy(self) -> None:
+        """Remove the receipts that newer ones have replaced."""
+        for tenant, names in self._stale.items():
+            if names:
+                await self.target.remove_blobs(tenant, names)
+
+    async def _note(self, key: SessionKey, lives: Sequence[bytes], epoch: int) -> None:
+        """Leave word that an epoch in the target is a migration's, before it may be killed."""
+        own = receipts.untouched(self._source, key, epoch)
+        self._supersede(key, own)
+        await self._leave(key, [own, *lives])
+
+    async def _has(self, key: SessionKey, receipt: bytes) -> bool:
+        return await self.target.get_blob(key.tenant, receipts.name(receipt)) is not None
+
+    async def _known(self, key: SessionKey) -> State | None:
+        """Return the source's state if both were found equal, and neither has changed since."""
+        there = await state_of(self.target, key)
+        here = None if there is None else await state_of(self._source, key)
+        if here is None or there is None:
+            return None
+        receipt = receipts.equal(self._source, key, here, there)
+        if not await self._has(key, receipt):
+            return None
+        self._supersede(key, receipt)
+        return here
+
+    async def _lives(self, key: SessionKey) -> list[bytes]:
+        """Return by what a session differs from one of its name that was deleted before it."""
+        marks: list[object] = []
+        async with contextlib.aclosing(self._source.read_log(key, limit=1)) as log:
+            async for chunk in log:
+                marks += [record.epoch for record in chunk.records if record.seq == 1]
+        manifest = (await self._source.read_documents(key, ())).manifest
+        if manifest is not None and manifest.about.created_at is not None:
+            marks.append(f"of {manifest.about.created_at}")
+        return [receipts.life(self._source, key, mark) for mark in marks]
+
+    async def _remove(self, key: SessionKey, seen: _Compared) -> None:
+        """Remove the target's copy, for what is to come in its place."""
+        await self._require_forks_follow(key)
+        async with self._lease(key) as grant:
+            self._require_unchanged(seen, grant)
+            waiting = await self.target.take(key, grant.epoch, limit=ALL)
+            known = {*seen.taken, *(item.op_id for item in await self._posted(key))}
+            own = [item for item in waiting if item.op_id not in known]
+            if any(item.kind == FORK for item in own):
+                message = f"{key} was forked in {self.target.location}: {_way_out(key)}"
+                raise StoreError(message, key=str(key))
+            if own:  # left in the target itself: it comes again behind the session
+                await self._source.post(key, own)
+                self.waiting.add(key)
+            await self._require_no_own_letters(key)
+            # First: who finds it deleted is to know that nobody has forgotten it.
+            note = receipts.removed(self._source, key, grant.epoch)
+            self._supersede(key, note)
+            await self._leave(key, [note])
+            await self.target.delete(key, grant.epoch)
+
+    async def _require_no_own_letters(self, key: SessionKey) -> None:
+        """Raise if the target has set posts aside that the source knows nothing of."""
+        known = {one.item.op_id for one in await dead_letters_of(self._source, key)}
+        own = [
+            one
+            for one in await dead_letters_of(self.target, key)
+            if one.item.op_id not in known and not await self._is_copy(key, one)
+        ]
+        if own:
+            where = f" --tenant {key.tenant}" if key.tenant else ""
+            message = (
+                f"{self.target.location} has {len(own)} dead letters of {key}, which would be "
+                f"lost if it were written anew there: `perdure inbox {key.agent} --session "
+                f"{key.session}{where} --store TARGET --retry --all` lets them wait again, or "
+                "--drop removes them; then migrate again"
+            )
+            raise StoreError(message, key=str(key), count=len(own))
+
+    async def _require_forks_follow(self, key: SessionKey) -> None:
+        """Raise if a fork in the target would lose its history, and nothing would replace it."""
+        for fork in [fork for fork, parent in self.parents.items() if parent == key]:
+            seen = await self._compare(fork)
+            if seen.differs and not await self._has(
+                key, receipts.untouched(self._source, fork, seen.epoch)
+            ):
+                message = (
+                    f"{fork}, which is a fork of {key}, was written in {self.target.location}, so "
+                    f"{key} cannot be written anew there: {_way_out(fork)}"
+                )
+                raise StoreError(message, key=str(key), fork=str(fork))
+
+    async def follow_deletions(
+        self, keys: Sequence[SessionKey], tenants: Sequence[str] | None
+    ) -> None:
+        """Delete what the source has deleted since it was copied."""
+        here = set(keys).difference(self._gone)
+        for tenant in await self.target.tenants():
+            if tenants is not None and tenant not in tenants:
+                continue
+            for key in await keys_of(self.target, tenant):
+                if key in here:
+                    continue
+                try:
+                    await self._follow_deletion(key)
+                except PerdureError as error:
+                    self.found.failed[str(key)] = str(error)
+
+    async def _follow_deletion(self, key: SessionKey) -> None:
+        was = await self._source.holder(key)
+        if was is None or not was.deleted:
+            return  # never one of the source's
+        there = await self.target.holder(key)
+        if there is None or there.deleted:
+            return
+        if not await self._has(key, receipts.untouched(self._source, key, there.epoch)):
+            message = (
+                f"{self._source.location} has deleted {key}, and {self.target.location} has it: "
+                f"it was opened there since, or never came from here; {_way_out(key)}"
+            )
+            raise StoreError(message, key=str(key))
+        lineage = followed(self.target)
+        for fork in await keys_of(self.target, key.tenant):
+            base = await lineage.base_of(fork)
+            if base is not None and base.parent == key:
+                message = f"{key} was deleted, and {fork} still goes on behind it: migrate again"
+                raise StoreError(message, key=str(key), fork=str(fork))
+        async with self._lease(key) as grant:
+            if grant.epoch == there.epoch + 1:
+                await self.target.delete(key, grant.epoch)
+                self.found.deleted += 1
+
+    # what waits
+
+    async def _posted(self, key: SessionKey) -> list[Posted]:
+        """Return what waits in the source; its holder need not know."""
+        if key not in self.waiting:
+            return []
+        for left in reversed(range(TRIES)):
+            holder = await self._source.holder(key)
+            epoch = 0 if holder is None else holder.epoch
+            try:
+                return await self._source.take(key, epoch, limit=ALL)
+            except LeaseLostError:  # somebody has just opened it
+                if not left:
+                    raise
+            await anyio.sleep(PAUSE)
+        raise AssertionError("unreachable")
+
+    async def _post(self, key: SessionKey) -> None:
+        """Leave in the target what waits in the source; who posts the same again posts nothing.
+
+        Raises:
+            NotStorableError: The target refuses an item; those behind it came.
+
+        """
+        refused: dict[str, NotStorableError] = {}
+        items = await self._posted(key)
+        for item in items:
+            if item.damage:
+                refused[item.op_id] = NotStorableError(item.damage, key=str(key))
+        items = [item for item in items if not item.damage]
+        for at in range(0, len(items), POSTS):
+            refused |= await self._passed_on(key, items[at : at + POSTS])
+        if refused:
+            first = next(iter(refused.values()))
+            message = f"{len(refused)} of its posts cannot be stored there: {first}"
+            raise NotStorableError(message, key=str(key), count=len(refused)) from first
+
+    async def _passed_on(
+        self, key: SessionKey, waiting: Sequence[Posted]
+    ) -> dict[str, NotStorableError]:
+        """Post items to the target; return why those were refused that were."""
+        try:
+            new = await self.target.post(key, waiting)
+        except NotStorableError as error:
+            if len(waiting) == 1:
+                return {waiting[0].op_id: error}
+        else:
+            self.found.posted += new
+            return {}
+        middle = len(waiting) // 2
+        head = await self._passed_on(key, waiting[:middle])
+        return head | await self._passed_on(key, waiting[middle:])
+
+    # dead letters
+
+    async def _is_copy(self, key: SessionKey, letter: DeadLetter) -> bool:
+        return await self._has(key, receipts.copied_letter(self._source, key, letter))
+
+    async def _bring_letters(self, key: SessionKey) -> None:
+        """Bring the dead letters that the target lacks, and drop those that the source dropped.
+
+        Raises:
+            StoreError: The target keeps none.
+            NotStorableError: One is damaged; the others came.
+
+        """
+        ours = await dead_letters_of(self._source, key)
+        there = {one.item.op_id: one for one in await dead_letters_of(self.target, key)}
+        op_ids = {one.item.op_id for one in ours}
+        gone = [one for op_id, one in there.items() if op_id not in op_ids]
+        gone = [one for one in gone if await self._is_copy(key, one)]
+        if gone:
+            await self.target.drop_dead_letters(key, [one.item.op_id for one in gone])
+            copies = [receipts.copied_letter(self._source, key, one) for one in gone]
+            self._stale.setdefault(key.tenant, set()).update(map(receipts.name, copies))
+        whole = [one for one in ours if not one.item.damage]
+        new = [one for one in whole if there.get(one.item.op_id) != one]
+        if new:
+            await self._set_aside(key, new)
+        if len(whole) < len(ours):
+            message = (
+                f"{len(ours) - len(whole)} of its dead letters are damaged: `perdure inbox "
+                f"{key.agent}` shows them, and --drop removes them"
+            )
+            raise NotStorableError(message, key=str(key), count=len(ours) - len(whole))
+
+    async def _set_aside(self, key: SessionKey, letters: Sequence[DeadLetter]) -> None:
+        if not self.target.capabilities.dead_letters:
+            message = (
+                f"{self.target.location} keeps no dead letters, and {len(letters)} of {key} stay "
+                "behind: `perdure inbox` in the source lists them; retry or drop them"
+            )
+            raise StoreError(message, key=str(key), count=len(letters))
+        known, lives = await self._known(key), await self._lives(key)
+        async with self._lease(key) as grant:
+            self._supersede(key, receipts.untouched(self._source, key, grant.epoch - 1))
+            await self._note(key, lives, grant.epoch)
+            copies = [receipts.copied_letter(self._source, key, one) for one in letters]
+            await self._leave(key, copies)
+            await self.target.reject(key, grant.epoch, letters)
+        self.found.dead_letters += len(letters)
+        if known is not None:
+            await self._acknowledge(key, grant.epoch, known, lives)
+
+    @contextlib.asynccontextmanager
+    async def _lease(self, key: SessionKey) -> AsyncGenerator[Grant, None]:
+        grant = await obtain(
+            self.target,
+            key,
+            me=self.target.owner,
+            watch=self.watches[self.target.owner],
+            on_held=self._on_held,
+            wait=self._wait,
+        )
+        try:
+            yield grant
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.target.release(key, grant.epoch)
+
+
+async def was_removed(source: Store, target: Store, key: SessionKey, epoch: int) -> bool:
+    """Say whether a migration has deleted a session under an epoch, to write it anew."""
+    receipt = receipts.name(receipts.removed(source, key, epoch))
+    return await target.get_blob(key.tenant, receipt) is not None
+
+
+def _way_out(key: SessionKey) -> str:
+    where = f" --tenant {key.tenant}" if key.tenant else ""
+    return (
+        f"keep both by `perdure rename {key.agent} NEW-ID --session {key.session}{where} --store "
+        f"TARGET`, or give that one up by `perdure forget {key.agent} --session {key.session}"
+        f"{where} --store TARGET`, and migrate again"
+    )
+
+
+async def _documents(store: Store, key: SessionKey) -> tuple[object, dict[str, Document]]:
+    """Return what is folded of a session, without what depends on the store."""
+    documents = await store.read_documents(key)
+    manifest = documents.manifest
+    return None if manifest is None else neutral(manifest), documents.found

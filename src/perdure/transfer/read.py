@@ -1,0 +1,164 @@
+"""A session out of a store, as a bundle's items: read without a lease, also beside a writer."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator
+from typing import Final, final
+
+from perdure.checkpoints.chain import CHAIN_KINDS, Chain
+from perdure.errors import CorruptRecordError, StoreUnavailableError
+from perdure.records.checkpoints import CHECKPOINTS
+from perdure.records.chunks import named_in
+from perdure.records.json import encode
+from perdure.records.keys import SessionKey
+from perdure.records.records import Record
+from perdure.store import DeadLetter, Documents, Store
+from perdure.transfer.bundle import Blob, End, Folded, Head, Item, Writer, neutral_record
+
+KEPT_BYTES: Final = 4 * 1024 * 1024
+"""Of blobs that are kept from looking into them until they are given."""
+
+
+async def items(
+    store: Store, key: SessionKey, *, blobs: bool = True, dead_letters: bool = False
+) -> AsyncGenerator[Item, None]:
+    """Yield a session as of now; it must exist. The blobs that it reaches come first.
+
+    Args:
+        store: An open store.
+        key: Which session.
+        blobs: Whether to read them at all.
+        dead_letters: Whether to yield those, too.
+
+    Raises:
+        CorruptRecordError: Its log is damaged, a blob that it names is lost, a document, or a
+            dead letter.
+        StoreUnavailableError: Somebody is taking the session over just now.
+
+    """
+    documents = await store.read_documents(key)
+    head = await store.head(key)  # second: a log may be ahead of its documents, never behind
+    _require_whole(key, documents)
+    letters = await dead_letters_of(store, key) if dead_letters else []
+    _require_readable(key, letters)
+    yield Head(key, 2 if letters else 1)
+    for letter in letters:
+        yield letter
+    reached = await _reached(store, key, documents, head) if blobs else {}
+    for name in sorted(reached):
+        data = reached.pop(name) or await store.get_blob(key.tenant, name)
+        if data is not None:
+            yield Blob(name, data)
+    async with contextlib.aclosing(content(store, key, head)) as records:
+        async for record in records:
+            yield record
+    for name, document in sorted(documents.found.items()):
+        yield Folded(name, document)
+    if documents.manifest is not None:
+        yield documents.manifest
+    yield End()
+
+
+async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
+    """Return a session's dead letters, none where the store keeps none; the same everywhere."""
+    letters = await store.dead_letters(key) if store.capabilities.dead_letters else []
+    return sorted(letters, key=lambda one: (one.at, one.item.op_id))
+
+
+async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
+    """Yield the log up to a record, without what the store writes by itself."""
+    async with contextlib.aclosing(store.read_log(key, before=head + 1)) as log:
+        async for chunk in log:
+            if not chunk.settled:
+                message = f"session {key} is just being taken over: try again in a moment"
+                raise StoreUnavailableError(message, key=str(key))
+            for record in map(neutral_record, chunk.records):
+                if record is not None:
+                    yield record
+
+
+def _require_whole(key: SessionKey, documents: Documents) -> None:
+    if documents.damaged:
+        names = ", ".join(documents.damaged)
+        message = f"{names} of {key} is damaged: `perdure rebuild` makes it anew from the log"
+        raise CorruptRecordError(message, key=str(key), documents=names)
+
+
+def _require_readable(key: SessionKey, letters: list[DeadLetter]) -> None:
+    for one in letters:
+        if one.item.damage:
+            message = (
+                f"a dead letter of {key} is damaged: `perdure inbox {key.agent}` shows it, and "
+                "--drop removes it"
+            )
+            raise CorruptRecordError(message, key=str(key))
+
+
+async def names_of(store: Store, key: SessionKey, documents: Documents, head: int) -> set[str]:
+    """Return the names of the blobs that a session reaches, through others too."""
+    return set(await _reached(store, key, documents, head))
+
+
+async def _reached(
+    store: Store, key: SessionKey, documents: Documents, head: int
+) -> dict[str, bytes | None]:
+    """Return the blobs that a session reaches, through others too: small ones with their data."""
+    found = documents.found.copy()
+    links = found.pop(CHECKPOINTS, None)
+    chain = Chain.of(None if links is None else links.data)
+    named = named_in(document.data for document in found.values())
+    async with contextlib.aclosing(content(store, key, head)) as records:
+        async for record in records:
+            if record.kind in CHAIN_KINDS:
+                chain.apply(record.kind, record.payload)
+            else:
+                named |= named_in((record.payload,))
+    # States of checkpoints that were pruned are reached by nothing, though the log still has them.
+    named |= named_in(encode(checkpoint.state) for checkpoint in chain.by_id.values())
+    if documents.manifest is not None and (base := documents.manifest.base) is not None:
+        named |= {name for name in (base.kept, base.folded) if name}
+    reached: dict[str, bytes | None] = {}
+    looked: set[str] = set()
+    room = KEPT_BYTES
+    while named:
+        name = named.pop()
+        looked.add(name)
+        data = await store.get_blob(key.tenant, name)
+        if data is not None:
+            named |= named_in((data,)) - looked
+            reached[name] = data if len(data) <= room else None
+            room -= len(reached[name] or b"")
+    return reached
+
+
+@final
+class Digest:
+    """What all of a session comes to, wherever it is kept: its records name its blobs."""
+
+    def __init__(self) -> None:
+        self._writer = Writer()
+        self._hash = hashlib.sha256()
+
+    @property
+    def value(self) -> str:
+        """The hash so far."""
+        return self._hash.hexdigest()
+
+    async def through(self, found: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+        """Pass items on, and take them in."""
+        async with contextlib.aclosing(found):
+            async for item in found:
+                if not isinstance(item, Blob | End):
+                    self._hash.update(self._writer.line(item))
+                yield item
+
+
+async def digest_of(store: Store, key: SessionKey) -> str:
+    """Return what a session in a store comes to."""
+    digest = Digest()
+    async with contextlib.aclosing(digest.through(items(store, key, blobs=False))) as found:
+        async for _ in found:
+            pass
+    return digest.value

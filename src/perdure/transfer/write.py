@@ -1,0 +1,299 @@
+"""A session into a store: a bundle's items, under a lease, at the numbers that they had.
+
+Records refer to one another by their numbers, so each keeps its own. Where the log of the store
+that it comes from had an epoch record, this one gets one too, by taking the lease once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Final, TypeAlias, final
+
+import anyio
+import msgspec
+
+from perdure.errors import ConfigError, StoreError
+from perdure.lineage.store import followed
+from perdure.memory.documents import Taken
+from perdure.records.json import decode, encode
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import Base, Manifest
+from perdure.records.records import BASE, TAKEN, Entry, Record
+from perdure.store import Batch, DeadLetter, Grant, Status, Store
+from perdure.transfer.bundle import GAP, Blob, Folded, Item
+
+ALL: Final = 1_000_000
+"""Posts that are looked at together."""
+
+BATCH_BYTES: Final = 4 * 1024 * 1024
+BATCH_RECORDS: Final = 2000
+FEW: Final = 16
+"""So many numbers in a row may have been epochs; more of them are history that was removed."""
+
+
+class Landed(msgspec.Struct, frozen=True):
+    """What was written of a session."""
+
+    key: SessionKey
+    records: int = 0
+    blobs: int = 0
+    bytes: int = 0
+    """Of records, documents and blobs, before the store frames them."""
+    epoch: int = 0
+    """The last one under which it was written."""
+
+
+OnEpoch: TypeAlias = Callable[[int], Awaitable[None]]
+
+
+async def land(
+    store: Store,
+    key: SessionKey,
+    items: AsyncGenerator[Item, None],
+    *,
+    on_epoch: OnEpoch | None = None,
+) -> Landed:
+    """Write a session that the store does not have, and release it.
+
+    Args:
+        store: Where to.
+        key: Which session.
+        items: All of it.
+        on_epoch: Told of each epoch that was taken, before anything is written under it.
+
+    Raises:
+        ConfigError: The store has a session of this key.
+        StoreError: The store refused a part of it; what is there is a part of a session.
+
+    """
+    holder = await store.holder(key)
+    if holder is not None and not holder.deleted and await store.head(key):
+        message = f"{store.location} has a session {key}: choose another id, or delete it first"
+        raise ConfigError(message, key=str(key))
+    landing = _Landing(store, key, on_epoch)
+    await landing.take(0 if holder is None else holder.epoch)
+    return await landing.of(items)
+
+
+async def go_on(
+    store: Store,
+    grant: Grant,
+    items: AsyncGenerator[Item, None],
+    *,
+    on_epoch: OnEpoch | None = None,
+) -> Landed:
+    """Write what a session has gained, behind the part of it that a store has, and release it.
+
+    Args:
+        store: Where the beginning is.
+        grant: The lease under which to write; it is released.
+        items: The whole session. Its records up to the grant's epoch record must be there.
+        on_epoch: As for `land`.
+
+    Raises:
+        StoreError: The store refused a part of it; what is there is a part of a session.
+
+    """
+    landing = _Landing(store, grant.key, on_epoch)
+    try:
+        await landing.go_on(grant)
+        return await landing.of(items)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await landing.release()
+        raise
+
+
+@final
+class _Landing:
+    def __init__(self, store: Store, key: SessionKey, on_epoch: OnEpoch | None) -> None:
+        self._store = store
+        self._on_epoch = on_epoch
+        self._key = key
+        self._epoch = 0
+        self._next = 1
+        """The number of the next record that is added."""
+        self._written = 1
+        """That of the first one in the buffer."""
+        self._entries: list[Entry] = []
+        self._size = 0
+        self._blobs: dict[str, bytes] = {}
+        self._letters: list[DeadLetter] = []
+        self._documents: dict[str, bytes] = {}
+        self._records = self._count = self._bytes = 0
+        self._base: Base | None = None
+        """What counts of what it began with."""
+        self._there = 0
+        """The last record that was there already."""
+        self._taken: set[str] = set()
+        """What was posted and is in the log by now, by op id."""
+
+    async def of(self, items: AsyncGenerator[Item, None]) -> Landed:
+        async with aclosing(items) as found:
+            async for item in found:
+                await self.add(item)
+        await self.finish()
+        return Landed(self._key, self._records, self._count, self._bytes, self._epoch)
+
+    async def go_on(self, grant: Grant) -> None:
+        """Go on under a lease that was just taken, behind its epoch record."""
+        self._there = grant.head
+        await self._begin(grant)
+
+    async def _begin(self, grant: Grant) -> None:
+        self._epoch = grant.epoch
+        self._next = self._written = grant.head + 1
+        if self._on_epoch is not None:
+            await self._on_epoch(grant.epoch)
+
+    async def release(self) -> None:
+        await self._store.release(self._key, self._epoch)
+
+    async def take(self, after: int) -> None:
+        """Take the lease, which puts an epoch record into the log."""
+        grant = await self._store.acquire(self._key, after=after)
+        if grant.head != self._next:
+            message = (
+                f"session {self._key} in {self._store.location} is written by somebody else: "
+                f"its log ends at {grant.head}, not {self._next}; try again"
+            )
+            raise StoreError(message, key=str(self._key))
+        await self._begin(grant)
+
+    async def add(self, item: Item) -> None:
+        match item:
+            case Blob(name, data):
+                self._blobs[name] = data
+                self._size += len(data)
+                self._count += 1
+            case DeadLetter():
+                self._letters.append(item)
+            case Record():
+                await self._record(item)
+            case Folded(name, document):
+                self._documents[name] = document.data
+                self._bytes += len(document.data)
+            case Manifest():
+                await self._fold(item)
+        if self._size >= BATCH_BYTES:
+            await self._flush()
+
+    async def _record(self, record: Record) -> None:
+        payload = record.payload
+        if record.kind == BASE:
+            self._base = await self._based(decode(payload, Base))
+            payload = encode(self._base)
+        if record.kind == TAKEN:
+            self._taken.update(decode(payload, Taken).ops)
+        if record.seq <= self._there:
+            return
+        await self._reach(record.seq)
+        self._append(Entry(record.kind, payload, record.end))
+        self._records += 1
+        if len(self._entries) >= BATCH_RECORDS:
+            await self._flush()
+
+    def _append(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._size += len(entry.payload)
+        self._next += 1
+
+    async def _reach(self, seq: int) -> None:
+        """Fill the log up to a number."""
+        if seq - self._next > FEW:
+            await self._skip(seq)
+        while self._next < seq:
+            await self._flush()
+            if self._entries:
+                raise StoreError(f"the log of {self._key} has an epoch within a group at {seq}")
+            await self._store.release(self._key, self._epoch)
+            await self.take(self._epoch)
+
+    async def _skip(self, seq: int) -> None:
+        first = not self._records and not self._there
+        while self._next < seq:
+            self._append(Entry(GAP, b"null"))
+            if len(self._entries) >= BATCH_RECORDS:
+                await self._flush()
+        await self._flush()
+        if first:  # else it was opened many times and said nothing: what is before is history
+            await self._store.trim(self._key, self._epoch, seq)
+
+    async def _based(self, base: Base) -> Base:
+        """Return a base with the epoch that its parent's record has here."""
+        if base.parent is None:
+            return base
+        if base.parent.tenant != self._key.tenant:
+            await self._store.delete(self._key, self._epoch)
+            message = (
+                f"session {self._key} goes on behind {base.parent}, and a fork has its parent's "
+                f"tenant: bring both in for {base.parent.tenant!r}"
+            )
+            raise StoreError(message, key=str(self._key), parent=str(base.parent))
+        if not base.at:
+            return base
+        log = followed(self._store).read_log(base.parent, after=base.at - 1, limit=1)
+        async with aclosing(log) as chunks:
+            async for chunk in chunks:
+                return msgspec.structs.replace(base, epoch=chunk.records[0].epoch)
+        return base
+
+    async def _flush(self) -> None:
+        """Make durable what has come: blobs first, since records name them; whole groups only."""
+        if self._blobs:
+            blobs, self._blobs = self._blobs, {}
+            await self._store.put_blobs(self._key.tenant, blobs)
+            self._bytes += sum(map(len, blobs.values()))
+        ends = [at for at, entry in enumerate(self._entries, 1) if entry.end]
+        count = ends[-1] if ends else 0
+        if count:
+            batch = Batch(self._key, self._epoch, self._written, tuple(self._entries[:count]))
+            outcome = (await self._store.append_many([batch]))[0]
+            if outcome.status is not Status.OK:
+                message = f"{self._store.location} did not take the records of {self._key}"
+                raise StoreError(message, key=str(self._key)) from outcome.error
+            self._bytes += sum(len(entry.payload) for entry in batch.records)
+            del self._entries[:count]
+            self._written += count
+        self._size = sum(len(entry.payload) for entry in self._entries)
+
+    async def _fold(self, manifest: Manifest) -> None:
+        await self._reach(manifest.as_of_seq + 1)
+        await self._flush()
+        base = None if manifest.base is None else await self._based(manifest.base)
+        here = msgspec.structs.replace(manifest, key=self._key, epoch=self._epoch, base=base)
+        await self._store.write_documents(self._key, self._documents, here)
+
+    async def finish(self) -> None:
+        await self._flush()
+        if self._entries:
+            raise StoreError(f"the log of {self._key} ends within a group, at {self._next - 1}")
+        await self._require_parent()
+        await self._settle()
+        if self._letters:
+            await self._store.reject(self._key, self._epoch, self._letters)
+        await self.release()
+
+    async def _settle(self) -> None:
+        """Let go of posts that came earlier, and that the log has by now."""
+        if not self._taken:
+            return
+        waiting = await self._store.take(self._key, self._epoch, limit=ALL)
+        done = [item.op_id for item in waiting if item.op_id in self._taken]
+        if done:
+            await self._store.settle(self._key, self._epoch, done)
+
+    async def _require_parent(self) -> None:
+        """Leave no fork behind whose history nobody can read."""
+        base = self._base
+        if base is None or base.parent is None:
+            return
+        if await followed(self._store).has(base.parent, base.at, base.epoch):
+            return
+        await self._store.delete(self._key, self._epoch)
+        message = (
+            f"session {self._key} goes on behind record {base.at} of {base.parent}, which "
+            f"{self._store.location} does not have: bring that session first"
+        )
+        raise StoreError(message, key=str(self._key), parent=str(base.parent), at=base.at)

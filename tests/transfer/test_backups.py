@@ -1,0 +1,295 @@
+"""Backups: as of one moment beside a writer, only what has come since, and what is gone stays gone."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import perdure
+from perdure import Limits, Message, Retention, SessionKey
+from perdure.errors import ConfigError, StoreError
+from perdure.store import open_read_only
+from perdure.transfer import backup, restore_backup, verify_backup, write_bundle
+from tests.transfer.sessions import fill
+
+pytestmark = [pytest.mark.anyio, pytest.mark.deep]
+
+
+@asynccontextmanager
+async def opened(*urls: Any, first_to_read: bool = False) -> Any:
+    async with AsyncExitStack() as stack:
+        stores = []
+        for place, url in enumerate(urls):
+            store = perdure.store_for(url)
+            await (open_read_only(store) if first_to_read and not place else store.open())
+            stack.push_async_callback(store.aclose)
+            stores.append(store)
+        yield stores
+
+
+async def back_up(source: Any, target: Any) -> Any:
+    async with opened(source, target, first_to_read=True) as (here, there):
+        done = await backup(here, there)
+        seen = await verify_backup(there)
+    assert (done.failed, seen.problems) == ({}, {})
+    return done
+
+
+async def restore(source: Any, target: Any) -> Any:
+    async with opened(source, target, first_to_read=True) as (here, there):
+        return await restore_backup(here, there)
+
+
+async def bundles(url: Any, keys: list[SessionKey], folder: Path) -> list[bytes]:
+    folder.mkdir()
+    async with opened(url) as (store,):
+        for place, key in enumerate(keys):
+            await write_bundle(store, key, folder / str(place))
+    return [(folder / str(place)).read_bytes() for place in range(len(keys))]
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+async def texts(url: Any, id: str) -> list[str]:
+    async with perdure.connect(url) as sessions:
+        session = await sessions.load(id)
+        assert session is not None
+        items = await session.history(limit=100_000)
+        return [item.value.text for item in items if isinstance(item.value, Message)]
+
+
+async def test_every_session_comes_back_the_same(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    keys = await fill(source)
+    done = await back_up(source, target)
+    assert (done.sessions, done.written, done.there) == (13, 13, 0)
+    again = await back_up(source, target)
+    assert (again.written, again.there, again.records, again.bytes) == (0, 13, 0, 0)
+    was = await bundles(source, keys, tmp_path / "was")
+    shutil.rmtree(source)
+    restored = await restore(target, source)
+    assert (restored.written, restored.failed, restored.posted) == (13, {}, 1)
+    assert await bundles(source, keys, tmp_path / "is") == was
+    async with perdure.connect(source) as sessions, sessions.open("agent-0") as session:
+        assert session.context()[-1].text == "posted"
+    more = await restore(target, source)
+    assert (more.written, list(more.failed)) == (0, ["agent-0"])  # which has gone on
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+async def test_what_was_durable_when_the_backup_began_is_in_it(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / "source"
+    url = str(place) if kind == "file" else f"sqlite:///{place}"
+    said: dict[str, int] = {}
+
+    async def talk(sessions: Any, id: str) -> None:
+        async with sessions.open(id) as session:
+            while True:
+                async with session.turn():
+                    session.append(Message.user(str(said.get(id, 0))), Message.assistant("yes"))
+                await session.save()
+                said[id] = said.get(id, 0) + 1
+
+    async with perdure.connect(url) as sessions, anyio.create_task_group() as group:
+        for number in range(3):
+            group.start_soon(talk, sessions, f"agent-{number}")
+        counts: list[dict[str, int]] = []
+        for _ in range(3):
+            before = sum(said.values())
+            while len(said) < 3 or sum(said.values()) < before + 10:
+                await anyio.sleep(0.01)
+            counts.append(dict(said))
+            await back_up(url, tmp_path / "target")
+        group.cancel_scope.cancel()
+    for one in tmp_path.glob("source*"):
+        shutil.rmtree(one) if one.is_dir() else one.unlink()
+    restored = await restore(tmp_path / "target", url)
+    assert restored.failed == {}
+    for id, count in counts[-1].items():
+        found = [text for text in await texts(url, id) if text != "yes"]
+        assert len(found) >= count
+        assert found == [str(n) for n in range(len(found))]  # none doubled, none out of order
+
+
+async def test_a_run_writes_what_has_come_and_no_more(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    unfolded = Limits(fold_ratio=float("inf"))  # a fold meanwhile is more to write
+    async with (
+        perdure.connect(source, limits=unfolded) as sessions,
+        sessions.open("ada") as session,
+    ):
+        for number in range(100):
+            session.append(Message.user(f"{number} " + "x" * 5000))
+        await session.save()
+        first = await back_up(source, target)
+        assert first.bytes > 500_000
+        before = size_of(target)
+        for _ in range(3):  # the session stays open: no lease changes hands
+            session.append(Message.user("one more"))
+            await session.save()
+            done = await back_up(source, target)
+            assert (done.written, done.records) == (1, 1)
+            assert done.bytes < 2000
+        assert size_of(target) - before < 20_000
+
+
+async def test_a_run_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    async with perdure.connect(source) as sessions, sessions.open("ada") as session:
+        for number in range(40):
+            session.append(Message.user(f"{number} " + "x" * 100_000))
+            await session.save()
+
+    class Dying:
+        """A store that fails in the midst of a session."""
+
+        def __init__(self, store: Any) -> None:
+            self.store, self.left = store, 3
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.store, name)
+
+        async def append_many(self, batches: Any) -> Any:
+            self.left -= 1
+            if not self.left:
+                raise StoreError("killed")
+            return await self.store.append_many(batches)
+
+    async with opened(source, target) as (here, there):
+        killed = await backup(here, Dying(there))
+        assert list(killed.failed) == ["ada"]
+        assert (await verify_backup(there)).sessions == 0  # nothing half counts
+    done = await back_up(source, target)
+    assert 0 < done.records < 40  # the rest
+    assert (await restore(target, tmp_path / "new")).written == 1
+    key = [SessionKey("ada")]
+    was = await bundles(source, key, tmp_path / "was")
+    assert await bundles(tmp_path / "new", key, tmp_path / "is") == was
+
+
+async def test_what_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
+    source, old, target = tmp_path / "source", tmp_path / "old", tmp_path / "target"
+    async with perdure.connect(source) as sessions:
+        for id in ("ada", "bob"):
+            async with sessions.open(id) as session:
+                session.append(Message.user(f"the secret of {id}"))
+    await back_up(source, old)
+    await back_up(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.forget(id="bob")
+    restored = await restore(target, source)  # of a backup that is older
+    assert (restored.forgotten, restored.failed) == (["bob"], {})
+    assert (await back_up(source, target)).forgotten == 1
+    for path in target.rglob("*"):
+        assert not path.is_file() or b"secret of bob" not in path.read_bytes()
+    shutil.rmtree(source)
+    assert (await restore(target, source)).sessions == 1
+    # The list of what was forgotten came along: no older backup brings it back.
+    assert (await restore(old, source)).forgotten == ["bob"]
+    async with perdure.connect(source) as sessions:
+        assert [info.key.agent for info in await sessions.list()] == ["ada"]
+
+
+async def test_a_session_that_began_anew_replaces_the_one_of_its_name(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for text in ("the first", "the second"):
+        async with perdure.connect(source) as sessions:
+            await sessions.delete("ada")
+            async with sessions.open("ada") as session:
+                session.append(Message.user(text))
+        await back_up(source, target)
+    assert (await restore(target, tmp_path / "new")).failed == {}
+    assert await texts(tmp_path / "new", "ada") == ["the second"]
+    for path in target.rglob("*"):
+        assert not path.is_file() or b"the first" not in path.read_bytes()
+
+
+async def test_history_that_was_pruned_goes_from_the_backup(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for number in range(4):
+        async with perdure.connect(source) as sessions, sessions.open("ada") as session:
+            async with session.turn():
+                session.append(Message.user(f"question {number}"), Message.assistant("yes"))
+    await back_up(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.prune(Retention(keep_turns=1), id="ada")
+    await back_up(source, target)
+    assert (await restore(target, tmp_path / "new")).failed == {}
+    assert await texts(tmp_path / "new", "ada") == await texts(source, "ada")
+    logs = [path.read_bytes() for path in target.rglob("*.jsonl")]
+    assert not any(b"question 0" in log for log in logs)
+    assert any(b"question 3" in log for log in logs)
+
+
+async def test_a_session_that_is_newer_than_the_backup_is_left_and_named(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for number in range(2):
+        async with perdure.connect(source) as sessions, sessions.open("ada") as session:
+            session.append(Message.user(f"question {number}"))
+        if not number:
+            await back_up(source, target)
+    restored = await restore(target, source)
+    assert list(restored.failed) == ["ada"]
+    assert "newer than the backup" in restored.failed["ada"]
+    assert await texts(source, "ada") == ["question 0", "question 1"]
+    assert "restore the backup into an empty store" in restored.failed["ada"]
+    assert (await restore(target, tmp_path / "new")).failed == {}
+    assert await texts(tmp_path / "new", "ada") == ["question 0"]
+
+
+async def test_damage_to_a_backup_is_found(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    await fill(source)
+    await back_up(source, target)
+    [log] = (target / "agents" / "agent-0" / "log").glob("*.jsonl")
+    data = log.read_bytes()
+    log.write_bytes(data.replace(b"question 0", b"quastion 0"))
+    async with opened(target) as (there,):
+        seen = await verify_backup(there)
+    assert list(seen.problems) == ["agent-0"]
+    restored = await restore(target, tmp_path / "new")  # all others come back
+    assert (list(restored.failed), restored.written) == (["agent-0"], 12)
+    assert (await back_up(source, target)).written == 1  # and the next run mends it
+    assert (await restore(target, tmp_path / "new")).failed == {}
+
+
+async def test_a_store_that_is_no_backup_is_refused(tmp_path: Path) -> None:
+    source, other = tmp_path / "source", tmp_path / "other"
+    for place in (source, other):
+        async with perdure.connect(place) as sessions, sessions.open("ada") as session:
+            session.append(Message.user("Hello"))
+    async with opened(source, other) as (here, there):
+        with pytest.raises(ConfigError, match="has sessions of its own"):
+            await backup(here, there)
+        with pytest.raises(ConfigError, match="is no backup"):
+            await restore_backup(there, here)
+
+
+async def test_the_backup_of_an_encrypted_store_is_encrypted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_KEY", "ab" * 32)
+    source = f"encrypted+{(tmp_path / 'source').as_uri()}"
+    target = f"encrypted+{(tmp_path / 'target').as_uri()}"
+    async with perdure.connect(source) as sessions, sessions.open("ada") as session:
+        session.append(Message.user("the secret"))
+    async with opened(source, tmp_path / "plain") as (here, there):
+        with pytest.raises(ConfigError, match="put encrypted"):
+            await backup(here, there)
+    await back_up(source, target)
+    for path in (tmp_path / "target").rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert b"the secret" not in data
+            assert bytes.fromhex("ab" * 32) not in data
+            assert b"ab" * 32 not in data
+    shutil.rmtree(tmp_path / "source")
+    assert (await restore(target, source)).written == 1
+    assert await texts(source, "ada") == ["the secret"]

@@ -1,0 +1,340 @@
+"""Sessions that are moved more than once, or piecemeal, lose nothing on the way."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import Message, Retention
+from perdure.errors import StoreError, StoreUnavailableError
+from perdure.records.keys import SessionKey
+from perdure.records.records import MESSAGE
+from perdure.store import Posted
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing.faulty import FaultyStore
+from perdure.transfer import migrate, read_bundle, write_bundle
+
+A, P = SessionKey("a"), SessionKey("p")
+
+
+class Unfolded(MemoryStore):
+    """A store that no fold gets into: as after kills."""
+
+    async def write_documents(self, *_: Any) -> None:
+        raise StoreUnavailableError("full")
+
+
+class Held(MemoryStore):
+    """A store in which somebody holds one session."""
+
+    held: SessionKey | None = None
+
+    async def acquire(self, key: SessionKey, *, after: int) -> Any:
+        if key == self.held:
+            raise StoreError("held")
+        return await super().acquire(key, after=after)
+
+
+async def opened(*stores: MemoryStore) -> None:
+    for store in stores:
+        await store.open()
+
+
+async def says(store: MemoryStore, id: str, *texts: str) -> None:
+    async with perdure.connect(store) as sessions, sessions.open(id) as session:
+        for text in texts:
+            session.append(Message.user(text))
+
+
+async def said(store: MemoryStore, id: str) -> tuple[list[str], list[str]]:
+    """Return a session's context and its history."""
+    async with perdure.connect(store) as sessions:
+        view = await sessions.load(id)
+        assert view is not None
+        items = await view.history(limit=1000)
+        told = [item.value.text for item in items if isinstance(item.value, Message)]
+        return [message.text for message in view.context()], told
+
+
+async def forked(store: MemoryStore) -> None:
+    await says(store, "p", "one")
+    async with perdure.connect(store) as sessions:
+        await sessions.fork("p", "c")
+    await says(store, "c", "two")
+
+
+async def often_opened(store: MemoryStore) -> None:
+    await says(store, "a", "first")
+    for _ in range(20):
+        await says(store, "a")
+    await says(store, "a", "second")
+    await store.open()
+
+
+async def test_a_session_that_was_opened_often_comes_in_whole(tmp_path: Path) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await often_opened(source)
+    await write_bundle(source, A, tmp_path / "a")
+    await target.open()
+    await read_bundle(target, tmp_path / "a")
+    assert await said(target, "a") == (["first", "second"], ["first", "second"])
+
+
+async def test_a_session_that_was_opened_often_is_migrated() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await often_opened(source)
+    await target.open()
+    assert (await migrate(source, target)).failed == {}
+    assert await said(target, "a") == (["first", "second"], ["first", "second"])
+
+
+@pytest.mark.parametrize("folded", [True, False])
+async def test_a_fork_does_not_come_before_what_it_goes_on_behind(folded: bool) -> None:
+    backing = MemoryBacking()
+    await forked(MemoryStore(backing=backing) if folded else Unfolded(backing=backing))
+    source, target = MemoryStore(backing=backing), Held()
+    await opened(source, target)
+    target.held = P
+    first = await migrate(source, target)
+    assert set(first.failed) == {"p", "c"}
+    assert "bring that session first" in first.failed["c"]
+    target.held = None
+    second = await migrate(source, target)
+    assert (second.failed, second.copied) == ({}, 2)
+    assert await said(target, "c") == (["one", "two"], ["one", "two"])
+
+
+async def test_a_bundle_of_a_fork_does_not_come_alone(tmp_path: Path) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await forked(source)
+    await opened(source, target)
+    await write_bundle(source, SessionKey("c"), tmp_path / "c")
+    with pytest.raises(StoreError, match="goes on behind record 2 of p"):
+        await read_bundle(target, tmp_path / "c")
+    assert await target.sessions() == []
+    await write_bundle(source, P, tmp_path / "p")
+    await read_bundle(target, tmp_path / "p")
+    await read_bundle(target, tmp_path / "c")
+    assert await said(target, "c") == (["one", "two"], ["one", "two"])
+
+
+async def test_a_fork_finds_its_parent_that_came_again() -> None:
+    source, target = Unfolded(), MemoryStore()
+    await forked(source)
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    await says(source, "p", "three")
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    assert await said(target, "p") == (["one", "three"], ["one", "three"])
+    assert await said(target, "c") == (["one", "two"], ["one", "two"])
+
+
+async def test_a_post_that_the_source_took_since_waits_no_more() -> None:
+    source, target = Unfolded(), MemoryStore()
+    await says(source, "p", "one")
+    async with perdure.connect(source) as sessions:
+        await sessions.post("p", Message.user("posted"))
+    await opened(source, target)
+    assert (await migrate(source, target)).posted == 1
+    assert await target.waiting() == await source.waiting() == [P]
+    await says(source, "p", "two")
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    assert await target.waiting() == []
+    await says(target, "p")
+    assert await said(target, "p") == (["one", "posted", "two"], ["one", "posted", "two"])
+
+
+async def test_a_post_that_was_left_in_the_target_waits_behind_a_session_that_came_again() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    async with perdure.connect(source) as sessions:
+        session = await sessions.open("p")
+        session.append(Message.user("one"))
+        await session.save()
+        await target.open()
+        assert (await migrate(source, target)).copied == 1
+        assert (await migrate(source, target)).open == 1
+        post = [Posted("op/0", MESSAGE, b'{"role":"user","content":"posted"}', 1.0)]
+        await target.post(P, post)
+        session.append(Message.user("two"))  # under one lease all the while
+        await session.save()
+        assert (await migrate(source, target)).failed == {}
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    await says(target, "p")  # opened: it takes what waits
+    assert await said(target, "p") == (["one", "two", "posted"], ["one", "two", "posted"])
+
+
+async def test_a_bundle_holds_all_records_that_its_documents_were_made_of(tmp_path: Path) -> None:
+    backing = MemoryBacking()
+    await says(MemoryStore(backing=backing), "a", "one")
+
+    class Beside(MemoryStore):
+        """A store in which somebody goes on while it is read."""
+
+        async def read_documents(self, key: SessionKey, names: Any = None) -> Any:
+            await says(MemoryStore(backing=backing), "a", "more")
+            return await super().read_documents(key, names)
+
+    source, target = Beside(backing=backing), MemoryStore()
+    await opened(source, target)
+    await write_bundle(source, A, tmp_path / "a")
+    await read_bundle(target, tmp_path / "a")
+    context, history = await said(target, "a")
+    assert context == history
+
+
+# run again
+
+
+async def lines(store: MemoryStore, key: SessionKey, path: Path) -> bytes:
+    await write_bundle(store, key, path)
+    return path.read_bytes()
+
+
+async def test_a_second_run_goes_on_behind_what_the_first_has_brought(tmp_path: Path) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    for number in range(3):
+        await says(source, "a", f"turn {number}")
+        await opened(source, target)
+        done = await migrate(source, target)
+        assert (done.failed, done.copied, done.continued) == ({}, number == 0, number > 0)
+        ours, theirs = tmp_path / f"{number}-a", tmp_path / f"{number}-b"
+        assert await lines(source, A, ours) == await lines(target, A, theirs)
+    holder = await target.holder(A)
+    assert holder is not None
+    assert holder.epoch == 3  # one each run: nothing was removed
+    assert (await migrate(source, target)).there == 1
+
+
+async def test_a_session_that_is_held_all_the_while_comes_without_its_lease(
+    tmp_path: Path,
+) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    async with perdure.connect(source) as sessions:
+        session = await sessions.open("a")
+        await target.open()
+        for number in range(3):
+            session.append(Message.user(f"turn {number}"))
+            await session.save()
+            done = await migrate(source, target)
+            assert (done.failed, done.open) == ({}, 1)
+            holder = await source.holder(A)
+            assert holder is not None
+            assert (holder.epoch, holder.owner) == (1, source.owner)
+            ours, theirs = tmp_path / f"{number}-a", tmp_path / f"{number}-b"
+            assert await lines(source, A, ours) == await lines(target, A, theirs)
+    await opened(source)
+    assert (await migrate(source, target)).open == 0
+
+
+async def test_the_reason_against_a_diverged_session_names_the_record_and_a_cure_that_works() -> (
+    None
+):
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source, target)
+    assert (await migrate(source, target)).copied == 1
+    await says(target, "a", "there")
+    await says(source, "a", "here")
+    await opened(source, target)
+    why = (await migrate(source, target)).failed["a"]
+    assert "has another session a: its record 4 is not in memory:" in why
+    assert "perdure forget a --session default --store TARGET" in why
+    assert await said(target, "a") == (["one", "there"], ["one", "there"])
+    async with perdure.connect(target) as sessions:
+        await sessions.forget(id="a", session="default")
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    assert await said(target, "a") == (["one", "here"], ["one", "here"])
+
+
+async def test_what_the_source_deleted_is_deleted_in_the_target_too() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await says(source, "p", "one")
+    await says(target, "own", "stays")
+    await opened(source, target)
+    await migrate(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+        await sessions.delete("p")
+    await says(target, "p", "went on there")
+    await opened(source, target)
+    done = await migrate(source, target)
+    assert (done.deleted, list(done.failed)) == (1, ["p"])
+    assert "it was opened there since" in done.failed["p"]
+    assert [info.key.agent for info in await target.sessions()] == ["own", "p"]
+
+
+async def test_a_post_to_what_the_source_deleted_waits_in_the_target_for_a_new_session() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source, target)
+    await migrate(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+        await sessions.post("a", Message.user("anew"))
+    await opened(source, target)
+    done = await migrate(source, target)
+    assert (done.failed, done.deleted, done.posted) == ({}, 1, 1)
+    await says(target, "a", "two")
+    assert await said(target, "a") == (["anew", "two"], ["anew", "two"])
+
+
+async def test_a_session_that_was_deleted_and_begun_anew_replaces_its_copy() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one", "two")
+    await opened(source, target)
+    await migrate(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.delete("a")
+    await says(source, "a", "anew")
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    assert await said(target, "a") == (["anew"], ["anew"])
+
+
+async def test_a_source_that_has_lost_records_takes_none_from_the_target() -> None:
+    backing = MemoryBacking()
+    source, target = MemoryStore(backing=backing), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source)
+    lagging = copy.deepcopy(backing.sessions[A])
+    await says(source, "a", "two")
+    await opened(source, target)
+    await migrate(source, target)
+    backing.sessions[A] = lagging  # a standby that had not heard of it
+    why = (await migrate(source, target)).failed["a"]
+    assert "has another session a" in why
+    assert await said(target, "a") == (["one", "two"], ["one", "two"])
+
+
+async def test_pruned_history_is_pruned_in_the_target_too(tmp_path: Path) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", *(f"turn {number}" for number in range(6)))
+    await opened(source, target)
+    await migrate(source, target)
+    async with perdure.connect(source) as sessions:
+        await sessions.prune(Retention(keep_turns=1), id="a")
+    await opened(source, target)
+    assert (await migrate(source, target)).failed == {}
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    assert await lines(source, A, ours) == await lines(target, A, theirs)
+
+
+async def test_nothing_is_read_of_a_session_that_has_not_changed() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await says(source, "a", "one")
+    await opened(source, target)
+    await migrate(source, target)
+    counting = FaultyStore(source, nth=10_000)
+    await counting.open()
+    assert (await migrate(counting, target)).there == 1
+    assert counting.calls["head"] > 0
+    assert counting.calls["read_log"] == 0
