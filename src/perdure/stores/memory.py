@@ -80,17 +80,17 @@ class Session:
     )
 
     def __init__(self) -> None:
-        self.epoch = 0
-        self.owner = ""
-        self.released = False
-        self.deleted = False
+        self.epoch: int = 0
+        self.owner: str = ""
+        self.released: bool = False
+        self.deleted: bool = False
         self.empty()
 
     def empty(self) -> None:
         """Drop all that the session holds."""
         # New containers: a reader that is under way keeps the old ones, whole.
         self.entries: list[Entry] = []
-        self.first = 1  # the records before it were removed
+        self.first: int = 1  # the records before it were removed
         self.epoch_starts: list[int] = []
         self.epochs: list[int] = []
         self.documents: dict[str, bytes] = {}
@@ -144,8 +144,8 @@ class Owner:
     __slots__ = ("alive", "beat", "bell", "mail", "wanted")
 
     def __init__(self) -> None:
-        self.alive = True
-        self.beat = 0
+        self.alive: bool = True
+        self.beat: int = 0
         self.wanted: dict[SessionKey, None] = {}
         self.mail: dict[SessionKey, None] = {}
         self.bell: anyio.Event | None = None
@@ -168,8 +168,8 @@ class Blob:
     __slots__ = ("data", "quarantined_at", "renewed_at")
 
     def __init__(self, data: bytes, now: float) -> None:
-        self.data = data
-        self.renewed_at = now
+        self.data: bytes = data
+        self.renewed_at: float = now
         self.quarantined_at: float | None = None
 
 
