@@ -117,6 +117,23 @@ def files(tmp_path: Path) -> Place:
     return Place(lambda: FileStore(path), lambda: shutil.copytree(path, old) and None, go_back)
 
 
+def files_in_place(tmp_path: Path) -> Place:
+    """The same files, as a snapshot of the disk or ``rsync --inplace`` puts them back."""
+    path, old = tmp_path / "data", tmp_path / "old"
+
+    def go_back() -> None:
+        for file in [file for file in path.rglob("*") if file.is_file()]:
+            before = old / file.relative_to(path)
+            if before.exists():
+                with file.open("r+b") as there:
+                    there.truncate(there.write(before.read_bytes()))
+                shutil.copystat(before, file)
+            else:
+                file.unlink()
+
+    return Place(lambda: FileStore(path), lambda: shutil.copytree(path, old) and None, go_back)
+
+
 def sqlite(tmp_path: Path) -> Place:
     path, old = tmp_path / "a.db", tmp_path / "old.db"
 
@@ -195,12 +212,16 @@ def bucket(tmp_path: Path) -> Place:
 
 
 @pytest.fixture(
-    params=["memory", "file", "sqlite", "postgres", "redis", pytest.param("s3", marks=deep)]
+    params=[
+        *("memory", "file", "file-in-place", "sqlite", "postgres", "redis"),
+        pytest.param("s3", marks=deep),
+    ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     makes: dict[str, Callable[[], Place]] = {
         "memory": memory,
         "file": lambda: files(tmp_path),
+        "file-in-place": lambda: files_in_place(tmp_path),
         "sqlite": lambda: sqlite(tmp_path),
         "postgres": postgresql,
         "redis": redis,

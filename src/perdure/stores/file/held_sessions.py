@@ -127,9 +127,9 @@ class Holding:
         self._writers.clear()
 
     def durable(self, key: SessionKey) -> Known | None:
-        """Return how far a session's log lasts, if it is held here."""
+        """Return how far a session's log lasts, if it is held here and its files are as written."""
         writer = self._writers.get(key)
-        return writer and writer.durable
+        return writer.durable if writer is not None and writer.is_intact else None
 
     def of(self, key: SessionKey, epoch: int) -> Writer | None:
         """Return the writer of a session in an epoch, None if that is not held here."""

@@ -189,6 +189,7 @@ class Writer:
         "durable",
         "fence",
         "first_seq",
+        "is_intact",
         "key",
         "lock",
     )
@@ -202,6 +203,8 @@ class Writer:
         """How far the log is known to last."""
         self.before: Known = self.durable
         """The same, one append ago."""
+        self.is_intact: bool = True
+        """False once the files are not what was written here: *durable* says nothing of them."""
         self.lock: threading.Lock = threading.Lock()
         self._root = root
         self._files = files
@@ -398,6 +401,7 @@ class Writer:
         if size != tail.size:
             if fd >= 0:
                 os.close(fd)
+            self.is_intact = False
             message = (
                 f"{folder.path}/{LOG}/{name} has {size} bytes where {tail.size} were written: "
                 "somebody else changed it; close the session and see what `perdure check` says"
@@ -411,6 +415,7 @@ class Writer:
         there = os.fstat(fd)
         if there.st_nlink and there.st_size == tail.size:
             return
+        self.is_intact = False
         self.close_files()  # what is there now is found by its name
         where = f"{folder.path}/{LOG}/{segment_name(self.epoch, tail.number)}"
         message = (
