@@ -5,7 +5,7 @@ for a while, at a rate of which saving does not make a backlog. The store is in 
 that nothing but perdure is measured. With many sessions nearly every append is the first one
 since its session was saved, and finds nothing of it in the processor's caches.
 
-Half of the appends are records of the application's own kind, which is what `Encoded` is for;
+Half of the appends are records of the application's own kind, which is what `EncodedRecord` is for;
 the others are encoded messages, which go into the working context too, and have a figure
 without a target. They take turns to come first in a burst, which finds the code itself cold.
 A figure of CPU time is the 25th percentile over bursts of appends.
@@ -32,7 +32,7 @@ import perdure
 from benchmarks.figures import Report, Row
 from benchmarks.steps import Steps, living, watch
 from benchmarks.timing import quartile
-from perdure import Autosave, Encoded, Message, Session, SessionManager, Shutdown
+from perdure import Autosave, EncodedRecord, Message, Session, SessionManager, Shutdown
 
 __all__ = ["Options", "run"]
 
@@ -43,8 +43,8 @@ CLOSED_BYTES = 200_000
 WARM_UP = 20
 TEXT = "x" * 270
 ITEMS = {
-    "mark_us": Encoded("app:event", f'{{"event":"seen","what":"{TEXT}"}}'.encode()),
-    "mark_message_us": Encoded("message", f'{{"role":"user","content":"{TEXT}"}}'.encode()),
+    "mark_us": EncodedRecord("app:event", f'{{"event":"seen","what":"{TEXT}"}}'.encode()),
+    "mark_message_us": EncodedRecord("message", f'{{"role":"user","content":"{TEXT}"}}'.encode()),
 }
 """What is appended, by the name of its figure."""
 
@@ -98,12 +98,14 @@ class Stream:
             self.most_timers = max(self.most_timers, timers)
 
 
-def _nothing(_session: Session, *_items: Encoded) -> int:
+def _nothing(_session: Session, *_items: EncodedRecord) -> int:
     """Stand for a call that does nothing."""
     return 0
 
 
-def _spend(call: Callable[[Session, Encoded], int], chosen: list[Session], item: Encoded) -> float:
+def _spend(
+    call: Callable[[Session, EncodedRecord], int], chosen: list[Session], item: EncodedRecord
+) -> float:
     start = thread_time()
     for session in chosen:
         call(session, item)

@@ -47,7 +47,7 @@ class Session(msgspec.Struct):
     log: list[Record] = []
     manifest: Manifest | None = None
     documents: dict[str, bytes] = {}
-    inbox: dict[str, store.Posted] = {}
+    inbox: dict[str, store.PendingItem] = {}
     dead_letters: dict[str, store.DeadLetter] = {}
 
 
@@ -308,8 +308,8 @@ class OneFileStore:
 
     async def sweep(
         self, tenant: str, reachable: Collection[str], older_than: float
-    ) -> store.Swept:
-        def step(kept: Kept) -> store.Swept:
+    ) -> store.BlobSweep:
+        def step(kept: Kept) -> store.BlobSweep:
             now = time.time()
             quarantined = removed = freed = 0
             blobs = kept.blobs.get(tenant, {})
@@ -321,7 +321,7 @@ class OneFileStore:
                     quarantined += 1
                 elif blob.moved is not None and now - blob.moved >= older_than:
                     removed, freed = removed + 1, freed + len(blobs.pop(name).data)
-            return store.Swept(quarantined, removed, freed)
+            return store.BlobSweep(quarantined, removed, freed)
 
         return await self._change(step)
 
@@ -337,20 +337,20 @@ class OneFileStore:
 
     # leases
 
-    async def holder(self, key: SessionKey) -> store.Holder | None:
-        def step(kept: Kept) -> store.Holder | None:
+    async def holder(self, key: SessionKey) -> store.LeaseState | None:
+        def step(kept: Kept) -> store.LeaseState | None:
             session = kept.find(key)
             if session is None or not session.epoch:
                 return None
             beat = kept.owners.get(session.owner, Owner()).beat
-            return store.Holder(
+            return store.LeaseState(
                 session.epoch, session.owner, session.released, None, beat, session.deleted
             )
 
         return await self._look(step)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> store.Grant:
-        def step(kept: Kept) -> store.Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> store.HeldLease:
+        def step(kept: Kept) -> store.HeldLease:
             session = kept.made(key)
             if session.epoch != after:
                 message = f"{key} is at epoch {session.epoch}, not {after}: look again who has it"
@@ -361,7 +361,7 @@ class OneFileStore:
             session.head += 1
             payload = msgspec.json.encode({"owner": self.owner})
             session.log.append(Record(session.head, session.epoch, EPOCH, payload, end=True))
-            return store.Grant(key, session.epoch, session.head, created)
+            return store.HeldLease(key, session.epoch, session.head, created)
 
         return await self._change(step)
 
@@ -372,10 +372,10 @@ class OneFileStore:
 
         await self._change(step)
 
-    async def heartbeat(self) -> store.Asked:
-        def step(kept: Kept) -> store.Asked:
+    async def heartbeat(self) -> store.HeartbeatRequests:
+        def step(kept: Kept) -> store.HeartbeatRequests:
             me = kept.owners.setdefault(self.owner, Owner())
-            asked = store.Asked(tuple(me.wanted), tuple(me.mail))
+            asked = store.HeartbeatRequests(tuple(me.wanted), tuple(me.mail))
             me.beat, me.wanted, me.mail = me.beat + 1, [], []
             return asked
 
@@ -384,7 +384,7 @@ class OneFileStore:
     async def news(self, at_most: float) -> None:
         await anyio.sleep(at_most)
 
-    async def request_handover(self, key: SessionKey, holder: store.Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: store.LeaseState) -> None:
         def step(kept: Kept) -> None:
             owner = kept.owners.get(holder.owner)
             if owner is not None and key not in owner.wanted:
@@ -397,7 +397,7 @@ class OneFileStore:
     async def post(
         self,
         key: SessionKey,
-        items: Sequence[store.Posted],
+        items: Sequence[store.PendingItem],
         *,
         limit: store.InboxLimit | None = None,
     ) -> int:
@@ -419,8 +419,10 @@ class OneFileStore:
 
         return await self._change(step)
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[store.Posted]:
-        def step(kept: Kept) -> list[store.Posted]:
+    async def take(
+        self, key: SessionKey, epoch: int, *, limit: int = 100
+    ) -> list[store.PendingItem]:
+        def step(kept: Kept) -> list[store.PendingItem]:
             session = kept.find(key) or Session(key)
             if session.epoch != epoch:
                 message = f"epoch {epoch} of {key} is over: ask again who holds the session"

@@ -21,7 +21,7 @@ import anyio
 
 import perdure
 from perdure.errors import StoreUnavailableError
-from perdure.stores import Bucket, Found, Listed, ObjectStore
+from perdure.stores import Bucket, ListedObject, ObjectStore, StoredObject
 
 PAGE = 500
 TAG = "lower(hex(randomblob(8)))"
@@ -39,15 +39,15 @@ class TableBucket(Bucket):
             "(name TEXT PRIMARY KEY, data BLOB, tag TEXT, modified REAL)"
         )
 
-    def get(self, name: str) -> Found | None:
+    def get(self, name: str) -> StoredObject | None:
         rows = self._run("SELECT data, tag FROM object WHERE name = ?", name)
-        return Found(*rows[0]) if rows else None
+        return StoredObject(*rows[0]) if rows else None
 
-    def stat(self, name: str) -> Listed | None:
+    def stat(self, name: str) -> ListedObject | None:
         rows = self._run("SELECT name, length(data), modified FROM object WHERE name = ?", name)
-        return Listed(*rows[0]) if rows else None
+        return ListedObject(*rows[0]) if rows else None
 
-    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[Listed]]:
+    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[ListedObject]]:
         least = max(prefix, after or "")
         while True:
             rows = self._run(
@@ -57,7 +57,7 @@ class TableBucket(Bucket):
             )
             if not rows:
                 return
-            yield [Listed(*row) for row in rows]
+            yield [ListedObject(*row) for row in rows]
             least = rows[-1][0]
 
     def create(self, name: str, data: bytes) -> str | None:

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from perdure import ConfigError, Message, PerdureError, PersistentConfig, Shutdown, connect
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import Batch, Posted, Status, Store
+from perdure.store import Batch, PendingItem, Status, Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.s3 import S3Store
@@ -150,7 +150,7 @@ async def test_a_planted_pickle_is_not_run(
     documents = {"session.json": planted, "memory.json": planted}
     await store.write_documents(KEY, documents, manifest_of(grant, grant.head, documents))
     await store.put_blobs("", {name_of(planted): planted})
-    await store.post(KEY, [Posted("op/0", MESSAGE, b'"not a message"', 1.0)])
+    await store.post(KEY, [PendingItem("op/0", MESSAGE, b'"not a message"', 1.0)])
     payloads = (b'{"py/object": "os.mkdir", "lc": 1, "id": ["os", "mkdir"]}', planted)
     entries = tuple(Entry(MESSAGE, payload) for payload in payloads)
     (outcome,) = await store.append_many([Batch(KEY, grant.epoch, grant.head + 1, entries)])

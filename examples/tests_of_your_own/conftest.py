@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure import Autosave, Engine
+from perdure import Autosave, EngineOptions
 from perdure.testing import SandboxOptions
 
 pytest_plugins = ["perdure.testing.plugin"]
@@ -15,5 +15,5 @@ def perdure_options() -> SandboxOptions:
     """Autosave as the application has it, and no waiting before a save is tried again."""
     return {
         "autosave": Autosave.server(),
-        "engine": Engine(backoff_base=0.001, backoff_cap=0.001, jitter=0, eager=False),
+        "engine": EngineOptions(backoff_base=0.001, backoff_cap=0.001, jitter=0, eager=False),
     }

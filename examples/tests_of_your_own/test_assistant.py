@@ -8,7 +8,7 @@ from assistant import answer, jot
 from perdure import SessionManager, SessionQuarantinedError
 from perdure.agent import Agent
 from perdure.testing import ManualClock, SwitchedStore, assert_saved, wait_saved
-from perdure.testing.plugin import MakeModel, Reopen
+from perdure.testing.plugin import MakeModel, ReopenSession
 
 
 async def test_an_answer_is_saved_when_it_is_given(
@@ -21,7 +21,7 @@ async def test_an_answer_is_saved_when_it_is_given(
 
 async def test_a_conversation_goes_on_after_a_crash(
     perdure_sessions: SessionManager,
-    perdure_reopen: Reopen,
+    perdure_reopen: ReopenSession,
     perdure_scripted_model: MakeModel,
 ) -> None:
     model = perdure_scripted_model("On its way.", "Tomorrow.")
@@ -46,7 +46,7 @@ async def test_a_note_is_saved_within_two_seconds(
 
 
 async def test_a_crash_costs_what_was_not_saved_yet(
-    perdure_sessions: SessionManager, perdure_clock: ManualClock, perdure_reopen: Reopen
+    perdure_sessions: SessionManager, perdure_clock: ManualClock, perdure_reopen: ReopenSession
 ) -> None:
     session = await perdure_sessions.open("customer-1")
     jot(session, "saved")
@@ -75,7 +75,7 @@ async def test_notes_outlive_an_outage_of_the_store(
 async def test_an_answer_is_there_once_although_its_save_was_in_doubt(
     perdure_sessions: SessionManager,
     perdure_store: SwitchedStore,
-    perdure_reopen: Reopen,
+    perdure_reopen: ReopenSession,
     perdure_scripted_model: MakeModel,
 ) -> None:
     session = await perdure_sessions.open("customer-1")

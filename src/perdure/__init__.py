@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from perdure.archive import ArchiveSaved as ArchiveSaved
     from perdure.archive import ArchiveSkipped as ArchiveSkipped
     from perdure.autosave.options import Autosave as Autosave
-    from perdure.autosave.options import Engine as Engine
+    from perdure.autosave.options import EngineOptions as EngineOptions
     from perdure.autosave.options import Shutdown as Shutdown
     from perdure.autosave.shutdown import ShutdownReport as ShutdownReport
     from perdure.config.persistent_config import PersistentConfig as PersistentConfig
     from perdure.config.states import PersistentState as PersistentState
     from perdure.errors import *  # noqa: F403  # the whole tree is public
-    from perdure.lease import Lease as Lease
+    from perdure.lease import LeaseOptions as LeaseOptions
     from perdure.records.keys import SessionKey as SessionKey
-    from perdure.records.message_format import Encoded as Encoded
+    from perdure.records.message_format import EncodedRecord as EncodedRecord
     from perdure.records.messages import Message as Message
     from perdure.records.messages import ToolCall as ToolCall
     from perdure.records.messages import ToolResult as ToolResult
     from perdure.records.posts import DeadLetter as DeadLetter
-    from perdure.records.posts import Posted as Posted
+    from perdure.records.posts import PendingItem as PendingItem
     from perdure.records.types import register as register
-    from perdure.records.values import Opaque as Opaque
+    from perdure.records.values import OpaqueValue as OpaqueValue
     from perdure.restore.plan import RestorePlan as RestorePlan
     from perdure.restore.report import RestoreReport as RestoreReport
     from perdure.session.contributors import Attachment as Attachment
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from perdure.session.export import Imported as Imported
     from perdure.session.export import export_state as export_state
     from perdure.session.export import import_state as import_state
-    from perdure.session.fork import Forked as Forked
+    from perdure.session.fork import Fork as Fork
     from perdure.session.inbox import PostReceipt as PostReceipt
     from perdure.session.lost import LostSession as LostSession
     from perdure.session.manager import SessionManager as SessionManager
@@ -67,11 +67,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "perdure._connect": ("connect", "store_for"),
-    "perdure.autosave.options": ("Autosave", "Engine", "Shutdown"),
+    "perdure.autosave.options": ("Autosave", "EngineOptions", "Shutdown"),
     "perdure.autosave.shutdown": ("ShutdownReport",),
-    "perdure.records.message_format": ("Encoded",),
+    "perdure.records.message_format": ("EncodedRecord",),
     "perdure.records.types": ("register",),
-    "perdure.records.values": ("Opaque",),
+    "perdure.records.values": ("OpaqueValue",),
     "perdure.archive": (
         "Archive",
         "ArchiveLimits",
@@ -83,16 +83,16 @@ _HOMES = {
     ),
     "perdure.config.persistent_config": ("PersistentConfig",),
     "perdure.config.states": ("PersistentState",),
-    "perdure.lease": ("Lease",),
+    "perdure.lease": ("LeaseOptions",),
     "perdure.records.keys": ("SessionKey",),
     "perdure.records.messages": ("Message", "ToolCall", "ToolResult"),
-    "perdure.records.posts": ("DeadLetter", "Posted"),
+    "perdure.records.posts": ("DeadLetter", "PendingItem"),
     "perdure.restore.plan": ("RestorePlan",),
     "perdure.restore.report": ("RestoreReport",),
     "perdure.session.contributors": ("Attachment", "Contributor", "RestoreContext"),
     "perdure.session.export": ("Imported", "export_state", "import_state"),
     "perdure.session.delete": ("ForgetReport",),
-    "perdure.session.fork": ("Forked",),
+    "perdure.session.fork": ("Fork",),
     "perdure.session.inbox": ("PostReceipt",),
     "perdure.session.lost": ("LostSession",),
     "perdure.session.manager": ("SessionManager",),

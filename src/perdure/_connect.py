@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from perdure.errors import ConfigError
 
 if TYPE_CHECKING:
-    from perdure.autosave.options import Autosave, Engine, Shutdown
+    from perdure.autosave.options import Autosave, EngineOptions, Shutdown
     from perdure.formats.state import StateStorage
-    from perdure.lease import Lease
+    from perdure.lease import LeaseOptions
     from perdure.session.manager import SessionManager
     from perdure.session.options import Limits
     from perdure.store import Store
@@ -42,11 +42,11 @@ def connect(
     url: str | os.PathLike[str] | Store | StateStorage | None = None,
     *,
     autosave: Autosave | None = DEFAULT,
-    lease: Lease = DEFAULT,
+    lease: LeaseOptions = DEFAULT,
     shutdown: Shutdown = DEFAULT,
     limits: Limits = DEFAULT,
     types: Sequence[Any] = (),
-    engine: Engine | None = None,
+    engine: EngineOptions | None = None,
     config: str | os.PathLike[str] | None = None,
     read_only: bool = False,
 ) -> SessionManager:
@@ -76,7 +76,7 @@ def connect(
 
     """
     from perdure.autosave.options import Shutdown, autosave_from
-    from perdure.lease import Lease
+    from perdure.lease import LeaseOptions
     from perdure.session.manager import SessionManager
     from perdure.session.options import Limits
 
@@ -88,7 +88,7 @@ def connect(
     return SessionManager(
         store,
         autosave=autosave_from(os.environ, *declared) if autosave is DEFAULT else autosave,
-        lease=Lease() if lease is DEFAULT else lease,
+        lease=LeaseOptions() if lease is DEFAULT else lease,
         shutdown=Shutdown() if shutdown is DEFAULT else shutdown,
         limits=Limits() if limits is DEFAULT else limits,
         types=types,

@@ -11,7 +11,7 @@ import msgspec
 
 from perdure.errors import ConfigError, LeaseHeldError, StoreError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.store import Asked, Grant, Holder, Store
+from perdure.store import HeartbeatRequests, HeldLease, LeaseState, Store
 
 # When a session may be taken from whoever had it: pure decisions
 #
@@ -24,7 +24,7 @@ OnHeld = Literal["handover", "raise", "steal"]
 """What to do about a session that somebody else holds: ask and wait, give up, or take it."""
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the right to write is kept.
 
     Args:
@@ -48,7 +48,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(message, heartbeat=self.heartbeat, ttl=self.ttl)
 
 
-def may_take(holder: Holder | None, *, me: str, silent: bool) -> bool:
+def may_take(holder: LeaseState | None, *, me: str, silent: bool) -> bool:
     """Say whether a session may be taken now.
 
     >>> may_take(None, me="me", silent=False)
@@ -83,7 +83,7 @@ _MOST = 10_000
 """Owners that are remembered."""
 
 
-class _Seen(msgspec.Struct):
+class _HeartbeatSeen(msgspec.Struct):
     """An owner's counter, in time that counts."""
 
     beat: int
@@ -102,13 +102,13 @@ class OwnerWatch:
 
     """
 
-    def __init__(self, lease: Lease, clock: Callable[[], float]) -> None:
+    def __init__(self, lease: LeaseOptions, clock: Callable[[], float]) -> None:
         self.clock: Callable[[], float] = clock
         self._ttl = lease.ttl
         self._gap = _GAP * lease.heartbeat
         self._beaten = clock()
         self._counted = 0.0
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _HeartbeatSeen] = {}
 
     def attended(self) -> float:
         """Return the seconds that count by now. Asked for before each look."""
@@ -134,7 +134,7 @@ class OwnerWatch:
         if seen is None or seen.beat != beat:
             if seen is None and len(self._seen) >= _MOST:
                 del self._seen[next(iter(self._seen))]
-            seen = self._seen[owner] = _Seen(beat, now, now)
+            seen = self._seen[owner] = _HeartbeatSeen(beat, now, now)
         # Once proven, it holds for as long as the counter is the same, whatever was missed.
         seen.silent = seen.silent or asked - seen.since >= self._ttl
         seen.looked = now
@@ -150,7 +150,7 @@ class OwnerWatch:
             del self._seen[owner]
 
 
-async def beat(store: Store, watch: OwnerWatch) -> Asked:
+async def beat(store: Store, watch: OwnerWatch) -> HeartbeatRequests:
     """Renew this owner's heartbeat, and note what it tells of others."""
     began = watch.attended()
     asked = await store.heartbeat()
@@ -160,7 +160,7 @@ async def beat(store: Store, watch: OwnerWatch) -> Asked:
     return asked
 
 
-async def look(store: Store, key: SessionKey, watch: OwnerWatch) -> tuple[Holder | None, bool]:
+async def look(store: Store, key: SessionKey, watch: OwnerWatch) -> tuple[LeaseState | None, bool]:
     """Say who has a session, and whether that owner is silent."""
     began = watch.attended()
     holder = await store.holder(key)
@@ -171,7 +171,7 @@ async def look(store: Store, key: SessionKey, watch: OwnerWatch) -> tuple[Holder
 
 # Taking the right to write a session: look, ask, wait, take
 #
-# The caller gets a `Grant`, or a LeaseHeldError that says who has the session and what to do.
+# The caller gets a `HeldLease`, or a LeaseHeldError that says who has the session and what to do.
 # Cancelling is safe at any point: an epoch that was taken and not used is simply taken over by the
 # next open.
 
@@ -194,7 +194,7 @@ async def obtain(
     on_held: OnHeld,
     wait: float,
     given: int = 0,
-) -> Grant:
+) -> HeldLease:
     """Take the lease of a session, by handover where somebody else holds it.
 
     Args:
@@ -233,7 +233,7 @@ async def obtain(
             await asking.pause(holder.epoch, at_most=max(wait - (now - start), 0.001))
 
 
-def _is_due(holder: Holder | None, given: int) -> bool:
+def _is_due(holder: LeaseState | None, given: int) -> bool:
     """Say whether somebody to whom we gave a session has not taken it yet."""
     return holder is not None and holder.released and holder.epoch == given
 
@@ -249,7 +249,7 @@ class _Asking:
         self._pause = SOON
         self._doubted = False
 
-    async def take(self, holder: Holder | None, *, in_time: bool) -> Grant | None:
+    async def take(self, holder: LeaseState | None, *, in_time: bool) -> HeldLease | None:
         """Take it; None if somebody else was faster, or nobody knows, and to be looked at again."""
         after = 0 if holder is None else holder.epoch
         try:
@@ -265,7 +265,7 @@ class _Asking:
         await self.pause(after)
         return None
 
-    async def ask(self, holder: Holder, now: float) -> None:
+    async def ask(self, holder: LeaseState, now: float) -> None:
         """Ask each holder at once, and again from time to time."""
         epoch, at = self._asked
         if epoch != holder.epoch or now - at >= AGAIN:
@@ -280,7 +280,7 @@ class _Asking:
         self._pause = min(self._pause * SLOWER, LATE)
 
 
-def held(key: SessionKey, holder: Holder, on_held: OnHeld, waited: float) -> LeaseHeldError:
+def held(key: SessionKey, holder: LeaseState, on_held: OnHeld, waited: float) -> LeaseHeldError:
     """Return the error for a session that somebody else goes on holding."""
     cure = (
         'open it with on_held="handover" to ask for it'
@@ -303,7 +303,7 @@ async def while_beating(
     act: Callable[[], Awaitable[T]],
     *,
     watches: Mapping[str, OwnerWatch] | None = None,
-    every: float = Lease().heartbeat,
+    every: float = LeaseOptions().heartbeat,
 ) -> T:
     """Do something, and renew this owner's heartbeat in each store until it is done.
 
@@ -320,7 +320,9 @@ async def while_beating(
     failed: Exception | None = None
     async with anyio.create_task_group() as group:
         for store in stores:
-            watch = watches[store.owner] if watches else OwnerWatch(Lease(), anyio.current_time)
+            watch = (
+                watches[store.owner] if watches else OwnerWatch(LeaseOptions(), anyio.current_time)
+            )
             group.start_soon(_beat, store, watch, every)
         try:
             done.append(await act())

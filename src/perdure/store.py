@@ -24,46 +24,46 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import About, Base, FoldedDocument, Manifest
-from perdure.records.posts import Asked, DeadLetter, InboxLimit, Posted
+from perdure.records.manifest import About, FoldedDocument, Manifest, Origin
+from perdure.records.posts import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
 from perdure.records.records import Entry, Record
 from perdure.records.stored import (
     Batch,
+    BlobSweep,
     Capabilities,
     Document,
     Documents,
-    Grant,
-    Holder,
+    HeldLease,
+    LeaseState,
     LogChunk,
     Outcome,
     SessionInfo,
     Status,
-    Swept,
 )
 
 __all__ = [
     "About",
-    "Asked",
-    "Base",
     "Batch",
+    "BlobSweep",
     "Capabilities",
     "DeadLetter",
     "Document",
     "Documents",
     "Entry",
     "FoldedDocument",
-    "Grant",
-    "Holder",
+    "HeartbeatRequests",
+    "HeldLease",
     "InboxLimit",
+    "LeaseState",
     "LogChunk",
     "Manifest",
+    "Origin",
     "Outcome",
-    "Posted",
+    "PendingItem",
     "Record",
     "SessionInfo",
     "Status",
     "Store",
-    "Swept",
     "open_read_only",
     "past_damage",
 ]
@@ -176,7 +176,7 @@ class Store(Protocol):
         """
         ...
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """Move unreachable blobs of at least ``older_than`` seconds of age out of the way, and
         remove those that were moved at least as long ago and still are not reachable."""
         ...
@@ -194,11 +194,11 @@ class Store(Protocol):
 
     # leases
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """Say who has the session; None when nobody ever had."""
         ...
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """Take the session with epoch ``after + 1``, if the newest epoch is ``after``.
 
         ``after`` is ``holder(key).epoch``, or 0 where that is None. Whether one may is the
@@ -211,7 +211,7 @@ class Store(Protocol):
         """Say that the epoch's holder writes no more; not the newest epoch: no effect."""
         ...
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """Renew this owner's heartbeat, and return what others want since the last one."""
         ...
 
@@ -222,14 +222,14 @@ class Store(Protocol):
         """
         ...
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Ask the holder for the session."""
         ...
 
     # inbox
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Leave items for a session, durably, in order; no lease, and it need not exist.
 
@@ -241,7 +241,7 @@ class Store(Protocol):
         """
         ...
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return what waits for a session, oldest first, and leave it there until it is settled.
 
         An item that cannot be read is among them, in its place, with its ``damage``: it hides

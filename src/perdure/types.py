@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from perdure.memory.index import MemoryEntry as MemoryEntry
     from perdure.memory.state import States as States
     from perdure.memory.state import TypedState as TypedState
-    from perdure.memory.storage import Remembering as Remembering
+    from perdure.memory.storage import MemoryOwner as MemoryOwner
     from perdure.memory.working_memory import WorkingMemory as WorkingMemory
     from perdure.records.types import Registered as Registered
     from perdure.records.values import Types as Types
     from perdure.restore.plan import PlannedDocument as PlannedDocument
     from perdure.session.contents import HistoryItem as HistoryItem
-    from perdure.session.delete import Kept as Kept
-    from perdure.session.open import Opening as Opening
-    from perdure.session.prune import KeptFor as KeptFor
+    from perdure.session.delete import RetainedItem as RetainedItem
+    from perdure.session.open import SessionOpening as SessionOpening
+    from perdure.session.prune import CheckpointHold as CheckpointHold
     from perdure.session.prune import Pruned as Pruned
 
 _HOMES = {
@@ -50,15 +50,15 @@ _HOMES = {
         "SessionDocument",
         "SessionMetadata",
     ),
-    "perdure.memory.storage": ("Remembering",),
+    "perdure.memory.storage": ("MemoryOwner",),
     "perdure.memory.index": ("MemoryEntry",),
     "perdure.memory.state": ("States", "TypedState"),
     "perdure.memory.working_memory": ("WorkingMemory",),
     "perdure.restore.plan": ("PlannedDocument",),
     "perdure.session.contents": ("HistoryItem",),
-    "perdure.session.delete": ("Kept",),
-    "perdure.session.open": ("Opening",),
-    "perdure.session.prune": ("KeptFor", "Pruned"),
+    "perdure.session.delete": ("RetainedItem",),
+    "perdure.session.open": ("SessionOpening",),
+    "perdure.session.prune": ("CheckpointHold", "Pruned"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

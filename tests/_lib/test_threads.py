@@ -50,11 +50,11 @@ async def test_a_prompt_thread_has_begun_when_start_returns(
     monkeypatch.setattr("perdure._lib.threads._HAND_OVER", LONG)
     threads = Threads(1, name="prompt", prompt=True)
     await threads.run(abs, -1)  # its thread is there now
-    go_on, done = threading.Event(), threads.new_bell()
-    threads.start(go_on.wait, LONG, then=lambda _: done.ring())
+    go_on, done = threading.Event(), threads.new_event()
+    threads.start(go_on.wait, LONG, then=lambda _: done.set())
     assert threads._jobs.empty()
-    second = threads.new_bell()
-    threads.start(abs, -2, then=lambda _: second.ring())  # nobody is free: it waits for nobody
+    second = threads.new_event()
+    threads.start(abs, -2, then=lambda _: second.set())  # nobody is free: it waits for nobody
     assert not threads._jobs.empty()
     go_on.set()
     await done.wait()

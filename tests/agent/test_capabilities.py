@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.agent import AgentFactory, ApprovalRequested, ScriptedModel, call, tool
-from perdure.checkpoints.replay import Row
+from perdure.checkpoints.replay import TimelineRow
 from tests.agent.conftest import Configure, World
 
 
@@ -26,8 +26,8 @@ def broken() -> None:
 SCRIPT = [[call("add", a=1, b=2), call("broken"), call("gone")], "done"]
 
 
-async def replayed(world: World, configured: Configure, **options: Any) -> list[Row]:
-    rows: list[Row] = []
+async def replayed(world: World, configured: Configure, **options: Any) -> list[TimelineRow]:
+    rows: list[TimelineRow] = []
     async with world.connect() as sessions:
         config = configured(model=ScriptedModel(*SCRIPT), tools=[add, broken], **options)
         async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
@@ -40,7 +40,7 @@ async def replayed(world: World, configured: Configure, **options: Any) -> list[
     return rows
 
 
-def told(rows: list[Row], name: str) -> list[str]:
+def told(rows: list[TimelineRow], name: str) -> list[str]:
     """Return what became of the call of a tool; all of it names one call."""
     mine = [row for row in rows if row.name == name]
     assert len({row.detail["call"] for row in mine}) == 1
@@ -68,7 +68,7 @@ async def test_a_replay_tells_what_was_approved(
 async def test_a_replay_tells_what_a_person_approved(
     world: World, configured: Configure, answer: bool
 ) -> None:
-    rows: list[Row] = []
+    rows: list[TimelineRow] = []
     async with world.connect() as sessions:
         model = ScriptedModel([call("add", a=1, b=2)], "done")
         config = configured(model=model, tools=[add], approve="ask")

@@ -13,7 +13,7 @@ import pytest
 from perdure import Autosave, Message, Shutdown
 from perdure.agent import Agent, EchoModel, Features, PersistentSession, ScriptedModel, call
 from perdure.formats import FolderStorage
-from perdure.lease import Lease
+from perdure.lease import LeaseOptions
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from perdure.stores.memory import MemoryStore
@@ -90,7 +90,7 @@ async def test_many_changes_are_one_save() -> None:
     sessions = SessionManager(
         MemoryStore(),
         autosave=Autosave(debounce=2, max_delay=30),
-        lease=Lease(),
+        lease=LeaseOptions(),
         shutdown=Shutdown(signals=False),
         limits=Limits(),
         clock=clock,

@@ -104,7 +104,7 @@ async def test_what_is_over_a_limit_is_refused_before_it_is_written(
 
 def test_a_bomb_is_given_up_where_it_grows_out_of_proportion(tmp_path: Path) -> None:
     """RELIABILITY S9: the ratio is looked at while it is read; memory stays flat."""
-    from perdure.archive.compression import LOOKED_AT, Unpacked
+    from perdure.archive.compression import LOOKED_AT, DecompressedFile
 
     packer = zstandard.ZstdCompressor().compressobj()
     path = tmp_path / "bomb"
@@ -116,7 +116,7 @@ def test_a_bomb_is_given_up_where_it_grows_out_of_proportion(tmp_path: Path) -> 
     tracemalloc.start()
     try:
         with path.open("rb") as file:
-            unpacked = Unpacked(file, str(path), ArchiveLimits())
+            unpacked = DecompressedFile(file, str(path), ArchiveLimits())
             with pytest.raises(TooLargeError, match="ArchiveLimits.ratio"):
                 while unpacked.read(2**20):
                     pass

@@ -10,14 +10,14 @@ from perdure._lib.host import Host
 from perdure._lib.loop import loop_clock
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.events import Event
-from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.options import Autosave, EngineOptions
 from perdure.autosave.tracked import Tracked
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
 from tests.autosave.inline_store import DirectStore, InlineStore
 
 CALM = Autosave(debounce=2.0, max_delay=10.0)
-PLAIN = Engine(jitter=0.0, eager=False)
+PLAIN = EngineOptions(jitter=0.0, eager=False)
 """No jitter and no adaption: due times are what the options say."""
 
 
@@ -56,7 +56,7 @@ async def rig(
     store: InlineStore | None = None,
     *,
     autosave: Autosave | None = CALM,
-    engine: Engine = PLAIN,
+    engine: EngineOptions = PLAIN,
 ) -> AsyncIterator[Rig]:
     store = store or InlineStore()
     host = Host()

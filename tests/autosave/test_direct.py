@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from perdure.autosave.events import Saved, SaveFailed
-from perdure.autosave.options import Engine
+from perdure.autosave.options import EngineOptions
 from perdure.errors import SessionQuarantinedError
 from perdure.store import Outcome, Status
 from tests.autosave.inline_store import DirectStore, Fault
@@ -18,7 +18,7 @@ from tests.autosave.rigs import PLAIN, Rig, rig
 
 
 def direct(
-    faults: Sequence[Fault] = (), engine: Engine = PLAIN, **options: Any
+    faults: Sequence[Fault] = (), engine: EngineOptions = PLAIN, **options: Any
 ) -> AbstractAsyncContextManager[Rig]:
     return rig(DirectStore(faults=faults, **options), engine=engine)
 
@@ -65,7 +65,9 @@ async def test_more_sessions_than_the_store_takes_at_once_are_all_saved() -> Non
 
 @pytest.mark.parametrize("fault", ["down", "unacked", "lost", "raise", "hang", "hang_applied"])
 async def test_what_fails_is_sent_again(fault: Fault) -> None:
-    async with direct([fault], engine=Engine(jitter=0.0, eager=False, save_timeout=5.0)) as r:
+    async with direct(
+        [fault], engine=EngineOptions(jitter=0.0, eager=False, save_timeout=5.0)
+    ) as r:
         t = r.track()
         version = r.append(t, 2)
         assert await r.saver.save(t) == version
@@ -141,7 +143,7 @@ async def test_an_answer_that_comes_after_a_save_was_given_up_counts_for_nothing
             return True
 
     store = Late(latency=(3.0,))
-    async with rig(store, engine=Engine(jitter=0.0, eager=False, save_timeout=5.0)) as r:
+    async with rig(store, engine=EngineOptions(jitter=0.0, eager=False, save_timeout=5.0)) as r:
         t = r.track()
         r.append(t, 2)
         with anyio.move_on_after(7):

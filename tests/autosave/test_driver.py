@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from perdure.autosave import events
-from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.options import Autosave, EngineOptions
 from perdure.autosave.schedule import Schedule
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import (
@@ -159,7 +159,7 @@ async def test_tuning_takes_effect_on_what_is_unsaved() -> None:
 
 
 async def test_an_idle_store_shortens_the_debounce() -> None:
-    async with rig(engine=Engine(jitter=0)) as r:
+    async with rig(engine=EngineOptions(jitter=0)) as r:
         t = r.track()
         for _ in range(30):
             r.append(t)
@@ -305,7 +305,9 @@ def test_a_store_that_was_busy_for_long_shortens_the_debounce_as_soon_as_it_is_i
     assert schedule.shrink < 1.0
 
 
-SLOWLY = Engine(jitter=0, eager=False, backoff_base=40.0, backoff_cap=40.0, breaker_failures=99)
+SLOWLY = EngineOptions(
+    jitter=0, eager=False, backoff_base=40.0, backoff_cap=40.0, breaker_failures=99
+)
 """A failed save is tried again after a long time; the store's own health does not count."""
 
 
@@ -433,7 +435,7 @@ async def test_a_refused_group_is_quarantined_and_those_before_it_are_saved() ->
 
 
 async def test_quarantine_holds_no_more_than_its_share() -> None:
-    async with rig(engine=Engine(quarantine_bytes=500)) as r:
+    async with rig(engine=EngineOptions(quarantine_bytes=500)) as r:
         t = r.track()
         r.store.poison.add((t.key, 1))
         r.append(t)
@@ -488,7 +490,7 @@ async def test_one_session_that_spoils_a_batch_does_not_stop_the_others() -> Non
 
 
 async def test_a_long_backlog_is_saved_in_parts() -> None:
-    async with rig(engine=Engine(jitter=0, batch_bytes=1000)) as r:
+    async with rig(engine=EngineOptions(jitter=0, batch_bytes=1000)) as r:
         t = r.track()
         for _ in range(10):
             r.append(t, 2, size=200)
@@ -499,7 +501,7 @@ async def test_a_long_backlog_is_saved_in_parts() -> None:
 async def test_the_rest_of_a_backlog_waits_for_no_debounce() -> None:
     """It was due for its size, and a part of it went into the first batch."""
     calm = Autosave(debounce=2.0, max_delay=10.0, max_bytes=1500)
-    async with rig(autosave=calm, engine=Engine(jitter=0, batch_bytes=1000)) as r:
+    async with rig(autosave=calm, engine=EngineOptions(jitter=0, batch_bytes=1000)) as r:
         t, zero = r.track(), anyio.current_time()
         for _ in range(3):
             r.append(t, 2, size=200)
@@ -509,7 +511,7 @@ async def test_the_rest_of_a_backlog_waits_for_no_debounce() -> None:
 
 
 async def test_a_batch_takes_no_further_session_beyond_its_bytes() -> None:
-    async with rig(engine=Engine(jitter=0, batch_bytes=1000)) as r:
+    async with rig(engine=EngineOptions(jitter=0, batch_bytes=1000)) as r:
         sessions = [r.track(str(n)) for n in range(6)]
         for t in sessions:
             r.append(t, size=600)
@@ -559,7 +561,7 @@ async def test_a_lost_session_tells_its_owner() -> None:
 
 
 async def test_above_the_soft_limit_nothing_waits_for_its_debounce() -> None:
-    async with rig(engine=Engine(jitter=0, eager=False, dirty_soft=1000)) as r:
+    async with rig(engine=EngineOptions(jitter=0, eager=False, dirty_soft=1000)) as r:
         sessions = [r.track(str(n)) for n in range(4)]
         for t in sessions:
             r.append(t, size=300)
@@ -576,7 +578,7 @@ async def test_above_the_soft_limit_nothing_waits_for_its_debounce() -> None:
 
 
 async def test_reject_raises_and_says_why() -> None:
-    engine = Engine(dirty_soft=100, dirty_hard=500, outage_policy="reject")
+    engine = EngineOptions(dirty_soft=100, dirty_hard=500, outage_policy="reject")
     async with rig(engine=engine) as r:
         t = r.track()
         r.store.down = True
@@ -592,7 +594,7 @@ async def test_reject_raises_and_says_why() -> None:
 
 
 async def test_room_comes_when_the_store_is_back() -> None:
-    async with rig(engine=Engine(dirty_soft=100, dirty_hard=500)) as r:
+    async with rig(engine=EngineOptions(dirty_soft=100, dirty_hard=500)) as r:
         t = r.track()
         r.store.down = True
         for _ in range(5):
@@ -610,7 +612,7 @@ async def test_room_comes_when_the_store_is_back() -> None:
 
 
 async def test_no_room_in_time_is_an_error() -> None:
-    async with rig(engine=Engine(dirty_soft=1, dirty_hard=50, backpressure_timeout=7)) as r:
+    async with rig(engine=EngineOptions(dirty_soft=1, dirty_hard=50, backpressure_timeout=7)) as r:
         t, zero = r.track(), anyio.current_time()
         r.store.down = True
         r.append(t)
@@ -620,7 +622,7 @@ async def test_no_room_in_time_is_an_error() -> None:
 
 
 async def test_a_failing_session_s_age_blocks_until_it_is_saved() -> None:
-    async with rig(engine=Engine(max_unsaved_age=50, outage_policy="reject")) as r:
+    async with rig(engine=EngineOptions(max_unsaved_age=50, outage_policy="reject")) as r:
         t = r.track()
         r.store.down = True
         r.append(t)
@@ -636,7 +638,7 @@ async def test_a_failing_session_s_age_blocks_until_it_is_saved() -> None:
 
 
 async def test_continue_never_blocks() -> None:
-    engine = Engine(dirty_soft=1, dirty_hard=1, max_unsaved_age=1, outage_policy="continue")
+    engine = EngineOptions(dirty_soft=1, dirty_hard=1, max_unsaved_age=1, outage_policy="continue")
     async with rig(engine=engine) as r:
         t = r.track()
         r.store.down = True
@@ -689,14 +691,14 @@ async def test_a_sealed_session_can_still_be_saved() -> None:
 
 
 async def test_a_session_is_idle_even_where_nothing_was_ever_appended() -> None:
-    async with rig(engine=Engine(jitter=0, hibernate_after=60)) as r:
+    async with rig(engine=EngineOptions(jitter=0, hibernate_after=60)) as r:
         quiet = r.track("quiet")
         await anyio.sleep(80)
         assert [event.key for event in r.of(events.Idle)] == [quiet.key]
 
 
 async def test_an_unused_session_is_reported_idle() -> None:
-    async with rig(engine=Engine(jitter=0, hibernate_after=60)) as r:
+    async with rig(engine=EngineOptions(jitter=0, hibernate_after=60)) as r:
         quiet, busy, pinned, dirty = (
             r.track(name) for name in ("quiet", "busy", "pinned", "dirty")
         )
@@ -841,7 +843,7 @@ async def test_jobs_are_refused_in_outage_and_drain() -> None:
         r.saver.begin_drain()
         assert await r.saver.exclusive(t, job) is None
         assert await r.saver.exclusive(t, job, urgent=True) == "done"
-    async with rig(engine=Engine(breaker_failures=1)) as r:
+    async with rig(engine=EngineOptions(breaker_failures=1)) as r:
         t = r.track()
         r.store.down = True
         r.append(t)
@@ -966,7 +968,7 @@ async def test_a_cancelled_stop_goes_on() -> None:
 
 
 async def test_cut_ends_the_wait_for_the_store() -> None:
-    async with rig(engine=Engine(jitter=0)) as r:
+    async with rig(engine=EngineOptions(jitter=0)) as r:
         t, zero = r.track(), anyio.current_time()
         r.store.stuck = True
         r.append(t)
@@ -1034,12 +1036,12 @@ async def test_what_is_lost_presses_on_nobody_and_counts_once() -> None:
         r.append(other, size=300)
         r.saver.lose(lost)
         r.saver.untrack(lost)
-        assert r.saver._core.books.pressure.dirty_bytes == other.pending_bytes > 300
+        assert r.saver._core.registry.pressure.dirty_bytes == other.pending_bytes > 300
 
 
 @pytest.mark.parametrize(("outage", "at_most"), [(1.0, 1.0), (4.0, 4.0), (120.0, 5.0)])
 async def test_saving_goes_on_soon_after_an_outage(outage: float, at_most: float) -> None:
-    async with rig(engine=Engine(), autosave=Autosave(debounce=0.1, max_delay=1.0)) as r:
+    async with rig(engine=EngineOptions(), autosave=Autosave(debounce=0.1, max_delay=1.0)) as r:
         sessions = [r.track(f"s{n}") for n in range(20)]
         r.store.down = True
         for t in sessions:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.autosave.options import Autosave, Engine, Shutdown
+from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import ConfigError
 
 
@@ -24,13 +24,13 @@ from perdure.errors import ConfigError
         (Shutdown, {"deadline": -1}, "deadline=-1"),
         (Shutdown, {"turn_grace": 30}, "turn_grace=30"),
         (Shutdown, {"deadline": "20"}, "deadline='20'"),
-        (Engine, {"save_timeout": "10"}, "save_timeout='10'"),
-        (Engine, {"outage_policy": "hope"}, "'hope'"),
-        (Engine, {"dirty_soft": 2, "dirty_hard": 1}, "dirty_hard=1"),
-        (Engine, {"jitter": 1.0}, "jitter=1.0"),
-        (Engine, {"batch_max": 0}, "batch_max=0"),
-        (Engine, {"save_timeout": 0}, "save_timeout=0"),
-        (Engine, {"hibernate_after": 0}, "hibernate_after=0"),
+        (EngineOptions, {"save_timeout": "10"}, "save_timeout='10'"),
+        (EngineOptions, {"outage_policy": "hope"}, "'hope'"),
+        (EngineOptions, {"dirty_soft": 2, "dirty_hard": 1}, "dirty_hard=1"),
+        (EngineOptions, {"jitter": 1.0}, "jitter=1.0"),
+        (EngineOptions, {"batch_max": 0}, "batch_max=0"),
+        (EngineOptions, {"save_timeout": 0}, "save_timeout=0"),
+        (EngineOptions, {"hibernate_after": 0}, "hibernate_after=0"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named(kind: Any, options: dict[str, Any], named: str) -> None:
@@ -41,4 +41,4 @@ def test_a_value_that_does_not_fit_is_named(kind: Any, options: dict[str, Any], 
 def test_the_presets_are_what_they_say() -> None:
     assert Autosave.server().max_delay == 10.0
     assert Autosave.write_through().debounce == Autosave.write_through().max_delay == 0.0
-    assert Engine(hibernate_after=float("inf")).hibernate_after == float("inf")
+    assert EngineOptions(hibernate_after=float("inf")).hibernate_after == float("inf")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.autosave.schedule import Ready
+from perdure.autosave.schedule import ReadyQueue
 from perdure.autosave.tracked import Tracked
 from perdure.records.keys import SessionKey
 
@@ -11,7 +11,7 @@ def tracked(name: str) -> Tracked:
     return Tracked(SessionKey(name), epoch=1, head=0, options=None)
 
 
-def drain(ready: Ready) -> str:
+def drain(ready: ReadyQueue) -> str:
     names = []
     while (t := ready.pop()) is not None:
         names.append(t.key.agent)
@@ -19,14 +19,14 @@ def drain(ready: Ready) -> str:
 
 
 def test_the_earliest_deadline_comes_first() -> None:
-    ready = Ready()
+    ready = ReadyQueue()
     for name, deadline in (("b", 2.0), ("c", 3.0), ("a", 1.0)):
         ready.push(tracked(name), deadline, urgent=False)
     assert drain(ready) == "abc"
 
 
 def test_the_smaller_comes_first_among_equals() -> None:
-    ready, big, small = Ready(), tracked("b"), tracked("s")
+    ready, big, small = ReadyQueue(), tracked("b"), tracked("s")
     big.pending_bytes, small.pending_bytes = 100, 10
     ready.push(big, 1.0, urgent=False)
     ready.push(small, 1.0, urgent=False)
@@ -34,7 +34,7 @@ def test_the_smaller_comes_first_among_equals() -> None:
 
 
 def test_the_lanes_take_turns() -> None:
-    ready = Ready()
+    ready = ReadyQueue()
     for n, name in enumerate("uvwx"):
         ready.push(tracked(name), n, urgent=True)
     for n, name in enumerate("ab"):
@@ -43,7 +43,7 @@ def test_the_lanes_take_turns() -> None:
 
 
 def test_a_session_that_becomes_urgent_moves() -> None:
-    ready, t = Ready(), tracked("t")
+    ready, t = ReadyQueue(), tracked("t")
     ready.push(t, 5.0, urgent=False)
     ready.push(tracked("a"), 1.0, urgent=False)
     ready.push(t, 5.0, urgent=True)
@@ -52,7 +52,7 @@ def test_a_session_that_becomes_urgent_moves() -> None:
 
 
 def test_what_is_dropped_does_not_come() -> None:
-    ready, t = Ready(), tracked("t")
+    ready, t = ReadyQueue(), tracked("t")
     ready.push(t, 1.0, urgent=True)
     ready.drop(t)
     ready.drop(t)
@@ -60,7 +60,7 @@ def test_what_is_dropped_does_not_come() -> None:
 
 
 def test_what_was_left_behind_keeps_no_place() -> None:
-    ready, t, other = Ready(), tracked("t"), tracked("o")
+    ready, t, other = ReadyQueue(), tracked("t"), tracked("o")
     ready.push(t, 1.0, urgent=False)
     ready.drop(t)
     ready.push(other, 2.0, urgent=False)

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from perdure.autosave import events
-from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.options import Autosave, EngineOptions
 from perdure.autosave.tracked import Tracked
 from tests.autosave.inline_store import DirectStore, InlineStore
 from tests.autosave.rigs import PLAIN, Rig, rig
@@ -131,8 +131,8 @@ async def test_a_worker_that_is_woken_and_does_not_come_is_replaced() -> None:
         t = r.track()
         r.append(t)
         await r.saver.save(t)
-        (parked,) = r.saver._batcher._parked
-        parked.bell = type("Deaf", (), {"ring": lambda self: None, "rung": False})()
+        (parked,) = r.saver._writer._parked
+        parked.event = type("Deaf", (), {"set": lambda self: None, "was_set": False})()
         r.append(t)
         await anyio.sleep(2 + LOOKS)
         assert r.stored(t) == 2
@@ -152,7 +152,7 @@ async def test_an_answer_that_never_comes_is_given_up_and_the_records_are_sent_a
             lost.append(then)
             return True
 
-        r.saver._batcher._begin = lose  # type: ignore[assignment]
+        r.saver._writer._begin = lose  # type: ignore[assignment]
         r.append(t)
         assert await r.saver.save(t) == 1
         assert len(lost) == 1
@@ -210,7 +210,7 @@ async def test_a_saturated_store_is_no_stall() -> None:
 
 
 async def test_a_job_that_holds_a_session_for_its_time_is_no_stall() -> None:
-    async with rig(engine=Engine(jitter=0.0, eager=False, exclusive_timeout=40)) as r:
+    async with rig(engine=EngineOptions(jitter=0.0, eager=False, exclusive_timeout=40)) as r:
         t = r.track()
         async with anyio.create_task_group() as group:
             group.start_soon(r.saver.exclusive, t, lambda: anyio.sleep(39))

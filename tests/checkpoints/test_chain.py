@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.checkpoints.chain import Chain, canonical, fold_chain, problems_of, sealed
-from perdure.records.checkpoints import Captured, Checkpoint, Given, Link, Pruning, Tombstone
+from perdure.records.checkpoints import (
+    CapturedState,
+    Checkpoint,
+    ExplicitState,
+    Link,
+    Pruning,
+    Tombstone,
+)
 from perdure.records.json import decode, encode
 from perdure.records.records import CHECKPOINT, CHECKPOINTS_PRUNED, Record
 
@@ -27,7 +34,9 @@ def made(steps: list[Any]) -> tuple[Chain, list[Record]]:
         common = {"timestamp": seq, "event_seq": seq * 10, "previous": chain.head, "hash": ""}
         link: Checkpoint | Pruning
         if isinstance(step, str):
-            state = Captured(chain.captured_upto, f"sha256:{seq}") if seq % 2 else given_state(seq)
+            state = (
+                CapturedState(chain.captured_upto, f"sha256:{seq}") if seq % 2 else given_state(seq)
+            )
             link = Checkpoint(id=chain.newest_id + 1, label=step, state=state, **common)
             kind = CHECKPOINT
         else:
@@ -41,8 +50,8 @@ def made(steps: list[Any]) -> tuple[Chain, list[Record]]:
     return chain, records
 
 
-def given_state(number: int) -> Given:
-    return Given(value=msgspec.Raw(encode({"n": number})), size=7)
+def given_state(number: int) -> ExplicitState:
+    return ExplicitState(value=msgspec.Raw(encode({"n": number})), size=7)
 
 
 @given(acts)
@@ -87,7 +96,7 @@ CHANGES: dict[str, Any] = {
     "event_seq": 99,
     "previous": "sha256:0",
     "hash": "sha256:0",
-    "state": Given(value=msgspec.Raw(b'{"n":0}'), size=7),
+    "state": ExplicitState(value=msgspec.Raw(b'{"n":0}'), size=7),
 }
 
 

@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.checkpoints.merkle_tree import Tree, node_of, tree_of
+from perdure.checkpoints.merkle_tree import MerkleTree, node_of, tree_of
 from perdure.records.chunks import LARGEST, SMALLEST, chunks_of
 
 
@@ -53,7 +53,7 @@ def test_one_insertion_changes_few_chunks(seed: int, at: int, inserted: bytes) -
     assert len(new) <= 8
 
 
-def joined(tree: Tree, blobs: dict[str, bytes], name: str | None = None) -> bytes:
+def joined(tree: MerkleTree, blobs: dict[str, bytes], name: str | None = None) -> bytes:
     node = node_of(blobs[name or tree.root])
     if node.level == 1:
         return b"".join(blobs[leaf.name] for leaf in node.below)

@@ -20,7 +20,7 @@ from perdure import (
     connect,
 )
 from perdure.checkpoints.chain import sealed, state_hash
-from perdure.records.checkpoints import Captured, Given
+from perdure.records.checkpoints import CapturedState, ExplicitState
 from perdure.records.keys import SessionKey
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.session.conftest import Connect
@@ -127,12 +127,12 @@ async def test_a_captured_checkpoint_copies_nothing(again: Connect) -> None:
         for number in range(30):
             await talk(session, f"number {number}")
         made = await session.checkpoints.create("here")
-        assert isinstance(made.state, Captured)
+        assert isinstance(made.state, CapturedState)
         assert len(msgspec.json.encode(made)) < 400
         assert made.state.since == 0
         await talk(session, "more")
         later = await session.checkpoints.create("there")
-        assert isinstance(later.state, Captured)
+        assert isinstance(later.state, CapturedState)
         assert later.state.since == made.event_seq
 
 
@@ -343,7 +343,7 @@ async def test_a_given_state_comes_back_and_the_session_stays(again: Connect) ->
 async def test_what_cannot_be_gone_back_to_changes_nothing(again: Connect) -> None:
     async with again() as sessions, sessions.open("a") as session:
         made = await session.checkpoints.create("given", LARGE)
-        assert isinstance(made.state, Given)
+        assert isinstance(made.state, ExplicitState)
         version = session.version
         with pytest.raises(ConfigError, match="no checkpoint 5"):
             await session.checkpoints.rollback(5)

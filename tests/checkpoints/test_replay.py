@@ -23,15 +23,15 @@ from perdure.checkpoints.audit_files import (
     CHECKPOINTS_FILE,
     EVENTS_FILE,
     SUMMARY_FILE,
-    Seal,
+    EventSigner,
     replay_folder,
 )
 from perdure.checkpoints.chain import sealed
-from perdure.checkpoints.replay import Item, Replay, ReplayReport, Row
+from perdure.checkpoints.replay import Item, Replay, ReplayReport, TimelineRow
 from perdure.checkpoints.replay_session import replay_files
 from perdure.checkpoints.report_html import page
 from perdure.errors import ConfigError, ReplayDivergedError, ReplayError
-from perdure.records.checkpoints import Given, KernelEvent
+from perdure.records.checkpoints import ExplicitState, KernelEvent
 from perdure.records.records import CHECKPOINT, EVENT, Entry
 from perdure.session.export import export_pair, import_pair
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -129,7 +129,7 @@ async def told(sessions: perdure.SessionManager, id: str = "ada") -> None:
 
 async def test_a_session_replays_whole(tmp_path: Path) -> None:
     """S3-9 S3-10: events and checkpoints suffice; each is compared with what was recorded."""
-    rows: list[Row] = []
+    rows: list[TimelineRow] = []
     async with perdure.connect(tmp_path / "kept") as sessions:
         await told(sessions)
         view = await sessions.load("ada")
@@ -275,7 +275,7 @@ def test_the_files_of_another_kernel_replay(tmp_path: Path) -> None:
         {"detail": {"goal": "a"}, "kind": "custom", "label": "plan", "timestamp": 4, "token_id": 0},
         {"token_id": 1, "timestamp": 4, "kind": "custom", "label": "again", "detail": {}},
     ]
-    rows: list[Row] = []
+    rows: list[TimelineRow] = []
     report = replay_folder(foreign(tmp_path / "x", said, SEED), on_row=rows.append)
     assert report.problems == ()
     assert (report.events, report.snapshots, report.first_timestamp) == (3, 1, 4)
@@ -295,7 +295,7 @@ def test_events_are_sorted_by_time_and_stay_in_order_where_times_tie(times: list
             {"token_id": 0, "timestamp": time, "kind": "custom", "label": str(n)}
             for n, time in enumerate(times)
         ]
-        rows: list[Row] = []
+        rows: list[TimelineRow] = []
         foreign(Path(name) / "x", said)
         report = replay_folder(Path(name) / "x", on_row=rows.append)
     assert report.ok
@@ -364,7 +364,7 @@ def test_a_page_shows_what_was_found_and_nothing_of_it_is_markup() -> None:
 
 
 def test_seals_depend_on_all_that_came_before() -> None:
-    one, other = Seal(), Seal()
+    one, other = EventSigner(), EventSigner()
     first = one.next(event(1)), other.next(event(1, label="x"))
     assert first[0] != first[1]
     assert one.next(event(2)) != other.next(event(2))
@@ -524,7 +524,7 @@ def test_a_page_stays_small_and_shows_what_would_hide() -> None:
 def test_a_replay_ends_when_it_is_told_to(tmp_path: Path, order: int) -> None:
     said = [{"token_id": 0, "timestamp": n, "kind": "custom"} for n in range(50)][::order]
     folder = foreign(tmp_path / "x", said)
-    seen: list[Row] = []
+    seen: list[TimelineRow] = []
     replay_folder(folder, on_row=seen.append, go_on=lambda: len(seen) < 3)
     assert len(seen) == 3
 
@@ -564,7 +564,7 @@ async def test_a_checkpoint_that_was_changed_in_the_log_is_found() -> None:
                 timestamp=made.timestamp + 2,
                 event_seq=session.version,
                 previous=made.hash,
-                state=Given(value=msgspec.Raw(b'{"balance":99}'), size=14),
+                state=ExplicitState(value=msgspec.Raw(b'{"balance":99}'), size=14),
             )
             told = event(
                 made.timestamp + 3, "snapshot_created", label="real", detail={"snapshot": 2}
@@ -606,13 +606,15 @@ async def test_a_state_that_is_not_as_it_was_is_found_by_a_replay() -> None:
 
         (place,) = [at for at, one in enumerate(kept) if b'"label":"last"' in one.payload][:1]
         whole = kept[place]
-        other = sealed(msgspec.structs.replace(last, state=Given(value=msgspec.Raw(b"2"), size=1)))
+        other = sealed(
+            msgspec.structs.replace(last, state=ExplicitState(value=msgspec.Raw(b"2"), size=1))
+        )
         kept[place] = whole._replace(payload=msgspec.json.encode(other))
         (problem,) = (await view.events.replay()).problems
         assert f"checkpoint {last.id} is not what was recorded" in problem
         kept[place] = whole
 
-        assert isinstance(large.state, Given)
+        assert isinstance(large.state, ExplicitState)
         await sessions._store.remove_blobs("", [large.state.root])
         (problem,) = (await view.events.replay()).problems
         assert (

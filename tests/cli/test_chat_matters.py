@@ -25,7 +25,7 @@ from perdure.agent import (
     tool,
 )
 from perdure.agent.config import AgentConfig
-from perdure.cli.chat import Talk
+from perdure.cli.chat import Conversation
 from tests.cli.conftest import Command
 
 
@@ -189,7 +189,7 @@ async def test_nothing_is_asked_of_a_turn_that_is_being_interrupted(
             await anyio.wait_all_tasks_blocked()  # so that Ctrl-C is heard
             return "count one" if self.given == 1 else None
 
-    talk, lines = Talk(Interrupted(), json=False), Lines()
+    talk, lines = Conversation(Interrupted(), json=False), Lines()
     await talk.run(lines)
     assert lines.given == 2  # the message, and the end: no answer
     said = capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 
 import perdure
 from perdure import Shutdown
-from perdure.records.checkpoints import Given
+from perdure.records.checkpoints import ExplicitState
 from tests.cli.conftest import Command
 from tests.cli.test_lives import go_on, said
 
@@ -71,7 +71,7 @@ def test_what_was_lost_is_named(command: Command, store: Path, at: tuple[str, st
         async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
             async with sessions.open("ada") as session:
                 made = await session.checkpoints.create("given", {"text": "x" * 5000})
-                assert isinstance(made.state, Given)
+                assert isinstance(made.state, ExplicitState)
                 return made.state.root
 
     root = anyio.run(give)

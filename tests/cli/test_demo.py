@@ -10,8 +10,8 @@ import pytest
 
 import perdure
 from perdure import Message, Shutdown
-from perdure.cli.demo.proof import Logged, lost, read_logs, turns_in
-from perdure.cli.demo.stage import STORE, Course, Plan, Report
+from perdure.cli.demo.proof import LoggedAgent, lost, read_logs, turns_in
+from perdure.cli.demo.stage import STORE, DemoRun, Plan, Report
 from perdure.cli.demo.wire import Ack, digest
 from tests.cli.conftest import Command
 
@@ -27,8 +27,8 @@ ACKS = [
 ]
 
 
-def logs(*turns: list[Message]) -> dict[str, Logged]:
-    return {"a": Logged(turns_in([message for turn in turns for message in turn]))}
+def logs(*turns: list[Message]) -> dict[str, LoggedAgent]:
+    return {"a": LoggedAgent(turns_in([message for turn in turns for message in turn]))}
 
 
 def test_what_was_acknowledged_and_is_there_is_not_lost() -> None:
@@ -61,7 +61,7 @@ def test_an_agent_without_a_log_has_lost_everything() -> None:
 
 
 def test_the_logs_are_read_from_the_store_alone(tmp_path: Path) -> None:
-    async def write_and_read() -> dict[str, Logged]:
+    async def write_and_read() -> dict[str, LoggedAgent]:
         folder = tmp_path / "store"
         async with perdure.connect(folder, shutdown=Shutdown(signals=False)) as sessions:
             async with sessions.open("a") as session:
@@ -138,7 +138,7 @@ def test_a_demo_ends_with_a_table_and_the_folder(tmp_path: Path) -> None:
     assert f"perdure ls --store {folder / STORE}" in ran.stdout
 
 
-class Forgetful(Course):
+class Forgetful(DemoRun):
     """A course whose store loses a record between the kill and the restore."""
 
     async def _killed(self) -> None:
@@ -164,11 +164,11 @@ async def test_a_demo_notices_a_store_that_loses_something(tmp_path: Path) -> No
 def test_a_demo_that_lost_something_exits_with_1(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run(course: Course) -> Report:
+    async def run(course: DemoRun) -> Report:
         course.report.lost = 1
         return course.report
 
-    monkeypatch.setattr(Course, "run", run)
+    monkeypatch.setattr(DemoRun, "run", run)
     ran = command("demo", "--dir", str(tmp_path / "demo"), "--json")
     assert (ran.status, ran.json["lost"]) == (1, 1)
 
@@ -192,10 +192,10 @@ def test_the_demo_refuses_a_folder_that_holds_something(command: Command, tmp_pa
 def test_an_earlier_demo_stays_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
-    async def run(course: Course) -> Report:
+    async def run(course: DemoRun) -> Report:
         return course.report
 
-    monkeypatch.setattr(Course, "run", run)
+    monkeypatch.setattr(DemoRun, "run", run)
     monkeypatch.chdir(tmp_path)
     folders = [command("demo", "--json").json["folder"] for _ in range(3)]
     names = [Path(folder).name for folder in folders]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.config.schema import ConfigKey
-from perdure.config.values import Saved, begun, changed, plan, saved_in, written
+from perdure.config.values import StoredValues, begun, changed, plan, saved_in, written
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 RAW = st.sampled_from([b"1", b'"x"', b"null", b'{"a":[1]}']).map(msgspec.Raw)
@@ -15,10 +15,12 @@ POLICIES = st.sampled_from(["preserve", "regenerate"])
 
 
 @st.composite
-def saves(draw: st.DrawFn) -> Saved:
+def saves(draw: st.DrawFn) -> StoredValues:
     values = draw(st.dictionaries(NAMES, RAW))
     orphans = draw(st.dictionaries(NAMES, RAW))
-    return Saved(values=values, orphans={k: v for k, v in orphans.items() if k not in values})
+    return StoredValues(
+        values=values, orphans={k: v for k, v in orphans.items() if k not in values}
+    )
 
 
 CONFIGS = st.dictionaries(NAMES, POLICIES).map(
@@ -35,7 +37,7 @@ def initial(key: ConfigKey) -> object:
 
 @given(saves(), CONFIGS, st.booleans(), st.sets(NAMES))
 def test_nothing_is_ever_lost_and_every_key_has_a_value(
-    saved: Saved, config: dict[str, ConfigKey], is_new: bool, kept: set[str]
+    saved: StoredValues, config: dict[str, ConfigKey], is_new: bool, kept: set[str]
 ) -> None:
     """S4-7, S4-12, S4-G2: whatever was stored is in use or aside, unless it was to be regenerated."""
     new = begun(saved, config, is_new=is_new, initial=initial, keep=kept.__contains__)
@@ -51,7 +53,7 @@ def test_nothing_is_ever_lost_and_every_key_has_a_value(
 
 @given(saves(), CONFIGS, st.sets(NAMES))
 def test_a_plan_is_empty_if_and_only_if_nothing_changes(
-    saved: Saved, config: dict[str, ConfigKey], kept: set[str]
+    saved: StoredValues, config: dict[str, ConfigKey], kept: set[str]
 ) -> None:
     new = begun(saved, config, is_new=False, initial=initial, keep=kept.__contains__)
     planned = plan(saved, config, kept.__contains__)
@@ -61,7 +63,7 @@ def test_a_plan_is_empty_if_and_only_if_nothing_changes(
 
 
 @given(saves(), NAMES, RAW)
-def test_what_is_written_is_read_again(saved: Saved, name: str, raw: msgspec.Raw) -> None:
+def test_what_is_written_is_read_again(saved: StoredValues, name: str, raw: msgspec.Raw) -> None:
     new = changed(saved, name, bytes(raw))
     again = saved_in(msgspec.json.encode(written(new)), "here")
     assert again == new

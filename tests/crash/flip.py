@@ -20,7 +20,7 @@ from typing import Any
 from perdure.errors import CorruptRecordError, PerdureError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Record
-from perdure.store import Posted, Store
+from perdure.store import PendingItem, Store
 from tests.crash import places
 from tests.crash.forks import Child, Report
 from tests.crash.scratch import scratch
@@ -41,7 +41,7 @@ async def prepare(store: Store, report: Report) -> None:
     await other.append(2)
     await other.fold()
     for key in (AGENT, OTHER):
-        await store.post(key, [Posted("op", MESSAGE, b'"posted"', 1.0)])
+        await store.post(key, [PendingItem("op", MESSAGE, b'"posted"', 1.0)])
     data = b"blob" * 500
     await store.put_blobs("", {hashlib.sha256(data).hexdigest(): data})
 
@@ -107,7 +107,7 @@ async def read_all(store: Store) -> list[str]:
         "documents": lambda: store.read_documents(AGENT, ["session.json"]),
         "blobs": blobs,
         "heartbeat": store.heartbeat,
-        "post": lambda: store.post(OTHER, [Posted("again", MESSAGE, b'"more"', 1.0)]),
+        "post": lambda: store.post(OTHER, [PendingItem("again", MESSAGE, b'"more"', 1.0)]),
         "sweep": lambda: store.sweep("", (), 0.0),
     }
     for name in ("integrity_problems", "readable_keys"):

@@ -19,7 +19,7 @@ from perdure.errors import LeaseLostError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.records import EPOCH, MESSAGE, Entry, Record
-from perdure.store import Batch, Grant, Status, Store
+from perdure.store import Batch, HeldLease, Status, Store
 from perdure.stores.file import log
 from tests import runners
 from tests.crash import places
@@ -51,7 +51,7 @@ def texts_of(records: list[Record]) -> list[str]:
 class Writer:
     """A holder of one session that says what it does."""
 
-    def __init__(self, store: Store, grant: Grant, texts: list[str], report: Report) -> None:
+    def __init__(self, store: Store, grant: HeldLease, texts: list[str], report: Report) -> None:
         self.key = grant.key
         self.epoch = grant.epoch
         self._store = store

@@ -198,7 +198,7 @@ async def fill(sessions: SessionManager) -> None:
             kept = session.append(Message.tool("c1", 3, name="add"))
         session.append(Message.user("taken back"))
         await session.retract(after=kept)
-        session.append(Message.user("two"), perdure.Encoded("app:rating", b'{"stars":5}'))
+        session.append(Message.user("two"), perdure.EncodedRecord("app:rating", b'{"stars":5}'))
         session.memory.set("k", {"a": 1}, description="d", pinned=True)
         session.state.set("mood", {"is": "good"})
         session.state.set("pair", (1, 2))

@@ -16,7 +16,7 @@ from perdure.formats.migrations import read_state
 from perdure.formats.native_log import log_in, with_log
 from perdure.formats.state import FullAgentState, write_state
 from perdure.formats.to_records import unfold
-from perdure.memory.context import Retraction
+from perdure.memory.context import RetractionPayload
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, MESSAGE, RETRACT, Entry, Record
 from tests.formats.samples import MEMORY, SESSION, copy_of
@@ -90,7 +90,7 @@ def logs(draw: st.DrawFn) -> list[Record]:
             entries.append(Entry(MESSAGE, payload, draw(st.booleans())))
         elif kind == "retract":
             after = draw(st.integers(0, len(entries) + 1))
-            entries.append(Entry(RETRACT, msgspec.json.encode(Retraction(after))))
+            entries.append(Entry(RETRACT, msgspec.json.encode(RetractionPayload(after))))
         elif kind == "epoch":
             entries.append(Entry(EPOCH, b'{"owner":"o"}'))
         else:

@@ -17,7 +17,7 @@ from perdure.formats.trace_files import (
     planned_segments,
     read_memories,
 )
-from perdure.formats.traces import Gathering, SavedTrace, Spoken, trace_lines
+from perdure.formats.traces import SavedTrace, TraceMessage, TraceMessages, trace_lines
 from perdure.memory.items import EpisodicItem
 from perdure.records.json import decode
 from perdure.records.messages import Message, ToolCall, ToolResult
@@ -37,9 +37,9 @@ SAID = [
 ]
 
 
-def gathered(lines: list[dict[str, Any]]) -> list[Spoken]:
-    gathering = Gathering()
-    found: list[Spoken] = []
+def gathered(lines: list[dict[str, Any]]) -> list[TraceMessage]:
+    gathering = TraceMessages()
+    found: list[TraceMessage] = []
     for line in lines:
         found.extend(gathering.feed(decode(json.dumps(line).encode(), SavedTrace)))
     return [*found, *gathering.rest()]

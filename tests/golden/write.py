@@ -27,7 +27,7 @@ import anyio
 import msgspec
 
 import perdure
-from perdure import Encoded, Message, Shutdown, ToolCall, ToolResult
+from perdure import EncodedRecord, Message, Shutdown, ToolCall, ToolResult
 from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.ledger import OVER, Admitted, Approval, Effect, change_entry
 from perdure.records.json import encode
@@ -73,7 +73,7 @@ async def everything(root: Path) -> None:
         await _talk(opened)
         await _remember(opened)
         await opened.attach(_Plugin({"notes": ["one", "two"]}))
-        opened.append(Encoded("app:rating", b'{"stars": 5}'))
+        opened.append(EncodedRecord("app:rating", b'{"stars": 5}'))
         opened.accept((Entry(EVENT, b'{"event":"something happened"}'),))
         await opened.save()
     async with connected(root, "second") as sessions:
@@ -268,7 +268,7 @@ async def waiting(root: Path) -> None:
     """Two posts that were taken, and two that wait in the inbox of a session that nobody has."""
     async with connected(root, "tenth") as sessions:
         await sessions.post("waiting", Message.user("the first"), key="post-1")
-        await sessions.post("waiting", Encoded("app:rating", b'{"stars": 4}'), key="post-2")
+        await sessions.post("waiting", EncodedRecord("app:rating", b'{"stars": 4}'), key="post-2")
         opened = await sessions.open("waiting")
         await opened.save()
         while list(root.glob("agents/waiting/inbox-*/*.json")):  # what was taken is removed later

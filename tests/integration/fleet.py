@@ -23,7 +23,7 @@ import anyio
 import httpx
 import psutil
 
-from perdure.memory.documents import Turned
+from perdure.memory.documents import TurnPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.message_format import decode_message
@@ -209,7 +209,7 @@ async def _log(files: FileStore, agent: str) -> tuple[list[str], list[str], int]
         for record in chunk.records:
             epoch = max(epoch, record.epoch)
             if record.kind == TURN:
-                turned = decode(record.payload, Turned)
+                turned = decode(record.payload, TurnPayload)
                 if turned.phase == "end":
                     ended.append(turned.turn)
             elif record.kind == MESSAGE:

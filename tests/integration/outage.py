@@ -20,14 +20,14 @@ import anyio
 
 import perdure
 from perdure import Autosave, Message, Shutdown, StoreUnavailableError
-from perdure.autosave.options import Engine
+from perdure.autosave.options import EngineOptions
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
 
 SESSIONS = 6
 TEXT = "x" * 1000
 SOFT, HARD = 40_000, 120_000
-ENGINE = Engine(
+ENGINE = EngineOptions(
     dirty_soft=SOFT,
     dirty_hard=HARD,
     backoff_base=0.05,

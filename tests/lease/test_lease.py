@@ -9,9 +9,9 @@ import pytest
 
 from perdure import lease as module
 from perdure.errors import LeaseHeldError
-from perdure.lease import Lease, OnHeld, OwnerWatch, obtain
+from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, obtain
 from perdure.records.keys import SessionKey
-from perdure.store import Grant, Holder
+from perdure.store import HeldLease, LeaseState
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -39,10 +39,10 @@ async def get(
     wait: float = LONG,
     given: int = 0,
     clock: Callable[[], float] = anyio.current_time,
-) -> Grant:
-    watch = OwnerWatch(Lease(heartbeat=0.9 * ttl, ttl=ttl), clock)
+) -> HeldLease:
+    watch = OwnerWatch(LeaseOptions(heartbeat=0.9 * ttl, ttl=ttl), clock)
 
-    async def holder(key: SessionKey) -> Holder | None:
+    async def holder(key: SessionKey) -> LeaseState | None:
         watch.beaten()  # as the taker's manager does
         return await MemoryStore.holder(store, key)
 
@@ -55,7 +55,7 @@ async def get(
 async def test_a_holder_that_is_asked_hands_over(backing: MemoryBacking) -> None:
     one, two = await store_of(backing, "one"), await store_of(backing, "two")
     grant = await get(one)
-    taken: list[Grant] = []
+    taken: list[HeldLease] = []
 
     async def ask() -> None:
         taken.append(await get(two))
@@ -136,7 +136,7 @@ async def test_who_was_asked_lets_the_one_who_asked_go_first(
     one, two = await store_of(backing, "one"), await store_of(backing, "two")
     grant = await get(one)
     await one.release(KEY, grant.epoch)
-    back: list[Grant] = []
+    back: list[HeldLease] = []
 
     async def want_back() -> None:
         back.append(await get(one, given=grant.epoch))
@@ -196,7 +196,7 @@ async def test_who_is_always_too_late_gives_up_in_time(
     store = await store_of(backing, "one")
     tries: list[int] = []
 
-    async def too_late(_: SessionKey, *, after: int) -> Grant:
+    async def too_late(_: SessionKey, *, after: int) -> HeldLease:
         tries.append(after)
         raise LeaseHeldError(f"at epoch {after}, not at {after}")
 

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 import perdure
-from perdure import Lease, LeaseHeldError, Message, Shutdown
+from perdure import LeaseHeldError, LeaseOptions, Message, Shutdown
 from perdure import lease as module
 from perdure.errors import StoreUnavailableError
 from perdure.lease import OwnerWatch
 from perdure.records.keys import SessionKey
-from perdure.store import Asked, Holder
+from perdure.store import HeartbeatRequests, LeaseState
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests._virtual import BACKENDS, virtual
@@ -24,7 +24,7 @@ pytestmark = [
 
 QUIET = Shutdown(signals=False)
 KEYS = [SessionKey(f"s{place}") for place in range(5)]
-TTL = Lease().ttl
+TTL = LeaseOptions().ttl
 HOUR = 3600.0
 
 
@@ -37,11 +37,11 @@ class Remote(DelegatingStore):
         """Whether a heartbeat brings those of others."""
         self.is_down = False
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         found = await super().holder(key)
         return None if found is None else msgspec.structs.replace(found, alive=None)
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         if self.is_down:
             raise StoreUnavailableError("no writes now")
         asked = await super().heartbeat()
@@ -132,15 +132,15 @@ class Moved:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.watch = OwnerWatch(Lease(), lambda: self.now)
+        self.watch = OwnerWatch(LeaseOptions(), lambda: self.now)
 
     def look(self, owner: str = "other", beat: int = 1) -> bool:
         return self.watch.saw(owner, beat, self.watch.attended())
 
     def run(self, seconds: float) -> None:
         """Beat as a manager does."""
-        for _ in range(int(seconds / Lease().heartbeat)):
-            self.now += Lease().heartbeat
+        for _ in range(int(seconds / LeaseOptions().heartbeat)):
+            self.now += LeaseOptions().heartbeat
             self.watch.beaten()
 
 

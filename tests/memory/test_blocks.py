@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.compaction import Block, Frontier, blocks_of
+from perdure.memory.compaction import Frontier, TurnBlock, blocks_of
 from perdure.providers.tool_pairs import interrupted_result
 from perdure.records.messages import Message, ToolCall
 
@@ -23,12 +23,12 @@ def result(call_id: str) -> Message:
     return Message.tool(call_id, 1)
 
 
-def blocks(*messages: Message, turn_id: str = "turn_0001", start: int = 1) -> list[Block]:
+def blocks(*messages: Message, turn_id: str = "turn_0001", start: int = 1) -> list[TurnBlock]:
     parts = [(seq, message, 0.1) for seq, message in enumerate(messages, start)]
     return blocks_of(turn_id, parts)
 
 
-def leaving(frontier: Frontier, *found: Block) -> list[Block]:
+def leaving(frontier: Frontier, *found: TurnBlock) -> list[TurnBlock]:
     return list(frontier.add(found))
 
 
@@ -155,8 +155,8 @@ def test_whatever_was_said_no_pair_is_split_and_nothing_is_lost(
 ) -> None:
     """S1-14."""
     frontier = Frontier(keep, room)
-    everything: list[Block] = []
-    left: list[Block] = []
+    everything: list[TurnBlock] = []
+    left: list[TurnBlock] = []
     for number, kinds in enumerate(turns):
         new = blocks(*talk(kinds, number), turn_id=f"t{number}", start=100 * number)
         everything += new

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from perdure.memory.documents import (
     SessionDocument,
     StateSet,
-    Turned,
+    TurnPayload,
     fold_items,
     fold_session,
     fold_state,
     names_of,
     typed,
 )
-from perdure.memory.index import Dropped, MemoryDocument, MemoryEntry, fold_memory
+from perdure.memory.index import DroppedPayload, MemoryDocument, MemoryEntry, fold_memory
 from perdure.records.keys import SessionKey
 from perdure.records.records import (
     ITEM,
@@ -47,7 +47,7 @@ changes = st.lists(
             keys,
             st.integers(1, 9),
         ),
-        st.builds(lambda key: (MEMORY_DROP, Dropped(key)), keys),
+        st.builds(lambda key: (MEMORY_DROP, DroppedPayload(key)), keys),
     ),
     max_size=20,
 )
@@ -89,7 +89,7 @@ def test_memory_entry_has_the_seeds_field_names() -> None:
 
 def test_session_document_counts_and_points_to_the_log() -> None:
     """S2-17, C4: the history is in the log once, and session.json says where."""
-    turned = Turned(turn="turn_0001", number=1, phase="end", at=1.0)
+    turned = TurnPayload(turn="turn_0001", number=1, phase="end", at=1.0)
     log = [
         record(1, TURN, turned),
         record(2, MESSAGE, {"role": "user"}),

@@ -14,7 +14,7 @@ from perdure.errors import ConfigError, TooLargeError
 from perdure.memory.eviction import check_priority, evicted
 from perdure.memory.index import (
     INLINE,
-    Dropped,
+    DroppedPayload,
     Index,
     MemoryChange,
     MemoryDocument,
@@ -24,7 +24,7 @@ from perdure.memory.index import (
     fold_memory,
     split_memory,
 )
-from perdure.memory.text_search import Words, entry_text, ranked
+from perdure.memory.text_search import QueryWords, entry_text, ranked
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, MESSAGE, Record
 
 
@@ -39,7 +39,7 @@ def set_of(at: int, key: str, size: int, **fields: Any) -> Record:
 
 
 def drop_of(seq: int, key: str, **touched: int) -> Record:
-    dropped = Dropped(key, touched) if touched else Dropped(key)
+    dropped = DroppedPayload(key, touched) if touched else DroppedPayload(key)
     return Record(seq, 1, MEMORY_DROP, msgspec.json.encode(dropped), True)
 
 
@@ -215,7 +215,7 @@ def test_an_unknown_priority_is_refused() -> None:
 
 
 def found(query: str, *entries: MemoryEntry) -> list[str]:
-    words = Words(query)
+    words = QueryWords(query)
     points = [(words.points(one.key, one.description, ""), one) for one in entries]
     return [one.key for one in ranked(pair for pair in points if pair[0])]
 

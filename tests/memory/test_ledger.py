@@ -21,7 +21,7 @@ from perdure.memory.ledger import (
 )
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Base
+from perdure.records.manifest import Origin
 from perdure.records.message_format import RESERVED_KINDS
 from perdure.records.records import ADMITTED, APPROVAL, BASE, EFFECT, MESSAGE, Record
 
@@ -119,14 +119,14 @@ def test_nothing_under_way_is_no_document() -> None:
 @pytest.mark.parametrize(
     ("base", "forgets"),
     [
-        (Base(at=7, parent=SessionKey("a"), epoch=1), True),  # a fork
-        (Base(at=7, epoch=1, kept="x"), False),  # a copy, or a fork whose parent goes
-        (Base(at=7, epoch=1, kept="x", moved=SessionKey("a")), False),
-        (Base(at=7, cut=9, folded="x"), False),  # pruned
+        (Origin(at=7, parent=SessionKey("a"), epoch=1), True),  # a fork
+        (Origin(at=7, epoch=1, kept="x"), False),  # a copy, or a fork whose parent goes
+        (Origin(at=7, epoch=1, kept="x", moved=SessionKey("a")), False),
+        (Origin(at=7, cut=9, folded="x"), False),  # pruned
     ],
     ids=["fork", "copy", "moved", "pruned"],
 )
-def test_what_is_under_way_stays_with_the_origin_of_a_fork(base: Base, forgets: bool) -> None:
+def test_what_is_under_way_stays_with_the_origin_of_a_fork(base: Origin, forgets: bool) -> None:
     records = [
         record(1, EFFECT, "theirs", OPENING[EFFECT]),
         Record(2, 1, BASE, encode(base), True),

@@ -138,7 +138,7 @@ class Story:
     async def _fold(self) -> None:
         await self._save()
         connected = self.sessions._check()
-        await connected.keeper.fold(self.session)
+        await connected.lifecycle.fold(self.session)
         await self._check_stored()
 
     async def _reopen(self) -> None:

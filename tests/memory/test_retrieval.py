@@ -8,7 +8,7 @@ import pytest
 from perdure.errors import ConfigError, CorruptRecordError
 from perdure.memory.documents import EPISODIC, fold_items
 from perdure.memory.items import EpisodicItem, MemoryBundle, SemanticItem, item_entry, items_of
-from perdure.memory.retrieval import Found, Retriever, Weights, select, smaller
+from perdure.memory.retrieval import RetrievedMemory, Retriever, Weights, select, smaller
 from perdure.records.json import encode
 from perdure.records.records import Record
 
@@ -257,7 +257,7 @@ async def test_two_searches_at_a_time_do_not_take_vectors_from_one_another() -> 
 
     retriever = memory_of(BOAT, TRIP, embed=embed)
     await retriever.search("everything")
-    found: list[Found] = []
+    found: list[RetrievedMemory] = []
 
     async def slowly() -> None:
         found.extend(await retriever.search("slowly"))

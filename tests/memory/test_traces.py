@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from perdure import Message
-from perdure.memory.context import Retraction
-from perdure.memory.documents import Turned
+from perdure.memory.context import RetractionPayload
+from perdure.memory.documents import TurnPayload
 from perdure.memory.traces import BEGIN, RawTurn, Turns, find_turn, newest_turns, read_turns
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
@@ -19,7 +19,7 @@ KEY = SessionKey("a")
 
 
 def turn(number: int, phase: str) -> Entry:
-    return Entry(TURN, encode(Turned(turn=f"turn_{number:04d}", number=number, phase=phase)))
+    return Entry(TURN, encode(TurnPayload(turn=f"turn_{number:04d}", number=number, phase=phase)))
 
 
 def said(text: str, role: str = "user") -> Entry:
@@ -120,7 +120,7 @@ async def test_no_turns_are_none() -> None:
 
 
 def retract(after: int) -> Entry:
-    return Entry(RETRACT, encode(Retraction(after)))
+    return Entry(RETRACT, encode(RetractionPayload(after)))
 
 
 async def both_ways(entries: list[Entry]) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from perdure import Autosave, Limits, SessionError, SessionKey, Shutdown, connect, store_for
 from perdure.errors import ConfigError, CorruptRecordError, StoreUnavailableError, TooLargeError
 from perdure.memory.index import MEMORY, blob_names
-from perdure.memory.working_memory import KEPT_BYTES, Values
+from perdure.memory.working_memory import KEPT_BYTES, SessionValues
 from perdure.session.crash import kill
 from perdure.session.hooks import MemoryEvicted
 from perdure.session.manager import SessionManager
@@ -243,7 +243,7 @@ async def test_a_lost_or_damaged_blob_is_read_from_the_log(tmp_path: Path) -> No
         assert await session.memory.get("two") == LARGE + "2"
         entry = (await session.memory.entries())[0]
         assert entry.is_loaded
-    values = Values(MemoryStore(), session.key)
+    values = SessionValues(MemoryStore(), session.key)
     async with manager(place()) as sessions, sessions.open("a") as session:
         lost = (await session.memory._index.get()).entries["one"]
         with pytest.raises(CorruptRecordError, match=r"memory key 'one' is lost.*put the blob"):
@@ -251,7 +251,7 @@ async def test_a_lost_or_damaged_blob_is_read_from_the_log(tmp_path: Path) -> No
 
 
 async def test_what_was_read_stays_at_hand_within_bounds() -> None:
-    values = Values(MemoryStore(), SessionKey("a"))
+    values = SessionValues(MemoryStore(), SessionKey("a"))
     size = KEPT_BYTES // 4
     for number in range(6):
         values.keep(f"{number:064}", b"x" * size)

@@ -75,21 +75,21 @@ edits-while-saving-forgotten  Core._ok : always if 2
 no-retry  Core._failed : drop call arm 1
 the-first-change-at-zero  Intake._begin : set compare 2 t.first_at && Intake.append : set compare 6 not t.first_at
 a-group-in-parts  Intake.open_group : always if 1 && Intake.open_group : set assign t.group_from 1 1 << 60
-all-waiters-woken  Tracked.take_waiters : always test 2 && Waiting.durable : once while 1
-waiters-never-leave  Waiting._woken : drop call give_up 1
-waiters-not-woken  Batcher._settle : drop call wake 1
+all-waiters-woken  Tracked.take_waiters : always test 2 && SaveWaiters.durable : once while 1
+waiters-never-leave  SaveWaiters._woken : drop call give_up 1
+waiters-not-woken  Writer._settle : drop call wake 1
 two-saves-at-a-time  Schedule.arm : without bool 1 2
 jitter-to-later  Core.__init__ : swap arith 2 +
 slots-rounded-up  Wheel.add : set arith 1 (self._order[0] + 1) * self.width
-a-timeout-is-a-success  Batcher._commit : set call in_doubt 1 Outcome(Status.OK)
+a-timeout-is-a-success  Writer._commit : set call in_doubt 1 Outcome(Status.OK)
 a-crash-is-a-success  autosave:outcome_of : set return 3 Outcome(Status.OK)
 save-waits-for-the-debounce  Schedule.due_at : without bool 1 3
 ready-but-nobody-told  Schedule.arm : drop assign self.nudged 1
-bytes-never-given-back  Core._ok : drop assign self.books.pressure.dirty_bytes 1
-a-job-beside-a-save  Lane._until_free : never test 1
+bytes-never-given-back  Core._ok : drop assign self.registry.pressure.dirty_bytes 1
+a-job-beside-a-save  BackgroundJobs._until_free : never test 1
 a-save-beside-a-job  Schedule.arm : without bool 2 1
 contributors-hold-for-ever  Core.prepared : drop assign t.preparing 1
-the-worker-stops-after-one-batch  Batcher._work : once while 1 && Batcher._work : drop call launch 1
+the-worker-stops-after-one-batch  Writer._work : once while 1 && Writer._work : drop call launch 1
 records-sent-from-the-start  Core._take : set compare 4 count != len(t.pending)
 a-failure-makes-it-younger  Core.completed : set assign t.first_at 1 now
 a-group-without-an-age  Core._take : set assign t.first_at 1 None
@@ -106,7 +106,7 @@ as3  Core._take : always test 2
 as4  Core.completed : drop assign t.first_at 1
 as5  Core.completed : never if 3
 as6  Core._failed : take call max 1 2
-as7  Core._ok : drop assign self.books.pressure.dirty_bytes 1
+as7  Core._ok : drop assign self.registry.pressure.dirty_bytes 1
 as8  Core._refused : swap compare 1 <=
 as9  Core.hold : drop call drop 1
 as10 Schedule.arm : without bool 1 2
@@ -128,27 +128,27 @@ as25 Intake._admit : double name self._engine.quarantine_bytes 1
 as26 Intake._fill : take arith 1 1
 as27 whole_groups : without bool 1 1
 as28 whole_groups : take arith 1 1
-as29 Batcher._commit : set call in_doubt 1 outcome_of(OSError())
-as30 Batcher._landed : drop return 1
-as31 Batcher._commit : drop call cancel_shielded_checkpoint 1
+as29 Writer._commit : set call in_doubt 1 outcome_of(OSError())
+as30 Writer._landed : drop return 1
+as31 Writer._commit : drop call cancel_shielded_checkpoint 1
 as32 Autosaver.untrack : set assign ended 1 True
 as33 Autosaver.flush : drop call ask_quiet 1
-as34 Stopping._flush : drop call ask_quiet 1
-as35 Stopping.stop : drop call seal 1
-as36 Stopping.stop : drop assign self._core.stopped 1
+as34 EngineShutdown._flush : drop call ask_quiet 1
+as35 EngineShutdown.stop : drop call seal 1
+as36 EngineShutdown.stop : drop assign self._core.stopped 1
 as37 Wheel.pop : set arith 1 (self._order[0] + 1) * self.width
 as38 Pressure.blocking : without bool 1 1
 
 files
-f1  file:Writer._write_to : drop call sync_data 1
-f2  file:Writer._write_to : drop with 1
-f3  file:Writer._write_to : drop call drop_cache 1 && file:Writer._write_to : drop call _give_up 2
-f4  file:Writer._append : drop if 3
-f5  file:Writer._fresh : always if 2
-f6  file:Writer._open_tail : swap compare 2 <
-f7  file:Writer._write_to : never if 1
-f8  file:Writer._require_fit : without bool 1 2
-f9  file:Writer._write : without bool 1 2
+f1  file:LogWriter._write_to : drop call sync_data 1
+f2  file:LogWriter._write_to : drop with 1
+f3  file:LogWriter._write_to : drop call drop_cache 1 && file:LogWriter._write_to : drop call _give_up 2
+f4  file:LogWriter._append : drop if 3
+f5  file:LogWriter._fresh : always if 2
+f6  file:LogWriter._open_tail : swap compare 2 <
+f7  file:LogWriter._write_to : never if 1
+f8  file:LogWriter._require_fit : without bool 1 2
+f9  file:LogWriter._write : without bool 1 2
 f10 Fence.holds : drop if 1
 f11 Fence.holds : without bool 1 2
 f12 file:_remove_lower : set call sorted 1 sorted(filter(None, map(lease_epoch, folder.names())), reverse=True)
@@ -178,9 +178,9 @@ q1  sql:do_save : without and 2
 q2  sql:do_save : without and 4
 q3  sqlite:append_one : without bool 1 3
 q4  sqlite:_held_already : always if 4
-q5  sqlite:Rows.forward : never if 4
-q6  sqlite:Rows.forward : set compare 2 first != self.expected[0]
-q7  sqlite:Rows.backward : without bool 1 2
+q5  sqlite:LogRows.forward : never if 4
+q6  sqlite:LogRows.forward : set compare 2 first != self.expected[0]
+q7  sqlite:LogRows.backward : without bool 1 2
 q8  sqlite:release : without bool 1 2
 q9  sqlite:delete : set call held 1 find(con, key)
 q10 sqlite:Engine._committing : drop call _drop 1
@@ -241,7 +241,7 @@ wrapped
 w1 DataKey._bound : without list 1 3
 w2 DataKey.seal : drop call update 3
 w3 wrapped:bound : without list 1 5
-w4 Packing.unpack : drop if 3
+w4 Compression.unpack : drop if 3
 """
 
 

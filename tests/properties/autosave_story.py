@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 from hypothesis import strategies as st
 
-from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.options import Autosave, EngineOptions
 from perdure.autosave.shutdown import ShutdownReport
 from perdure.autosave.tracked import Tracked
 from perdure.records.records import Entry
@@ -123,7 +123,9 @@ async def tell(story: Story) -> Told:
         parallelism=story.parallelism,
         batch_max=story.batch_max,
     )
-    engine = Engine(jitter=0.1 if story.seed else 0.0, eager=story.seed > 1, save_timeout=10.0)
+    engine = EngineOptions(
+        jitter=0.1 if story.seed else 0.0, eager=story.seed > 1, save_timeout=10.0
+    )
     autosave = options(DEBOUNCE)
     async with rig(store, autosave=autosave, engine=engine) as r:
         told = Told(r, [r.track(f"s{n}") for n in range(SESSIONS)])
@@ -271,9 +273,11 @@ def check_end(told: Told) -> None:
         left = (t.pending, t.pending_bytes, t.captured_bytes, t.waiters, t.oldest_at, t.inflight)
         if any(bool(one) for one in left):
             problems.append(f"{t.key}: left over {left}")
-    books = r.saver._books
-    if books.pressure.dirty_bytes or books.unsaved or books.failed:
-        problems.append(f"unsaved after all: {books.pressure.dirty_bytes} bytes, {books.unsaved}")
+    registry = r.saver._registry
+    if registry.pressure.dirty_bytes or registry.unsaved or registry.failed:
+        problems.append(
+            f"unsaved after all: {registry.pressure.dirty_bytes} bytes, {registry.unsaved}"
+        )
     if r.saver._core.in_flight:
         problems.append(f"in flight after all: {r.saver._core.in_flight}")
 

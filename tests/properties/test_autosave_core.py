@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from perdure.autosave.core import Core, Save
-from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.options import Autosave, EngineOptions
 from perdure.autosave.schedule import SLOT
 from perdure.autosave.tracked import NEVER, OVERHEAD, Tracked, Waiter, Waiters
 from perdure.errors import PerdureError
@@ -45,7 +45,9 @@ class CoreMachine(RuleBasedStateMachine):
         rng = random.Random(1)
         self.core = Core(
             autosave=Autosave(debounce=2.0, max_delay=10.0, max_records=20),
-            engine=Engine(dirty_soft=1200, dirty_hard=2400, backoff_cap=4.0, batch_bytes=600),
+            engine=EngineOptions(
+                dirty_soft=1200, dirty_hard=2400, backoff_cap=4.0, batch_bytes=600
+            ),
             capabilities=Capabilities(durability="memory", batch_max=2, parallelism=1),
             chance=rng.random,
         )
@@ -69,13 +71,13 @@ class CoreMachine(RuleBasedStateMachine):
             Entry(MESSAGE, b'"%d%s"' % (self.count + i, b"x" * size)) for i in range(count)
         )
         self.count += count
-        before = (t.version, t.pending_bytes, self.core.books.pressure.dirty_bytes)
+        before = (t.version, t.pending_bytes, self.core.registry.pressure.dirty_bytes)
         try:
             version = self.core.intake.append(t, entries, self.now)
         except PerdureError:
-            assert (t.version, t.pending_bytes, self.core.books.pressure.dirty_bytes) == before
-            blocked = self.core.books.pressure.dirty_bytes >= 2400
-            assert blocked or self.core.books.pressure.overdue or model.end == "lost"
+            assert (t.version, t.pending_bytes, self.core.registry.pressure.dirty_bytes) == before
+            blocked = self.core.registry.pressure.dirty_bytes >= 2400
+            assert blocked or self.core.registry.pressure.overdue or model.end == "lost"
             return
         assert model.end != "lost"
         model.accepted += [entry.payload for entry in entries]
@@ -125,7 +127,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.core.schedule.flush(self.core.books.unsaved, self.now)
+        self.core.schedule.flush(self.core.registry.unsaved, self.now)
 
     # what the driver does
 
@@ -247,15 +249,15 @@ class CoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def registers_agree(self) -> None:
-        books = self.core.books
+        registry = self.core.registry
         unsaved = {t for t in self.sessions if t.version > t.durable and t.end is None}
-        assert set(books.unsaved) == unsaved
+        assert set(registry.unsaved) == unsaved
         ended = {t for t in self.sessions if t.end is not None}
         undecided = {t for t in ended if t.quarantined or t.version > t.durable}
-        assert undecided <= set(books.stuck) <= ended
-        assert set(books.failed) == {t for t in self.sessions if t.attempt}
+        assert undecided <= set(registry.stuck) <= ended
+        assert set(registry.failed) == {t for t in self.sessions if t.attempt}
         counted = [t.pending_bytes for t in self.sessions if t.end is None or t.end.value != "lost"]
-        assert books.pressure.dirty_bytes == sum(counted)
+        assert registry.pressure.dirty_bytes == sum(counted)
         assert self.core.in_flight == len(self.in_flight)
         assert len(self.core.schedule.ready) == sum(t.ticket > 0 for t in self.sessions)
 
@@ -263,7 +265,7 @@ class CoreMachine(RuleBasedStateMachine):
     def nothing_is_forgotten(self) -> None:
         schedule = self.core.schedule
         looked_at = {*schedule._fresh, *schedule._review}
-        for t in self.core.books.unsaved:
+        for t in self.core.registry.unsaved:
             held = t.inflight is not None or t.holds or t.preparing
             if held or t.ticket or t in looked_at or t.capturable == t.durable:
                 continue
@@ -293,9 +295,9 @@ class CoreMachine(RuleBasedStateMachine):
                 self.core.release(t, self.now)
         for save in self.in_flight:
             self.core.completed(save.t, Outcome(Status.OK), self.now, 0.1)
-        self.core.schedule.drain(self.core.books.unsaved, self.now)
+        self.core.schedule.drain(self.core.registry.unsaved, self.now)
         for _ in range(2000):
-            if not self.core.books.unsaved:
+            if not self.core.registry.unsaved:
                 break
             self.now += 0.2
             while self.core.schedule.advance(self.now, 2):
@@ -303,7 +305,7 @@ class CoreMachine(RuleBasedStateMachine):
             for save in self.core.capture(self.now)[0]:
                 self.core.completed(save.t, Outcome(Status.OK), self.now, 0.1)
                 self.core.answered(well=True, error=None, now=self.now)
-        assert not self.core.books.unsaved
+        assert not self.core.registry.unsaved
 
 
 TestCore = CoreMachine.TestCase

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perdure._lib.host import Host
 from perdure._lib.loop import loop_clock
 from perdure.autosave.engine import Autosaver
-from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.options import Autosave, EngineOptions
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import LeaseLostError, PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey
@@ -66,7 +66,7 @@ async def live(ending: Ending) -> int:
     """Live it, and return how many sessions refused a record afterwards."""
     make = DirectStore if ending.direct else InlineStore
     store = make(latency=ending.latency, faults=ending.faults, parallelism=2)
-    async with rig(store, engine=Engine(jitter=0.0, save_timeout=5.0)) as r:
+    async with rig(store, engine=EngineOptions(jitter=0.0, save_timeout=5.0)) as r:
         sessions = [r.track(str(n)) for n in range(3)]
         if ending.poisoned is not None:
             store.poison.add((sessions[ending.poisoned].key, 2))
@@ -182,7 +182,7 @@ def test_unsaved_bytes_stay_within_the_limit(backend: str, sizes: list[int], pol
 
 async def overload(sizes: list[int], policy: str) -> tuple[int, int]:
     """Append to a store that is down; return how many were stored, and how many refused."""
-    engine = Engine(
+    engine = EngineOptions(
         jitter=0.0,
         dirty_soft=1000,
         dirty_hard=2000,
@@ -237,7 +237,7 @@ def test_the_earliest_deadline_starts_first_and_savers_get_half(
 ) -> None:
     async def main() -> None:
         store = InlineStore(latency=(1.0,), parallelism=1, batch_max=batch_max)
-        engine = Engine(jitter=0.0, eager=False, save_timeout=100.0)
+        engine = EngineOptions(jitter=0.0, eager=False, save_timeout=100.0)
         async with rig(store, autosave=Autosave(debounce=2.0, max_delay=2.0), engine=engine) as r:
             blocker, sessions = r.track("blocker"), [r.track(str(n)) for n in range(12)]
             for n in order:

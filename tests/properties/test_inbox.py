@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from perdure import Autosave, Lease, Message, SessionManager, Shutdown, connect
+from perdure import Autosave, LeaseOptions, Message, SessionManager, Shutdown, connect
 from perdure.errors import PerdureError
 from perdure.records.keys import SessionKey
 from perdure.session.session import Session
@@ -27,7 +27,7 @@ POSTS = 8
 MANAGERS = 2
 OPTIONS: dict[str, Any] = {
     "shutdown": Shutdown(signals=False, deadline=0.2, turn_grace=0.05, hard_grace=0.05),
-    "lease": Lease(heartbeat=0.02, ttl=0.2),
+    "lease": LeaseOptions(heartbeat=0.02, ttl=0.2),
     "autosave": Autosave(debounce=0.01, max_delay=0.02),
 }
 

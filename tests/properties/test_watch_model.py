@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from perdure.lease import Lease, OwnerWatch
+from perdure.lease import LeaseOptions, OwnerWatch
 from tests.properties.watch_model import HEARTBEAT, TTL, Rules, State, explore, next_steps
 
 
@@ -36,7 +36,7 @@ def test_the_watch_judges_as_the_model_does(seed: int) -> None:
 def _told(chance: random.Random) -> int:
     """Go through one story with both; return how often the owner was found silent."""
     time = [0.0]
-    watch = OwnerWatch(Lease(heartbeat=HEARTBEAT, ttl=TTL), lambda: time[0])
+    watch = OwnerWatch(LeaseOptions(heartbeat=HEARTBEAT, ttl=TTL), lambda: time[0])
     state, asked, silent = State(), 0.0, 0
     watch.saw("owner", state.known, watch.attended())
     for _ in range(120):

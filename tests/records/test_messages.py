@@ -28,7 +28,7 @@ from perdure.records.messages import (
 )
 from perdure.records.records import MESSAGE, TOOL_CALL, TOOL_RESULT
 from perdure.records.types import Registry
-from perdure.records.values import Opaque
+from perdure.records.values import OpaqueValue
 from tests.records.test_values import INTERNAL, PLAIN, RICH, TEXT
 
 ODD_RAW = [
@@ -176,7 +176,7 @@ def test_registered_types_come_back_in_arguments_and_results() -> None:
     entry = encode_message(result, registry)
     unknown = decode_message(entry.payload)
     assert isinstance(unknown.tool_result, ToolResult)
-    assert isinstance(unknown.tool_result.result, Opaque)
+    assert isinstance(unknown.tool_result.result, OpaqueValue)
     assert encode_message(unknown) == entry
 
 

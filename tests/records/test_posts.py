@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.records.posts import key_of, op_ids, to_take
-from perdure.store import Posted
+from perdure.store import PendingItem
 
 KEYS = st.text(min_size=1, max_size=8)
 
 
-def item(op_id: str) -> Posted:
-    return Posted(op_id, "message", b"{}", 0.0)
+def item(op_id: str) -> PendingItem:
+    return PendingItem(op_id, "message", b"{}", 0.0)
 
 
 @given(KEYS, st.integers(1, 5))

@@ -21,7 +21,7 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.records.types import Registered, Registry, register
-from perdure.records.values import Opaque, decode_value, encode_value
+from perdure.records.values import OpaqueValue, decode_value, encode_value
 from tests.records.test_values import RICH, same
 
 
@@ -229,7 +229,7 @@ def test_a_plain_value_belongs_into_a_message(value: Any) -> None:
 def test_an_unknown_record_is_carried_through() -> None:
     payload = b'{"v":7,"data":{"b" : 1.0,"a":[1,1]},"types":{"/a":"tuple"}}'
     opaque = ALL.decode_record("x:Gone", payload)
-    assert isinstance(opaque, Opaque)
+    assert isinstance(opaque, OpaqueValue)
     assert (opaque.tag, opaque.version) == ("Gone", 7)
     assert ALL.encode_record(opaque) == ("x:Gone", payload, True)
 
@@ -261,7 +261,7 @@ def test_a_newer_version_is_kept_with_one_warning(caplog: pytest.LogCaptureFixtu
     payload = b'{"v":4,"data":{"x":1}}'
     with caplog.at_level(logging.WARNING, logger="perdure.records"):
         first, second = (registry.decode_record("x:Order", payload) for _ in range(2))
-    assert first == second == Opaque("Order", 4, msgspec.Raw(b'{"x":1}'))
+    assert first == second == OpaqueValue("Order", 4, msgspec.Raw(b'{"x":1}'))
     assert registry.encode_record(first).payload == payload
     assert [record.__dict__["stored_version"] for record in caplog.records] == [4]
 
@@ -375,7 +375,7 @@ def test_planted_pickles_and_import_paths_are_data() -> None:
     with pytest.raises(CorruptRecordError):
         ALL.decode_record("x:Inner", pickled)
     value = decode_value(b'{"lc":1,"id":["os","system"]}', {"": "os.system"}, ALL)
-    assert isinstance(value, Opaque)
+    assert isinstance(value, OpaqueValue)
 
 
 def test_a_pydantic_model_comes_back() -> None:

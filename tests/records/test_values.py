@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import CorruptRecordError, NotStorableError, PerdureError, TooLargeError
 from perdure.records.json import MAX_VALUE_DEPTH
-from perdure.records.values import Opaque, decode_value, encode_value, is_plain, lift
+from perdure.records.values import OpaqueValue, decode_value, encode_value, is_plain, lift
 
 INTERNAL = [
     *["value", "types", "data", "v", "tag", "version", "x:Point@1", "bytes", "tuple", "repr"],
@@ -373,14 +373,14 @@ def test_an_opaque_value_can_be_in_a_set() -> None:
 
 
 def test_raw_bytes_of_an_opaque_value_are_kept() -> None:
-    opaque = Opaque("Gone", 1, msgspec.Raw(b'{"a" : 1.0,"a":2}'))
+    opaque = OpaqueValue("Gone", 1, msgspec.Raw(b'{"a" : 1.0,"a":2}'))
     assert encode_value([opaque]) == (b'[{"a" : 1.0,"a":2}]', {"/0": "x:Gone@1"})
 
 
 @pytest.mark.parametrize("data", [b"{not json", b"", b"[" * 5000, b'"\xff"'])
 def test_an_opaque_value_that_is_no_json_is_refused(data: bytes) -> None:
     with pytest.raises(NotStorableError):
-        encode_value([Opaque("Gone", 1, msgspec.Raw(data))])
+        encode_value([OpaqueValue("Gone", 1, msgspec.Raw(data))])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perdure import Message, ToolCall
 from perdure.providers import Issuer, parse, render
-from perdure.providers.target import Target
+from perdure.providers.target import ContextTarget
 from perdure.providers.tool_pairs import INTERRUPTED, interrupted_result, is_synthetic
 from perdure.restore.repair import repair
 
@@ -184,14 +184,14 @@ def test_what_others_issued_is_stripped_for_good_when_the_reader_is_named() -> N
     reply = {"model": "m", "content": [thinking, {"type": "text", "text": "Hello"}]}
     signed = parse(reply, "anthropic")
     given = (Message.user("Hi"), signed)
-    proxy = Target("anthropic", Issuer("proxy"))
+    proxy = ContextTarget("anthropic", Issuer("proxy"))
     mended = repair(given, target=proxy)
     assert mended.stripped == 1
     assert mended.appended is None
     assert [one.text for one in mended.messages] == ["Hi", "Hello"]
     assert "sig" not in str(render(mended.messages, "anthropic", reasoning="keep"))
     assert repair(mended.messages, target=proxy).stripped == 0
-    assert repair(given, target=Target("anthropic", Issuer("anthropic"))).messages == given
+    assert repair(given, target=ContextTarget("anthropic", Issuer("anthropic"))).messages == given
 
 
 def test_a_reply_in_pieces_is_put_together_for_good() -> None:

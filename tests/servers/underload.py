@@ -8,7 +8,7 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from perdure import Engine, Message, Session, Shutdown, connect
+from perdure import EngineOptions, Message, Session, Shutdown, connect
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Record
 from perdure.store import Store
@@ -18,7 +18,7 @@ from tests.servers import LONG
 SESSIONS = 12
 TURNS = 30
 KILL_AFTER = 60
-QUICK = Engine(breaker_failures=2, breaker_reset=0.2, backoff_base=0.05, backoff_cap=0.2)
+QUICK = EngineOptions(breaker_failures=2, breaker_reset=0.2, backoff_base=0.05, backoff_cap=0.2)
 
 
 class Server(Protocol):

@@ -10,14 +10,14 @@ import pytest
 
 from perdure import (
     ConfigError,
-    Engine,
+    EngineOptions,
     Message,
     RestoreContext,
     Session,
     UnsupportedVersionError,
     connect,
 )
-from perdure.lease import Lease
+from perdure.lease import LeaseOptions
 from perdure.records.records import STATE
 from perdure.session.hooks import SessionClosed
 from perdure.session.manager import SessionManager
@@ -227,7 +227,7 @@ async def test_one_that_fails_or_is_late_keeps_nobody_from_being_saved(
             await anyio.sleep_forever()
 
     backing = MemoryBacking()
-    engine = Engine(capture_timeout=0.02)
+    engine = EngineOptions(capture_timeout=0.02)
     store = MemoryStore(backing=backing)
     with caplog.at_level(logging.WARNING, "perdure"):
         async with connect(store, engine=engine, shutdown=QUIET) as sessions:
@@ -371,7 +371,7 @@ async def test_before_a_session_leaves_memory_its_contributors_are_asked() -> No
 
 def manager(store: Store, clock: ManualClock) -> SessionManager:
     return SessionManager(
-        store, autosave=None, lease=Lease(), shutdown=QUIET, limits=Limits(), clock=clock
+        store, autosave=None, lease=LeaseOptions(), shutdown=QUIET, limits=Limits(), clock=clock
     )
 
 

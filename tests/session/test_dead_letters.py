@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 import perdure
-from perdure import ConfigError, Lease, Limits, Message, SessionManager, Shutdown
+from perdure import ConfigError, LeaseOptions, Limits, Message, SessionManager, Shutdown
 from perdure.records.keys import SessionKey
 from perdure.session.inbox import LONGEST_PAUSE, PAUSE, TRIES
 from perdure.session.session import Session
-from perdure.store import Posted
+from perdure.store import PendingItem
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.wrapped import EncryptedStore, MasterKeys
@@ -25,7 +25,10 @@ pytestmark = pytest.mark.anyio
 KEY = SessionKey("a")
 SMALL = Limits(record_bytes=2000)
 LARGE = "x" * 3000
-OPTIONS: dict[str, Any] = {"shutdown": Shutdown(signals=False), "lease": Lease(heartbeat=2, ttl=9)}
+OPTIONS: dict[str, Any] = {
+    "shutdown": Shutdown(signals=False),
+    "lease": LeaseOptions(heartbeat=2, ttl=9),
+}
 LONG = sum(min(LONGEST_PAUSE, PAUSE * 2**n) for n in range(TRIES)) + 1
 """Seconds within which everything that is refused is set aside."""
 
@@ -177,8 +180,8 @@ async def test_what_no_decoder_reads_is_refused(
 ) -> None:
     raw = MemoryStore(backing=backing)
     bad = [
-        Posted("message/0", "message", b'{"role":7}', 1.0),
-        Posted("broken/0", "app:note", b'{"torn', 1.0),
+        PendingItem("message/0", "message", b'{"role":7}', 1.0),
+        PendingItem("broken/0", "app:note", b'{"torn', 1.0),
     ]
     await raw.post(KEY, bad)
     async with connect() as sessions:
@@ -202,7 +205,7 @@ async def test_what_another_key_sealed_is_set_aside_and_retried_once_it_can_be_r
 
     async with connect(sealed()) as sessions:
         await sessions.open("a")
-    plain = Posted("plain/0", "message", b'{"role":"user","content":"PLAIN"}', 1.0)
+    plain = PendingItem("plain/0", "message", b'{"role":"user","content":"PLAIN"}', 1.0)
     await MemoryStore(backing=backing).post(KEY, [plain])  # past the keys
     async with connect(sealed()) as sessions:
         await sessions.post("a", Message.user("good"), key="good")

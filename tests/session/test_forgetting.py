@@ -18,7 +18,7 @@ from perdure import (
     connect,
 )
 from perdure.records.keys import SessionKey
-from perdure.records.message_format import Encoded
+from perdure.records.message_format import EncodedRecord
 from perdure.session import spill as spilling
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -132,7 +132,7 @@ def blob_of(text: str) -> tuple[str, bytes]:
 async def refer(sessions: SessionManager, id: str, *names: str) -> None:
     async with sessions.open(id) as session:
         for name in names:
-            session.append(Encoded("app:blob", msgspec.json.encode({"blob": name})))
+            session.append(EncodedRecord("app:blob", msgspec.json.encode({"blob": name})))
         await session.save()
 
 
@@ -167,7 +167,7 @@ async def test_nothing_of_a_forgotten_session_is_left(tmp_path: Path) -> None:
             key,
             epoch=9,
             base=3,
-            entries=[Encoded("x", b'"' + CANARY.encode() + b'"').entry],
+            entries=[EncodedRecord("x", b'"' + CANARY.encode() + b'"').entry],
         )
         before = holding(tmp_path, CANARY)
         assert len(before) >= 5

@@ -23,7 +23,7 @@ async def until_asked(sessions: SessionManager) -> None:
     """Wait until a manager has begun to hand the session over."""
     runtime = sessions._connected.runtime  # type: ignore[union-attr]
     with anyio.fail_after(60):
-        while KEY not in runtime.flights:
+        while KEY not in runtime.pending_loads:
             await anyio.sleep(0.005)
 
 
@@ -64,7 +64,7 @@ async def until_heard(sessions: SessionManager) -> None:
     """Wait until a manager has asked, and the other has had the time to hear of it."""
     runtime = sessions._connected.runtime  # type: ignore[union-attr]
     with anyio.fail_after(60):
-        while KEY not in runtime.flights:
+        while KEY not in runtime.pending_loads:
             await anyio.sleep(0.001)
     await anyio.sleep(0.02)
 
@@ -127,11 +127,11 @@ async def test_turns_go_on_while_a_handover_waits_for_the_store() -> None:
         await other.request_handover(KEY, holder)
         runtime = one._connected.runtime  # type: ignore[union-attr]
         with anyio.fail_after(60):
-            while KEY not in one._connected.keeper._asked:  # type: ignore[union-attr]
+            while KEY not in one._connected.lifecycle._asked:  # type: ignore[union-attr]
                 await anyio.sleep(0.001)
             session.append(Message.user("goes on"))
             assert await one.open("a") is session
-            assert KEY not in runtime.flights
+            assert KEY not in runtime.pending_loads
             store.up()
             while KEY in runtime.sessions:
                 await anyio.sleep(0.005)
@@ -141,7 +141,7 @@ async def test_turns_go_on_while_a_handover_waits_for_the_store() -> None:
 async def test_an_ask_that_comes_while_it_is_opened_is_not_forgotten() -> None:
     backing = MemoryBacking()
     async with connect(MemoryStore(backing=backing), shutdown=Shutdown(signals=False)) as one:
-        keeper = one._connected.keeper  # type: ignore[union-attr]
+        lifecycle = one._connected.lifecycle  # type: ignore[union-attr]
         async with anyio.create_task_group() as group:
             opening = anyio.Event()
 
@@ -152,13 +152,13 @@ async def test_an_ask_that_comes_while_it_is_opened_is_not_forgotten() -> None:
             group.start_soon(open_it)
             await opening.wait()
             await until_asked(one)  # here: that it is being opened
-            group.start_soon(keeper.hand_over, KEY)
+            group.start_soon(lifecycle.hand_over, KEY)
         runtime = one._connected.runtime  # type: ignore[union-attr]
         with anyio.fail_after(60):
             while KEY in runtime.sessions:
                 await anyio.sleep(0.005)
-        assert keeper.given(KEY) == 1
-        assert keeper.given(KEY) == 0
+        assert lifecycle.given(KEY) == 1
+        assert lifecycle.given(KEY) == 0
 
 
 @pytest.mark.parametrize("stopping", [False, True])
@@ -172,7 +172,7 @@ async def test_a_handover_that_the_store_does_not_answer_is_one_line_in_the_log(
         store.down()
         if stopping:
             sessions.drain()
-        await connected.runtime.host.call(connected.keeper.hand_over, SessionKey("elsewhere"))
+        await connected.runtime.host.call(connected.lifecycle.hand_over, SessionKey("elsewhere"))
         store.up()
     told = [one for one in caplog.records if "handover failed" in one.getMessage()]
     assert [one.exc_info for one in told] == ([] if stopping else [None])

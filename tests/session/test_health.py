@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure import Lease, Message, Shutdown, connect
+from perdure import LeaseOptions, Message, Shutdown, connect
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests import _virtual
 
@@ -62,7 +62,7 @@ def test_a_heartbeat_whose_call_a_driver_has_cancelled_goes_on() -> None:
 
     async def main() -> None:
         store = Odd()
-        lease = Lease(heartbeat=0.01, ttl=30)
+        lease = LeaseOptions(heartbeat=0.01, ttl=30)
         async with connect(store, lease=lease, shutdown=Shutdown(signals=False)):
             async with asyncio.timeout(60):
                 while store.beats < 4:

@@ -13,9 +13,9 @@ import pytest
 import perdure
 from perdure import (
     ConfigError,
-    Encoded,
+    EncodedRecord,
     InboxFullError,
-    Lease,
+    LeaseOptions,
     Limits,
     Message,
     NotStorableError,
@@ -34,7 +34,7 @@ from perdure.testing.faulty import FaultyStore
 pytestmark = pytest.mark.anyio
 
 Connect = Callable[..., SessionManager]
-QUICK = Lease(heartbeat=0.05, ttl=5)
+QUICK = LeaseOptions(heartbeat=0.05, ttl=5)
 
 
 def texts(session: Session) -> list[str]:
@@ -79,7 +79,7 @@ async def test_what_was_posted_is_there_when_the_session_is_opened(again: Connec
 
 async def test_items_are_as_for_append(again: Connect) -> None:
     async with again() as sessions:
-        rating = Encoded("app:rating", b'{"stars": 5}')
+        rating = EncodedRecord("app:rating", b'{"stars": 5}')
         await sessions.post("a", Message.user("one"), rating, Message.assistant("two"))
         async with sessions.open("a") as session:
             history = await session.history()

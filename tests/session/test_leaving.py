@@ -24,7 +24,7 @@ from perdure import (
     connect,
 )
 from perdure._lib import signals
-from perdure.autosave.options import Engine
+from perdure.autosave.options import EngineOptions
 from perdure.store import Outcome, Status
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import SwitchedStore
@@ -45,12 +45,12 @@ async def by_close(session: Session) -> None:
 
 
 async def by_idleness(session: Session) -> None:
-    session._keeper.unpin(session)
-    await session._keeper.idle(session)
+    session._lifecycle.unpin(session)
+    await session._lifecycle.idle(session)
 
 
 async def by_handover(session: Session) -> None:
-    await session._keeper.hand_over(session.key)
+    await session._lifecycle.hand_over(session.key)
 
 
 @pytest.mark.parametrize("leave", [by_close, by_idleness, by_handover])
@@ -124,7 +124,7 @@ async def test_a_fold_that_breaks_keeps_no_session_in_memory() -> None:
 
 
 async def test_a_fold_that_hangs_keeps_no_session_in_memory() -> None:
-    store, engine = Store(), Engine(exclusive_timeout=0.02)
+    store, engine = Store(), EngineOptions(exclusive_timeout=0.02)
     async with connect(store, shutdown=QUIET, engine=engine) as sessions:
         session = await sessions.open("a")
         session.append(Message.user("one"))
@@ -213,7 +213,7 @@ async def test_a_load_that_waits_for_others_ends_when_its_manager_drains(again: 
         async with anyio.create_task_group() as group, session.turn():
             group.start_soon(want)
             with anyio.fail_after(20):
-                while not runtime(two).flights:
+                while not runtime(two).pending_loads:
                     await anyio.sleep(0)
                 two.drain()
                 await refused.wait()
@@ -362,7 +362,7 @@ async def test_a_session_in_quarantine_is_not_given_and_stays_as_it_is(
         with pytest.raises(SessionQuarantinedError):
             await session.save()
         caplog.clear()
-        await session._keeper.hand_over(session.key)
+        await session._lifecycle.hand_over(session.key)
         assert caplog.text == ""
         session.retry()
         await session.save()

@@ -24,8 +24,8 @@ from perdure import (
     WrongLoopError,
     connect,
 )
-from perdure.autosave.options import Autosave, Engine
-from perdure.lease import Lease
+from perdure.autosave.options import Autosave, EngineOptions
+from perdure.lease import LeaseOptions
 from perdure.records.keys import SessionKey
 from perdure.session.hooks import SessionClosed
 from perdure.session.manager import SessionManager
@@ -154,7 +154,7 @@ async def test_listing_pages_by_key(again: Connect) -> None:
 
 
 async def test_another_manager_gets_the_session_by_handover(again: Connect) -> None:
-    lease = Lease(heartbeat=0.05, ttl=5)
+    lease = LeaseOptions(heartbeat=0.05, ttl=5)
     async with again(lease=lease) as one, again(lease=lease) as two:
         mine = await one.open("a")
         mine.append(Message.user("from one"))
@@ -166,7 +166,7 @@ async def test_another_manager_gets_the_session_by_handover(again: Connect) -> N
 
 
 async def test_a_short_tail_is_not_folded_while_somebody_waits(again: Connect) -> None:
-    lease = Lease(heartbeat=0.05, ttl=5)
+    lease = LeaseOptions(heartbeat=0.05, ttl=5)
     folds: list[object] = []
     async with again(lease=lease) as one, again(lease=lease) as two:
         for manager in (one, two):
@@ -182,7 +182,7 @@ async def test_a_short_tail_is_not_folded_while_somebody_waits(again: Connect) -
 
 
 async def test_handover_waits_for_the_end_of_the_turn(again: Connect) -> None:
-    lease = Lease(heartbeat=0.05, ttl=5)
+    lease = LeaseOptions(heartbeat=0.05, ttl=5)
     async with again(lease=lease) as one, again(lease=lease) as two:
         mine = await one.open("a")
         async with anyio.create_task_group() as group:
@@ -232,7 +232,7 @@ async def test_cancelled_open_does_not_stop_the_load(again: Connect) -> None:
 
 async def test_idle_session_hibernates_and_comes_back(again: Connect) -> None:
     clock = ManualClock()
-    async with again(clock=clock, engine=Engine(hibernate_after=60)) as sessions:
+    async with again(clock=clock, engine=EngineOptions(hibernate_after=60)) as sessions:
         async with sessions.open("a") as session:
             session.append(Message.user("x"))
             await session.save()
@@ -247,7 +247,7 @@ async def test_a_session_that_was_only_looked_at_hibernates(again: Connect) -> N
     async with again() as sessions, sessions.open("a") as session:
         session.append(Message.user("x"))
     clock = ManualClock()
-    async with again(clock=clock, engine=Engine(hibernate_after=60)) as sessions:
+    async with again(clock=clock, engine=EngineOptions(hibernate_after=60)) as sessions:
         closed: list[SessionClosed] = []
         sessions.on("closed", closed.append)
         async with sessions.open("a"):

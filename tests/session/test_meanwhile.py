@@ -20,7 +20,7 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.lineage.store import Lineage
-from perdure.memory.documents import Taken
+from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE_KINDS, TAKEN
@@ -367,7 +367,7 @@ async def test_a_large_post_is_taken_as_one_group() -> None:
         await session.aclose()
     await store.open()
     records = [record async for chunk in store.read_log(P) for record in chunk.records]
-    groups = [decode(one.payload, Taken).ops for one in records if one.kind == TAKEN]
+    groups = [decode(one.payload, InboxTakenPayload).ops for one in records if one.kind == TAKEN]
     assert [len(ops) for ops in groups] == [1, 250, 1]
     assert sum(record.end for record in records if record.kind in MESSAGE_KINDS) == 0
 

@@ -14,7 +14,7 @@ from perdure import (
     connect,
 )
 from perdure.records.keys import SessionKey
-from perdure.session.exclusive import Tending
+from perdure.session.exclusive import ExclusiveAccess
 from perdure.session.fork import Forker
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -79,8 +79,8 @@ async def test_forks_and_posts_go_on_behind_a_rename(again: Connect) -> None:
 
 async def half_way(sessions: SessionManager, old: str, new: str) -> None:
     """Do what a rename has done when it is killed behind its copy."""
-    tending = Tending(sessions._check().runtime, sessions._check().keeper)
-    forker = Forker(tending)
+    access = ExclusiveAccess(sessions._check().runtime, sessions._check().lifecycle)
+    forker = Forker(access)
     head = await sessions._store.head(SessionKey(old))
     await forker.copy(SessionKey(old), SessionKey(new), moved=SessionKey(old))
     assert await sessions._store.head(SessionKey(new)) > head

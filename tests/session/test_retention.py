@@ -6,10 +6,15 @@ import pytest
 
 from perdure import ConfigError
 from perdure.records.keys import SessionKey
-from perdure.session.retention import DAY, Ended, Retention, cut_after, is_expired
+from perdure.session.retention import DAY, Retention, TurnEndAt, cut_after, is_expired
 from perdure.store import SessionInfo
 
-TURNS = [Ended(4, 1 * DAY), Ended(8, 2 * DAY), Ended(12, 3 * DAY), Ended(16, 4 * DAY)]
+TURNS = [
+    TurnEndAt(4, 1 * DAY),
+    TurnEndAt(8, 2 * DAY),
+    TurnEndAt(12, 3 * DAY),
+    TurnEndAt(16, 4 * DAY),
+]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,7 @@ def test_without_turns_nothing_goes() -> None:
 
 
 def test_a_clock_that_went_back_keeps_what_comes_behind() -> None:
-    turns = [Ended(4, 1 * DAY), Ended(8, 9 * DAY), Ended(12, 2 * DAY)]
+    turns = [TurnEndAt(4, 1 * DAY), TurnEndAt(8, 9 * DAY), TurnEndAt(12, 2 * DAY)]
     assert cut_after(turns, Retention(keep_days=1), now=9 * DAY) == 4
 
 

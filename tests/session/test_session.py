@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from perdure import Encoded, Message, NotStorableError, SessionClosedError, SessionError
+from perdure import EncodedRecord, Message, NotStorableError, SessionClosedError, SessionError
 from perdure.autosave.options import Autosave
 from perdure.errors import TooLargeError
 from perdure.session.options import Limits
@@ -248,7 +248,7 @@ async def test_a_limit_that_is_the_stores_own_is_not_said_to_be_raised(again: Co
 
 async def test_encoded_items_are_taken_as_they_are(again: Connect) -> None:
     async with again() as sessions, sessions.open("a") as session:
-        session.append(Encoded("message", b'{"role":"user","content":"raw","vendor":1.0}'))
+        session.append(EncodedRecord("message", b'{"role":"user","content":"raw","vendor":1.0}'))
     async with again() as sessions:
         view = await sessions.load("a")
         assert view is not None

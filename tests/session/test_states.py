@@ -15,7 +15,7 @@ from perdure.memory.documents import StateSet, fold_state, typed
 from perdure.records.records import Record
 from perdure.records.types import Registry
 from perdure.records.values import NO_TYPES
-from perdure.session.contributors import LARGE, Kept, change_of, state_name, state_of
+from perdure.session.contributors import LARGE, StoredContribution, change_of, state_name, state_of
 
 NAME = "plug"
 LONG = "x" * 2000
@@ -26,7 +26,7 @@ class Log:
 
     def __init__(self) -> None:
         self.records: list[Record] = []
-        self.kept = Kept()
+        self.kept = StoredContribution()
 
     def change(self, state: Any, version: int = 1) -> StateSet | None:
         change = change_of(NAME, state, version, self.kept, NO_TYPES)
@@ -123,7 +123,7 @@ def test_what_is_more_than_json_comes_back_as_itself() -> None:
 
 def test_what_cannot_be_stored_is_refused_with_its_path() -> None:
     with pytest.raises(NotStorableError) as raised:
-        change_of(NAME, {"a": [object()]}, 1, Kept(), Registry())
+        change_of(NAME, {"a": [object()]}, 1, StoredContribution(), Registry())
     assert raised.value.facts["path"] == "$.a[0]"
 
 

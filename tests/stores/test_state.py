@@ -27,7 +27,7 @@ from perdure.agent import Agent, EchoModel, PersistentSession
 from perdure.formats import FolderStorage, FullAgentState, read_state, write_state
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
-from perdure.store import Batch, Status, Store, Swept
+from perdure.store import Batch, BlobSweep, Status, Store
 from perdure.stores import StateStorage, StateStore
 from perdure.testing.conformance import (
     CancellationConformance,
@@ -351,7 +351,7 @@ async def test_a_storage_keeps_no_blobs() -> None:
     with pytest.raises(NotStorableError, match="a reference here"):
         await store.put_blobs("", {"name": b"data"})
     assert await store.get_blob("", "name") is None
-    assert await store.sweep("", (), 0) == Swept()
+    assert await store.sweep("", (), 0) == BlobSweep()
 
 
 def test_what_is_no_place_is_refused() -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from perdure import (
     AcknowledgedRecordsLostError,
-    Lease,
+    LeaseOptions,
     Message,
     Session,
     SessionManager,
@@ -64,7 +64,7 @@ class Place:
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[SessionManager, None]:
-        often = Lease(heartbeat=0.1) if self._beats is not None else Lease()
+        often = LeaseOptions(heartbeat=0.1) if self._beats is not None else LeaseOptions()
         manager = connect(self.store(), autosave=None, shutdown=QUIET, lease=often)
         async with manager as sessions:
             self._open += 1
@@ -375,7 +375,7 @@ async def test_a_heartbeat_whose_answer_was_lost_costs_a_look_and_no_session(
 ) -> None:
     with Gateway(s3.shared().port) as gateway:
         store = s3.store_on(s3.shared(), tmp_path, endpoint=gateway.endpoint)
-        often = Lease(heartbeat=0.1)
+        often = LeaseOptions(heartbeat=0.1)
         async with connect(store, autosave=None, shutdown=QUIET, lease=often) as sessions:
             session = await sessions.open("a")
             await say(session, "one")

@@ -22,7 +22,7 @@ from perdure import (
     UnsavedChangesError,
     WrongLoopError,
 )
-from perdure.autosave.options import Engine
+from perdure.autosave.options import EngineOptions
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from tests.sync.conftest import Connect, GatedStore, phases
@@ -340,5 +340,5 @@ def test_codec_code_of_the_user_cannot_wait_for_itself(again: Connect) -> None:
 
 
 def test_engine_options_are_passed_on(again: Connect) -> None:
-    with again(engine=Engine(outage_policy="reject"), autosave=None) as sessions:
+    with again(engine=EngineOptions(outage_policy="reject"), autosave=None) as sessions:
         assert sessions.health().status == "ok"

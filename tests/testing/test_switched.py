@@ -5,7 +5,7 @@ import pytest
 from perdure.errors import ConfigError, NotStorableError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import Batch, Grant, Status
+from perdure.store import Batch, HeldLease, Status
 from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance import StoreConformance
 from perdure.testing.faulty import Faults, SwitchedStore
@@ -37,7 +37,7 @@ async def grant(store):
     return await store.acquire(KEY, after=0)
 
 
-def batch(grant: Grant) -> Batch:
+def batch(grant: HeldLease) -> Batch:
     return Batch(KEY, grant.epoch, grant.head + 1, (Entry(MESSAGE, b"{}", end=True),))
 
 

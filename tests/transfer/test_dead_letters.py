@@ -12,7 +12,7 @@ import pytest
 import perdure
 from perdure import Message, SessionKey, Shutdown
 from perdure.errors import CorruptRecordError, StoreError
-from perdure.store import DeadLetter, Posted
+from perdure.store import DeadLetter, PendingItem
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.transfer import backup, migrate, read_bundle, restore_backup, salvage, write_bundle
@@ -126,7 +126,9 @@ async def test_they_stay_with_a_session_that_is_written_anew() -> None:
         for number in range(3):  # under one lease all the while
             session.append(Message.user(str(number)))
             await session.save()
-            letter = DeadLetter(Posted("large/0", "message", b"{}", 1.0), "no", 5, float(number))
+            letter = DeadLetter(
+                PendingItem("large/0", "message", b"{}", 1.0), "no", 5, float(number)
+            )
             holder = await source.holder(A)
             assert holder is not None
             await source.reject(A, holder.epoch, [letter])
@@ -186,7 +188,7 @@ async def test_a_store_that_keeps_none_says_which_stay_behind(tmp_path: Path) ->
 
 async def test_a_damaged_one_is_told_and_the_others_come(tmp_path: Path) -> None:
     source, letters = await filled()
-    bad = DeadLetter(Posted("bad/0", "", b"?", 0.0, "it does not fit"), "unknown", 0, 9.0)
+    bad = DeadLetter(PendingItem("bad/0", "", b"?", 0.0, "it does not fit"), "unknown", 0, 9.0)
     source._backing.dead_letters[A]["bad/0"] = bad
     target, kept = MemoryStore(), MemoryStore()
     await opened(target, kept)
@@ -242,7 +244,7 @@ async def test_a_backup_has_them(kind: str, tmp_path: Path) -> None:
 async def test_what_waits_for_sessions_that_nobody_has_opened_is_backed_up(tmp_path: Path) -> None:
     source, new = MemoryStore(), MemoryStore()
     await opened(source, new)
-    item = Posted("op/0", "message", b'{"role":"user","content":"x"}', 1.0)
+    item = PendingItem("op/0", "message", b'{"role":"user","content":"x"}', 1.0)
     await source.post(A, [item])
     async with at("file", tmp_path) as kept:
         done = await backup(source, kept)

@@ -10,19 +10,26 @@ import pytest
 from perdure.errors import CorruptRecordError, StoreError
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Base
+from perdure.records.manifest import Origin
 from perdure.records.records import BASE, EPOCH, MESSAGE, Record
 from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance._kit import append_ok, group, take
 from perdure.transfer import read_bundle
-from perdure.transfer.bundle import GAP, MOST_MISSING, End, Head, Item, Writer
+from perdure.transfer.bundle import (
+    GAP,
+    MOST_MISSING,
+    BundleFooter,
+    BundleHeader,
+    BundleWriter,
+    Item,
+)
 
 KEY = SessionKey("agent", tenant="theirs")
 
 
 def bundle(path: Path, *items: Item) -> Path:
-    writer = Writer()
-    path.write_bytes(b"".join(map(writer.line, (Head(KEY), *items, End()))))
+    writer = BundleWriter()
+    path.write_bytes(b"".join(map(writer.line, (BundleHeader(KEY), *items, BundleFooter()))))
     return path
 
 
@@ -60,7 +67,7 @@ async def test_a_bundle_does_not_go_on_behind_another_tenants_session(tmp_path: 
     await store.open()
     grant = await take(store, SessionKey("secret", tenant="others"))
     await append_ok(store, grant, 2, *group("not for them"))
-    base = Base(at=2, parent=grant.key, epoch=grant.epoch)
+    base = Origin(at=2, parent=grant.key, epoch=grant.epoch)
     path = bundle(tmp_path / "one.jsonl", Record(2, 0, BASE, encode(base), end=True), said(3))
     with pytest.raises(StoreError, match="tenant"):
         await read_bundle(store, path)

@@ -13,7 +13,7 @@ from perdure import Message, Retention
 from perdure.errors import StoreError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.store import Posted
+from perdure.store import PendingItem
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.transfer import migrate, read_bundle, write_bundle
@@ -159,7 +159,7 @@ async def test_a_post_that_was_left_in_the_target_waits_behind_a_session_that_ca
         await target.open()
         assert (await migrate(source, target)).copied == 1
         assert (await migrate(source, target)).open == 1
-        post = [Posted("op/0", MESSAGE, b'{"role":"user","content":"posted"}', 1.0)]
+        post = [PendingItem("op/0", MESSAGE, b'{"role":"user","content":"posted"}', 1.0)]
         await target.post(P, post)
         session.append(Message.user("two"))  # under one lease all the while
         await session.save()

@@ -11,10 +11,10 @@ import pytest
 
 import perdure
 from perdure import LeaseHeldError, Message, Shutdown, TooLargeError
-from perdure.lease import Lease, OwnerWatch, obtain, while_beating
+from perdure.lease import LeaseOptions, OwnerWatch, obtain, while_beating
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.store import Batch, DeadLetter, Holder, InboxLimit, Outcome, Posted
+from perdure.store import Batch, DeadLetter, InboxLimit, LeaseState, Outcome, PendingItem
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
@@ -30,7 +30,7 @@ class Small(DelegatingStore):
     """A store that refuses large items, as some servers do."""
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         if any(len(item.payload) > MOST for item in items):
             raise TooLargeError("an item is too large: keep large values as blobs")
@@ -78,7 +78,7 @@ async def test_posts_of_other_tenants_stay_where_they_are() -> None:
     await opened(source, target)
     theirs = SessionKey("a", tenant="acme")
     for key in (theirs, SessionKey("a")):
-        await source.post(key, [Posted("op", MESSAGE, b'{"role":"user","content":"x"}', 1.0)])
+        await source.post(key, [PendingItem("op", MESSAGE, b'{"role":"user","content":"x"}', 1.0)])
     assert (await migrate(source, target, tenants=[""])).posted == 1
     assert await target.waiting() == [SessionKey("a")]
 
@@ -87,7 +87,7 @@ async def test_what_waits_stays_in_the_source() -> None:
     source, target = MemoryStore(), MemoryStore()
     await opened(source, target)
     key = SessionKey("new")
-    item = Posted("op", MESSAGE, b'{"role":"user","content":"x"}', 1.0)
+    item = PendingItem("op", MESSAGE, b'{"role":"user","content":"x"}', 1.0)
     await source.post(key, [item])
     assert ((await migrate(source, target)).posted, await source.waiting()) == (1, [key])
     assert (await migrate(source, target)).posted == 0
@@ -100,8 +100,8 @@ async def test_posts_that_are_too_large_do_not_hold_up_those_behind_them() -> No
     source, target = MemoryStore(), MemoryStore()
     await opened(source, target)
     key = SessionKey("a")
-    large = [Posted(f"big-{n}", MESSAGE, b'"%s"' % (b"x" * MOST), 1.0) for n in range(150)]
-    small = [Posted(f"small-{n}", MESSAGE, b"{}", 2.0) for n in range(130)]
+    large = [PendingItem(f"big-{n}", MESSAGE, b'"%s"' % (b"x" * MOST), 1.0) for n in range(150)]
+    small = [PendingItem(f"small-{n}", MESSAGE, b"{}", 2.0) for n in range(130)]
     await source.post(key, [*large, *small])
     done = await migrate(source, Small(target))  # type: ignore[arg-type]
     assert done.posted == len(small)
@@ -131,7 +131,7 @@ class Slow(DelegatingStore):
 class Blind(DelegatingStore):
     """A store of another machine: only heartbeats tell it who is alive."""
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         found = await super().holder(key)
         return None if found is None else msgspec.structs.replace(found, alive=None)
 
@@ -149,7 +149,7 @@ async def test_nobody_takes_a_session_over_that_is_being_copied() -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(migrate, source, target)
         await target.writing.wait()
-        watch = OwnerWatch(Lease(), anyio.current_time)
+        watch = OwnerWatch(LeaseOptions(), anyio.current_time)
 
         async def attend() -> None:
             while True:
@@ -186,7 +186,7 @@ async def test_what_is_done_meanwhile_fails_as_it_does_alone() -> None:
 
 async def set_aside(store: MemoryStore, key: SessionKey, op_id: str) -> DeadLetter:
     """Post an item, and have a holder of the session make it a dead letter."""
-    item = Posted(op_id, MESSAGE, msgspec.json.encode({"text": "?"}), 1.0)
+    item = PendingItem(op_id, MESSAGE, msgspec.json.encode({"text": "?"}), 1.0)
     letter = DeadLetter(item, "it cannot be appended", 5, 2.0)
     await store.post(key, [item])
     held = await store.holder(key)

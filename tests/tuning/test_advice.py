@@ -8,14 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.tuning import Change, Level, Measured, Needs, advise, chart, made_up, workload_of
+from perdure.tuning import (
+    Change,
+    LoadLevel,
+    Requirements,
+    StoreMeasurement,
+    advise,
+    chart,
+    made_up,
+    workload_of,
+)
 
-FAST = Measured((Level(1, 0.001, 9), Level(64, 0.004, 9)), 700)  # 16,000 in a second
-SLOW = Measured((Level(1, 0.2, 9), Level(64, 0.8, 9)), 700)  # 80
+FAST = StoreMeasurement(
+    (LoadLevel(1, 0.001, 9), LoadLevel(64, 0.004, 9)), 700
+)  # 16,000 in a second
+SLOW = StoreMeasurement((LoadLevel(1, 0.2, 9), LoadLevel(64, 0.8, 9)), 700)  # 80
 WORKLOAD = made_up(sessions=3, seconds=400)
 
 needs = st.builds(
-    Needs,
+    Requirements,
     sessions=st.integers(1, 100_000),
     max_loss=st.none() | st.floats(0.0, 100.0),
     shutdown=st.floats(0.1, 60.0),
@@ -26,7 +37,7 @@ needs = st.builds(
 
 @settings(max_examples=30)
 @given(needs, st.sampled_from([FAST, SLOW]))
-def test_what_is_recommended_fits(wanted: Needs, measured: Measured) -> None:
+def test_what_is_recommended_fits(wanted: Requirements, measured: StoreMeasurement) -> None:
     advice = advise(WORKLOAD, measured, wanted)
     fitting = [one for one in advice.options if not one.against]
     if advice.best is None:
@@ -47,7 +58,7 @@ def test_what_is_recommended_fits(wanted: Needs, measured: Measured) -> None:
 
 
 def test_a_store_that_has_room_saves_at_once_a_busy_one_waits() -> None:
-    some, many = (advise(WORKLOAD, SLOW, Needs(sessions=n)) for n in (10, 600))
+    some, many = (advise(WORKLOAD, SLOW, Requirements(sessions=n)) for n in (10, 600))
     assert some.best is not None
     assert many.best is not None
     assert some.best.cost.autosave.max_delay < many.best.cost.autosave.max_delay
@@ -55,17 +66,17 @@ def test_a_store_that_has_room_saves_at_once_a_busy_one_waits() -> None:
 
 
 def test_a_limit_on_losses_bounds_the_longest_delay() -> None:
-    advice = advise(WORKLOAD, SLOW, Needs(max_loss=3.0))
+    advice = advise(WORKLOAD, SLOW, Requirements(max_loss=3.0))
     longest = [one.cost.autosave.max_delay for one in advice.options]
     assert max(longest) == 2.8  # a save takes 0.2 s
-    slower = advise(WORKLOAD, SLOW, Needs(max_loss=0.1))
+    slower = advise(WORKLOAD, SLOW, Requirements(max_loss=0.1))
     assert slower.best is None
     assert "a save alone takes 0.2 s" in slower.options[0].against
 
 
 def test_whoever_accepts_a_loss_is_not_told_to_save_each_change() -> None:
-    accepted = advise(made_up(), FAST, Needs(sessions=2_000, max_loss=10.0)).best
-    safest = advise(made_up(), FAST, Needs(sessions=2_000)).best
+    accepted = advise(made_up(), FAST, Requirements(sessions=2_000, max_loss=10.0)).best
+    safest = advise(made_up(), FAST, Requirements(sessions=2_000)).best
     assert accepted is not None
     assert safest is not None
     assert accepted.cost.worst <= 10.0
@@ -74,7 +85,7 @@ def test_whoever_accepts_a_loss_is_not_told_to_save_each_change() -> None:
 
 
 def test_a_budget_keeps_saves_few() -> None:
-    wanted = Needs(sessions=100, price=5.0, budget=60.0)
+    wanted = Requirements(sessions=100, price=5.0, budget=60.0)
     advice = advise(WORKLOAD, FAST, wanted)
     assert advice.best is not None
     assert advice.best.price <= 60.0
@@ -83,13 +94,13 @@ def test_a_budget_keeps_saves_few() -> None:
 
 def test_few_changes_are_told() -> None:
     workload = workload_of([[Change(0, 10), Change(1, 10)]], "little")
-    advice = advise(workload, FAST, Needs())
+    advice = advise(workload, FAST, Requirements())
     assert advice.warnings == ("2 changes tell little: come back when there are more",)
 
 
 @pytest.mark.parametrize("sessions", [10, 50_000, 10_000_000])
 def test_the_chart_shows_each_setting(sessions: int) -> None:
-    advice = advise(WORKLOAD, FAST, Needs(sessions=sessions))
+    advice = advise(WORKLOAD, FAST, Requirements(sessions=sessions))
     svg = ET.fromstring(chart(advice, sessions))
     circles = svg.findall(".//{*}circle")
     assert len(circles) == len(advice.options)
@@ -102,12 +113,18 @@ def test_the_chart_shows_each_setting(sessions: int) -> None:
         assert 0 < float(circle.attrib["cy"]) < height
 
 
-LABELED = [Needs(sessions=2_000, max_loss=10.0), Needs(), Needs(sessions=50_000, max_loss=1.0)]
+LABELED = [
+    Requirements(sessions=2_000, max_loss=10.0),
+    Requirements(),
+    Requirements(sessions=50_000, max_loss=1.0),
+]
 
 
 @pytest.mark.parametrize("wanted", LABELED, ids=["2000", "100", "50000"])
 @pytest.mark.parametrize("measured", [FAST, SLOW], ids=["fast", "slow"])
-def test_no_label_of_the_chart_lies_on_another(wanted: Needs, measured: Measured) -> None:
+def test_no_label_of_the_chart_lies_on_another(
+    wanted: Requirements, measured: StoreMeasurement
+) -> None:
     """By the width of a digit in this size of type."""
     svg = ET.fromstring(chart(advise(made_up(), measured, wanted), wanted.sessions))
     labels = [one for one in svg.findall(".//{*}text") if " / " in (one.text or "")][1:]
@@ -125,11 +142,11 @@ def test_no_label_of_the_chart_lies_on_another(wanted: Needs, measured: Measured
 
 
 def test_of_nothing_nothing_is_recommended() -> None:
-    advice = advise(workload_of([], "nobody"), FAST, Needs())
+    advice = advise(workload_of([], "nobody"), FAST, Requirements())
     assert advice.best is None
     assert "nothing has changed" in advice.warnings[0]
 
 
 def test_a_chart_of_nothing_is_a_chart() -> None:
     nothing = workload_of([], "nobody")
-    assert chart(advise(nothing, FAST, Needs()), 1).startswith("<svg")
+    assert chart(advise(nothing, FAST, Requirements()), 1).startswith("<svg")

@@ -18,21 +18,21 @@ from perdure import (
     Contributor,
     CorruptRecordError,
     DeadLetter,
-    Encoded,
-    Engine,
+    EncodedRecord,
+    EngineOptions,
     FormatError,
     InboxFullError,
-    Lease,
     LeaseError,
     LeaseHeldError,
     LeaseLostError,
+    LeaseOptions,
     Limits,
     Message,
     MissingExtraError,
     NotStorableError,
-    Opaque,
+    OpaqueValue,
+    PendingItem,
     PerdureError,
-    Posted,
     PostReceipt,
     Receipt,
     ReplayDivergedError,
@@ -67,7 +67,7 @@ from perdure import (
 )
 from perdure.records.records import MESSAGE, Entry
 from perdure.restore.report import RestoreStep
-from perdure.store import Batch, Grant, Outcome, SessionInfo, Status, Store
+from perdure.store import Batch, HeldLease, Outcome, SessionInfo, Status, Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
@@ -82,9 +82,9 @@ def options() -> None:
     assert_type(Autosave.server(), Autosave)
     assert_type(Autosave.write_through().debounce, float)
     assert_type(Shutdown(deadline=10.0, spill="/var/tmp/spill").spill, str | Literal[False] | None)
-    assert_type(Lease(heartbeat=2, ttl=8.0).ttl, float)
+    assert_type(LeaseOptions(heartbeat=2, ttl=8.0).ttl, float)
     assert_type(Limits(context_bytes=1000).context_bytes, int)
-    assert_type(Engine(hibernate_after=float("inf")).batch_max, int | None)
+    assert_type(EngineOptions(hibernate_after=float("inf")).batch_max, int | None)
     assert_type(SessionKey("mia", tenant="acme").session, str)
     assert_type(perdure.__version__, str)
 
@@ -92,14 +92,14 @@ def options() -> None:
 def connecting() -> None:
     assert_type(connect(), SessionManager)
     assert_type(connect("file:~/agents", autosave=None), SessionManager)
-    assert_type(connect(Path("agents"), autosave=Autosave(), lease=Lease()), SessionManager)
+    assert_type(connect(Path("agents"), autosave=Autosave(), lease=LeaseOptions()), SessionManager)
     assert_type(connect(MemoryStore(), shutdown=Shutdown(), limits=Limits()), SessionManager)
     assert_type(connect(types=[Rating, register(Rating, tag="rating")]), SessionManager)
     assert_type(store_for("memory:"), Store)
 
 
 async def a_manager() -> None:
-    sessions = await connect(engine=Engine())
+    sessions = await connect(engine=EngineOptions())
     assert_type(sessions, SessionManager)
     async with connect() as entered:
         assert_type(entered, SessionManager)
@@ -133,7 +133,7 @@ async def capture(session: Session) -> None:
 
 
 async def a_session(session: Session) -> None:
-    assert_type(session.append(Message.user("Hello"), Encoded("app:rating", b"5")), int)
+    assert_type(session.append(Message.user("Hello"), EncodedRecord("app:rating", b"5")), int)
     assert_type(session.append(Rating(5)), int)
     assert_type(await session.save(), Receipt)
     assert_type((await session.wait_durable(7)).durability, str)
@@ -211,11 +211,11 @@ def messages() -> None:
     assert_type(Message.tool(call.id, {"sum": 1}, name="add"), Message)
     assert_type(Message.user("Hello").text, str)
     assert_type(Message.tool("call_1", error="no").tool_result, ToolResult | None)
-    assert_type(Encoded("app:rating", b"5").payload, bytes)
+    assert_type(EncodedRecord("app:rating", b"5").payload, bytes)
 
 
 def is_unknown(value: object) -> bool:
-    return isinstance(value, Opaque)
+    return isinstance(value, OpaqueValue)
 
 
 def errors_are_one_tree() -> None:
@@ -265,7 +265,7 @@ async def a_store(store: Store) -> list[Outcome]:
     key = SessionKey(agent="mia", session="default", tenant="acme")
     holder = await store.holder(key)
     grant = await store.acquire(key, after=holder.epoch if holder else 0)
-    assert_type(grant, Grant)
+    assert_type(grant, HeldLease)
     entries = (Entry(MESSAGE, b'{"role":"user"}'), Entry(kind=MESSAGE, payload=b"{}", end=True))
     batch = Batch(key=key, epoch=grant.epoch, first=grant.head + 1, records=entries)
     async for chunk in store.read_log(key, after=0, limit=10):
@@ -282,5 +282,5 @@ async def the_stores() -> None:
 
 async def undelivered(sessions: SessionManager) -> list[bytes]:
     letters: tuple[DeadLetter, ...] = await sessions.dead_letters("ada")
-    items: list[Posted] = [letter.item for letter in letters]
+    items: list[PendingItem] = [letter.item for letter in letters]
     return [item.payload for item in items]

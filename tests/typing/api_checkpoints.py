@@ -8,7 +8,7 @@ from typing import Any, assert_type
 import perdure.sync
 from perdure import Session, SessionManager, SessionView
 from perdure.checkpoints import (
-    Captured,
+    CapturedState,
     Change,
     Checkpoint,
     CheckpointEngine,
@@ -17,7 +17,7 @@ from perdure.checkpoints import (
     Difference,
     EventReader,
     EventStream,
-    Given,
+    ExplicitState,
     KernelEvent,
     Problem,
     RolledBack,
@@ -31,7 +31,7 @@ async def making(session: Session, sessions: SessionManager) -> None:
     assert_type(made, Checkpoint)
     assert_type(await checkpoints.create("mine", {"any": ["json"]}), Checkpoint)
     assert_type((made.id, made.label, made.timestamp), tuple[int, str, int])
-    assert_type(made.state, Captured | Given)
+    assert_type(made.state, CapturedState | ExplicitState)
     await sessions.fork("mia", "eve", at=made)
 
 

@@ -17,11 +17,11 @@ from perdure.agent import (
     ExtractiveSummarizer,
     Fact,
     FactLimits,
-    Found,
     MemoryBundle,
     MemoryManager,
     ModelSummarizer,
     RawTrace,
+    RetrievedMemory,
     Retriever,
     SemanticItem,
     Summarizer,
@@ -82,7 +82,7 @@ async def parts(session: Session, tracker: TurnTracker) -> None:
     assert_type(done, Compaction)
     assert_type(await memory.retriever.retrieve(3, 20), MemoryBundle)
     found = await memory.retriever.search("harbor", limit=3, kind="semantic")
-    assert_type(found, list[Found])
+    assert_type(found, list[RetrievedMemory])
     assert_type(found[0].item, EpisodicItem | SemanticItem)
     async for trace in memory.raw_traces():
         assert_type(trace, RawTrace)

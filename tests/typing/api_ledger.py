@@ -22,7 +22,7 @@ from perdure.agent import (
     TurnFailed,
     TurnInterrupted,
     TurnUnfinished,
-    Unfinished,
+    UnfinishedMessage,
     open_matters,
     reference_of,
     resolved,
@@ -56,7 +56,7 @@ config = AgentConfig(
 
 
 async def people(agent: Agent) -> None:
-    assert_type(agent.unfinished, tuple[Unfinished, ...])
+    assert_type(agent.unfinished, tuple[UnfinishedMessage, ...])
     assert_type(await agent.resume(), tuple[TurnEnded | TurnInterrupted | TurnFailed, ...])
     assert_type(await agent.dismiss("id"), int)
     assert_type(agent.pending_approvals, tuple[Approval, ...])
@@ -89,7 +89,7 @@ async def results(sessions: SessionManager) -> None:
         assert_type(found, ResultReference | None)
         left = await open_matters(session)
         assert_type(left, OpenMatters)
-        assert_type(left.unfinished, tuple[Unfinished, ...])
+        assert_type(left.unfinished, tuple[UnfinishedMessage, ...])
     view = await sessions.load("mia")
     if view is not None:
         await resolved(view, view.context())

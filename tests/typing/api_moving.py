@@ -7,7 +7,7 @@ from typing import assert_type
 
 import perdure
 from perdure import SessionKey
-from perdure.transfer import Landed, Migration, Progress, migrate, read_bundle, write_bundle
+from perdure.transfer import Migration, Progress, WrittenSession, migrate, read_bundle, write_bundle
 
 
 def show(progress: Progress) -> None:
@@ -21,4 +21,4 @@ async def move(folder: Path) -> None:
     assert_type(done, Migration)
     assert_type(done.failed, dict[str, str])
     assert_type(await write_bundle(source, SessionKey("ada"), folder / "ada.jsonl"), int)
-    assert_type(await read_bundle(target, folder / "ada.jsonl"), Landed)
+    assert_type(await read_bundle(target, folder / "ada.jsonl"), WrittenSession)

@@ -7,11 +7,11 @@ from typing import assert_type
 
 import perdure.sync
 from perdure import Session, SessionView
-from perdure.checkpoints import CapabilityUse, ReplayReport, Row, TakenPair, replay_files
+from perdure.checkpoints import AuditPair, CapabilityUse, ReplayReport, TimelineRow, replay_files
 from perdure.transfer import export_pair, import_pair
 
 
-def told(row: Row) -> None:
+def told(row: TimelineRow) -> None:
     assert_type(row.what, str)
     assert_type(row.token_id, int)
 
@@ -25,7 +25,7 @@ async def replays(view: SessionView, session: Session, folder: Path) -> None:
     assert_type(await session.events.replay(), ReplayReport)
     assert_type(await replay_files(folder, on_row=told), ReplayReport)
     assert_type(await export_pair(view, folder), list[str])
-    assert_type(await import_pair(session, folder), TakenPair)
+    assert_type(await import_pair(session, folder), AuditPair)
 
 
 def blocking(view: perdure.sync.SessionView) -> None:

@@ -29,7 +29,7 @@ from perdure.testing import (
     conformance,
     wait_saved,
 )
-from perdure.testing.plugin import MakeModel, Reopen
+from perdure.testing.plugin import MakeModel, ReopenSession
 
 HOW: How = "in_doubt_applied"
 
@@ -49,7 +49,7 @@ async def fixtures(
     perdure_sessions: SessionManager,
     perdure_store: SwitchedStore,
     perdure_clock: ManualClock,
-    perdure_reopen: Reopen,
+    perdure_reopen: ReopenSession,
     perdure_scripted_model: MakeModel,
 ) -> None:
     assert_type(perdure_sandbox.sessions, SessionManager)

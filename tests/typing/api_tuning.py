@@ -11,11 +11,11 @@ from perdure.store import Store
 from perdure.tuning import (
     Advice,
     Change,
-    Cost,
-    Level,
-    Measured,
-    Needs,
+    LoadLevel,
     Option,
+    Requirements,
+    SettingCost,
+    StoreMeasurement,
     Workload,
     advise,
     changes_of,
@@ -34,10 +34,10 @@ async def tune(store: Store, records: Sequence[Record]) -> None:
     assert_type(workload_of([changes_of(records)], "a log"), Workload)
     workload = made_up(sessions=10, seconds=60, seed=1)
     measured = await measure(store, size=workload.size, seconds=1.0)
-    assert_type(measured, Measured)
-    assert_type(measured.levels, tuple[Level, ...])
-    assert_type(replay(workload, Autosave(), save_time=measured.save_time), Cost)
-    advice = advise(workload, measured, Needs(sessions=10, max_loss=5.0))
+    assert_type(measured, StoreMeasurement)
+    assert_type(measured.levels, tuple[LoadLevel, ...])
+    assert_type(replay(workload, Autosave(), save_time=measured.save_time), SettingCost)
+    advice = advise(workload, measured, Requirements(sessions=10, max_loss=5.0))
     assert_type(advice, Advice)
     assert_type(advice.best, Option | None)
     assert_type(chart(advice, 10), str)

@@ -340,7 +340,7 @@ class Host:
         call: _Call[T],
         fn: Callable[..., Awaitable[T]],
         args: tuple[Any, ...],
-        stays: tuple[task_scope.Stay, ...],
+        stays: tuple[task_scope.TaskScope, ...],
     ) -> None:
         task_scope.stays.set(stays)  # whoever waits for this is still in the middle of that
         try:

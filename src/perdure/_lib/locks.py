@@ -24,7 +24,7 @@ _TO_ASK = os.O_RDONLY if os.name == "posix" else os.O_RDWR
 
 
 @final
-class HeldFile:
+class LockedFile:
     """A file of this process's, from here to `remove`.
 
     Raises:
@@ -98,7 +98,7 @@ def unheld(folder: Folder, names: Iterable[str]) -> Iterator[str]:
             folder.remove_held(name, fd)
 
 
-_held: weakref.WeakSet[HeldFile] = weakref.WeakSet()
+_held: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
@@ -131,7 +131,7 @@ class Presence:
     def __init__(self, folder: Folder, name: str) -> None:
         self._name = name
         self._folder = folder
-        self._held = HeldFile(folder, _file_of(name))
+        self._held = LockedFile(folder, _file_of(name))
 
     def close(self) -> None:
         """Leave. Closing twice is fine."""
@@ -167,7 +167,7 @@ class Presence:
 
 
 @final
-class Onlooker:
+class PresenceReader:
     """A look at who is present in a folder, by somebody who is not; None where there is none."""
 
     def __init__(self, folder: Folder | None) -> None:

@@ -32,7 +32,7 @@ def log_failure(
 
 
 @final
-class Once:
+class LogOnce:
     """What was told already, as far as it can be remembered. From any thread."""
 
     def __init__(self) -> None:

@@ -81,18 +81,18 @@ def _later_on_trio(seconds: float, call: Callable[[], None]) -> Callable[[], Non
     return scope.cancel
 
 
-# A bell: rung once, heard by the one who waits for it
+# A bell: was_set once, heard by the one who waits for it
 #
 # What ``anyio.Event`` is for everything else, for where every save needs several of them: one
 # waiter, and the running event loop is looked up once for all bells, not once for each.
 
 
-class Bell(Protocol):
+class OneShotEvent(Protocol):
     """Wait, or let the one who waits go on. Ring it on the event loop that it is for."""
 
-    rung: bool
+    was_set: bool
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Let the one who waits, or will wait, go on."""
 
     def wait(self) -> Awaitable[None]:
@@ -100,7 +100,7 @@ class Bell(Protocol):
         ...
 
 
-def bell_maker() -> Callable[[], Bell]:
+def event_maker() -> Callable[[], OneShotEvent]:
     """Return what makes bells for the running event loop.
 
     Raises:
@@ -135,14 +135,14 @@ def soon_maker() -> Callable[..., object]:
 
 @final
 class _OnAsyncio:
-    __slots__ = ("_future", "rung")
+    __slots__ = ("_future", "was_set")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._future: asyncio.Future[None] = loop.create_future()
-        self.rung = False
+        self.was_set = False
 
-    def ring(self) -> None:
-        self.rung = True
+    def set(self) -> None:
+        self.was_set = True
         if not self._future.done():  # it is, if the one who waited was cancelled
             self._future.set_result(None)
 
@@ -152,16 +152,16 @@ class _OnAsyncio:
 
 @final
 class _OnTrio:
-    __slots__ = ("_event", "rung")
+    __slots__ = ("_event", "was_set")
 
     def __init__(self) -> None:
         import trio
 
         self._event = trio.Event()
-        self.rung = False
+        self.was_set = False
 
-    def ring(self) -> None:
-        self.rung = True
+    def set(self) -> None:
+        self.was_set = True
         self._event.set()
 
     def wait(self) -> Awaitable[None]:

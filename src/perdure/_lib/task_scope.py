@@ -11,7 +11,7 @@ from typing import Final, final
 
 
 @final
-class Stay:
+class TaskScope:
     """One stay in the middle of something; it keeps nothing in memory once it is over."""
 
     __slots__ = ("of",)
@@ -25,12 +25,12 @@ class Stay:
         stays.set(tuple([stay for stay in stays.get() if stay.of is not None]))
 
 
-stays: Final[ContextVar[tuple[Stay, ...]]] = ContextVar("perdure_stays", default=())
+stays: Final[ContextVar[tuple[TaskScope, ...]]] = ContextVar("perdure_stays", default=())
 
 
-def enter(of: object) -> Stay:
+def enter(of: object) -> TaskScope:
     """Begin a stay of this task, and of every task that it starts from now on."""
-    stay = Stay(of)
+    stay = TaskScope(of)
     stays.set((*stays.get(), stay))
     return stay
 

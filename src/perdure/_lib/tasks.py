@@ -58,7 +58,7 @@ _MOST = 1000
 
 
 @final
-class ThisTask:
+class CurrentTask:
     """The task that makes it."""
 
     __slots__ = ("_nurseried", "task")
@@ -74,7 +74,7 @@ class ThisTask:
 
         self.task = asyncio.current_task()
 
-    def waits_for(self, other: ThisTask, stuck: Collection[ThisTask] = ()) -> bool:
+    def waits_for(self, other: CurrentTask, stuck: Collection[CurrentTask] = ()) -> bool:
         """Whether it cannot go on before another has ended, or was cancelled.
 
         Args:
@@ -87,7 +87,7 @@ class ThisTask:
         tasks = [one.task for one in stuck]
         return _on_asyncio(self.task, other.task, lambda cb, of: _certain(cb, of, tasks))
 
-    def seems_to_wait_for(self, other: ThisTask) -> bool:
+    def seems_to_wait_for(self, other: CurrentTask) -> bool:
         """Whether it waits for another, but may stop to at any time."""
         return not self._nurseried and _on_asyncio(self.task, other.task, _possible)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 
-from perdure._lib.loop import Bell, bell_maker
+from perdure._lib.loop import OneShotEvent, event_maker
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -97,7 +97,7 @@ class Threads:
     def __init__(self, most: int, *, name: str, prompt: bool = False) -> None:
         self.busy: int = 0
         """Calls whose threads are not free again yet."""
-        self.new_bell: Callable[[], Bell] = bell_maker()
+        self.new_event: Callable[[], OneShotEvent] = event_maker()
         self.post: Callable[..., object] = _post_to_loop()
         """Runs a function soon on the event loop."""
         self._most = most
@@ -116,8 +116,8 @@ class Threads:
 
     async def done(self, function: Callable[[*Ts], T], *args: *Ts) -> Call[T]:
         """Call ``function(*args)`` in a thread, and return what came of it."""
-        done = self.new_bell()
-        call = self.start(function, *args, then=lambda _: done.ring())
+        done = self.new_event()
+        call = self.start(function, *args, then=lambda _: done.set())
         await done.wait()
         return call
 

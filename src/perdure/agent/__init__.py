@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from perdure.agent.events import TurnInterrupted as TurnInterrupted
     from perdure.agent.events import TurnStarted as TurnStarted
     from perdure.agent.events import TurnUnfinished as TurnUnfinished
-    from perdure.agent.events import Unfinished as Unfinished
+    from perdure.agent.events import UnfinishedMessage as UnfinishedMessage
     from perdure.agent.events import UserMessageReceivedEvent as UserMessageReceivedEvent
     from perdure.agent.factory import AgentFactory as AgentFactory
     from perdure.agent.handlers import BootstrapEventHandler as BootstrapEventHandler
@@ -115,7 +115,7 @@ if TYPE_CHECKING:
     from perdure.memory.items import SemanticItem as SemanticItem
     from perdure.memory.ledger import Approval as Approval
     from perdure.memory.ledger import Effect as Effect
-    from perdure.memory.retrieval import Found as Found
+    from perdure.memory.retrieval import RetrievedMemory as RetrievedMemory
     from perdure.memory.retrieval import Retriever as Retriever
     from perdure.memory.retrieval import Weights as Weights
     from perdure.memory.storage import MemoryInfo as MemoryInfo
@@ -171,7 +171,7 @@ _HOMES = {
         "TurnInterrupted",
         "TurnStarted",
         "TurnUnfinished",
-        "Unfinished",
+        "UnfinishedMessage",
         "UserMessageReceivedEvent",
     ),
     "perdure.agent.factory": ("AgentFactory",),
@@ -226,7 +226,7 @@ _HOMES = {
     "perdure.memory.ledger": ("Approval", "Effect"),
     "perdure.memory.items": ("EpisodicItem", "MemoryBundle", "SemanticItem"),
     "perdure.memory.traces": ("RawTrace",),
-    "perdure.memory.retrieval": ("Found", "Retriever", "Weights"),
+    "perdure.memory.retrieval": ("RetrievedMemory", "Retriever", "Weights"),
     "perdure.restore": (
         "CompactionSnapshotBuilder",
         "WorkingContextSnapshot",

@@ -10,7 +10,7 @@ import anyio
 
 from perdure.agent.config import AgentConfig
 from perdure.agent.context import AgentContext
-from perdure.agent.create import Creating, IfExists, create, merged
+from perdure.agent.create import AgentCreation, IfExists, create, merged
 from perdure.agent.declared import Keeping
 from perdure.agent.effects import is_intact, is_unknown
 from perdure.agent.events import (
@@ -19,11 +19,11 @@ from perdure.agent.events import (
     TurnEnded,
     TurnFailed,
     TurnInterrupted,
-    Unfinished,
+    UnfinishedMessage,
     UserMessageReceivedEvent,
 )
 from perdure.agent.resume import unfinished, unknown
-from perdure.agent.runtime import AgentRuntime, Leaving
+from perdure.agent.runtime import AgentRuntime, AgentShutdown
 from perdure.errors import ConfigError, SessionClosedError, SessionError
 from perdure.records.keys import require_name, require_text
 from perdure.records.messages import Message
@@ -63,7 +63,7 @@ class Attending:
     # messages
 
     @property
-    def unfinished(self) -> tuple[Unfinished, ...]:
+    def unfinished(self) -> tuple[UnfinishedMessage, ...]:
         """The messages that were posted and not answered, oldest first.
 
         Those of a turn that failed are among them until the next message is answered. What waits
@@ -215,7 +215,7 @@ class Agent(Attending, Keeping):
         self.context = context
         context.declared.belongs_to(self, Agent)
         self.runtime = runtime
-        self._leaving = Leaving(context, save=save_on_close, release=release)
+        self._leaving = AgentShutdown(context, save=save_on_close, release=release)
 
     @classmethod
     def create(
@@ -231,7 +231,7 @@ class Agent(Attending, Keeping):
         if_exists: IfExists = "resume",
         config: AgentConfig | None = None,
         **options: Any,
-    ) -> Creating[Self]:
+    ) -> AgentCreation[Self]:
         """Make an agent: ``async with Agent.create(…) as agent`` starts it, too; or await it.
 
         Args:
@@ -259,7 +259,9 @@ class Agent(Attending, Keeping):
             "instructions": instructions,
         }
         whole = merged(config, id, **given, options=options)
-        return Creating(lambda: create(cls, whole, id, sessions, persistent_session, if_exists))
+        return AgentCreation(
+            lambda: create(cls, whole, id, sessions, persistent_session, if_exists)
+        )
 
     def __repr__(self) -> str:
         state = (

@@ -125,7 +125,7 @@ async def _asked(call: ToolCall, context: AgentContext) -> str | None:
 # so after a crash there is the result, or the effect is known to be unknown, and never neither.
 
 
-class Planned(msgspec.Struct):
+class PlannedCall(msgspec.Struct):
     """A call, and what to do about it."""
 
     call: ToolCall
@@ -134,7 +134,7 @@ class Planned(msgspec.Struct):
     effect: Effect | None
 
 
-def plan(call: ToolCall, context: AgentContext, *, resumed: bool) -> Planned:
+def plan(call: ToolCall, context: AgentContext, *, resumed: bool) -> PlannedCall:
     """Decide on a call, and note it if it has side effects; durable with the next save.
 
     Args:
@@ -155,10 +155,10 @@ def plan(call: ToolCall, context: AgentContext, *, resumed: bool) -> Planned:
         effect = ledger.plan(turn, call, tool.effect, begun=not must_ask(call, context))
     if not resumed:
         requested(call, context)
-    return Planned(call, what, tool, effect)
+    return PlannedCall(call, what, tool, effect)
 
 
-async def make(planned: Planned, context: AgentContext) -> ToolResult | None:
+async def make(planned: PlannedCall, context: AgentContext) -> ToolResult | None:
     """Do what was decided, and keep the result; None if the call had one already."""
     call, told = planned.call, {"agent_id": context.agent_id, "turn_id": context.turn_id}
     context.emit(ToolStarted(call=call, **told))
@@ -179,7 +179,7 @@ async def make(planned: Planned, context: AgentContext) -> ToolResult | None:
     return kept if is_new else None
 
 
-async def _outcome(planned: Planned, context: AgentContext) -> tuple[str, ToolResult]:
+async def _outcome(planned: PlannedCall, context: AgentContext) -> tuple[str, ToolResult]:
     """Return what came of a call, and in one word how it went."""
     call, effect, what = planned.call, planned.effect, planned.verdict
     if what == "ask" and effect is not None:
@@ -207,7 +207,7 @@ async def _refused(
     return None if why is None else ("unknown", _failed(call, f"{SKIPPED}: {why}"))
 
 
-async def _run(planned: Planned, context: AgentContext) -> tuple[str, ToolResult]:
+async def _run(planned: PlannedCall, context: AgentContext) -> tuple[str, ToolResult]:
     call, effect, limit = planned.call, planned.effect, context.config.tool_timeout
     asked = context.ledger.end_approval(context.turn_id, call)
     if effect is not None:
@@ -222,7 +222,7 @@ async def _run(planned: Planned, context: AgentContext) -> tuple[str, ToolResult
     return "done" if result.error is None else "failed", result
 
 
-async def _as_kept(result: ToolResult, planned: Planned, context: AgentContext) -> ToolResult:
+async def _as_kept(result: ToolResult, planned: PlannedCall, context: AgentContext) -> ToolResult:
     """Return a result as the processors make it, a large one with its blob."""
     return await claimed(
         await processed(result, planned.call, context),
@@ -232,7 +232,7 @@ async def _as_kept(result: ToolResult, planned: Planned, context: AgentContext) 
     )
 
 
-def _keep(result: ToolResult, how: str, planned: Planned, context: AgentContext) -> bool:
+def _keep(result: ToolResult, how: str, planned: PlannedCall, context: AgentContext) -> bool:
     """Keep a result and what is known of its effect, as one group of the log."""
     ledger, turn, effect = context.ledger, context.turn_id, planned.effect
     with grouped(context.session):
@@ -247,7 +247,7 @@ def _keep(result: ToolResult, how: str, planned: Planned, context: AgentContext)
     return is_new
 
 
-def _leave(planned: Planned, context: AgentContext) -> None:
+def _leave(planned: PlannedCall, context: AgentContext) -> None:
     """Note that a call was cut short, if that can be noted."""
     effect = planned.effect
     if effect is None or planned.verdict == "ask":

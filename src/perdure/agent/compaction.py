@@ -15,11 +15,11 @@ import msgspec
 from perdure.memory.compaction import (
     MEMORY_SHARE,
     TARGET_SHARE,
-    Block,
     Compaction,
     CompactionPolicy,
     Compactor,
     Frontier,
+    TurnBlock,
     TurnTrace,
     blocks_of,
 )
@@ -34,14 +34,14 @@ _MOST_BESIDE: Final = 0.5
 """How much of the budget is left to what is not counted: of more, something else is wrong."""
 
 
-class Blocks(msgspec.Struct, frozen=True):
+class TurnBlocks(msgspec.Struct, frozen=True):
     """A turn's blocks, and whether the turn is running: then it stays raw, if it can."""
 
-    blocks: list[Block]
+    blocks: list[TurnBlock]
     running: bool = False
 
 
-class Known(msgspec.Struct, frozen=True):
+class ExistingMemories(msgspec.Struct, frozen=True):
     """What is in long-term memory before."""
 
     episodic: Sequence[EpisodicItem] = ()
@@ -67,7 +67,7 @@ class Compacted(msgspec.Struct, frozen=True):
 
 
 @final
-class Compacting:
+class LogCompaction:
     """Compact what a log holds behind the newest episode.
 
     Args:
@@ -104,8 +104,8 @@ class Compacting:
 
     async def run(
         self,
-        turns: AsyncIterator[Blocks],
-        known: Known,
+        turns: AsyncIterator[TurnBlocks],
+        known: ExistingMemories,
         *,
         head: Sequence[Message],
         opening: Callable[[], Awaitable[Message | None]],
@@ -126,7 +126,7 @@ class Compacting:
         episodes = _Episodes(self._policy, self._turns, self._compactor, self._clock, known)
         room = max(TARGET_SHARE - MEMORY_SHARE - fixed, 0.0)
         frontier = Frontier(self._policy.keep_turns, room)
-        running: list[Block] = []
+        running: list[TurnBlock] = []
         async for turn in turns:
             if turn.running:
                 running += turn.blocks
@@ -170,11 +170,11 @@ class Compacting:
     async def _squeeze(
         self,
         frontier: Frontier,
-        running: list[Block],
+        running: list[TurnBlock],
         opening: Message | None,
         left: float,
         episodes: _Episodes,
-    ) -> list[Block]:
+    ) -> list[TurnBlock]:
         """Let go of what does not fit beside the running turn, then of its own beginning."""
         share = sum(block.share for block in running)
         for block in frontier.squeeze(left - share):
@@ -190,7 +190,7 @@ class Compacting:
         return [newest]
 
     def _bundle(
-        self, known: Known, done: Compaction, limits: tuple[int, int], room: float
+        self, known: ExistingMemories, done: Compaction, limits: tuple[int, int], room: float
     ) -> MemoryBundle:
         """Return what of the memories fits."""
         bundle = select(
@@ -238,7 +238,7 @@ class _Episodes:
         turns: int,
         compactor: Compactor,
         clock: Callable[[], float],
-        known: Known,
+        known: ExistingMemories,
     ) -> None:
         self._turns_each = max(policy.episode_turns, -(-turns // policy.max_summaries))
         self._most = policy.max_summaries
@@ -249,7 +249,7 @@ class _Episodes:
         self._turns: list[TurnTrace] = []
         self._done: list[Compaction] = []
 
-    async def add(self, block: Block) -> None:
+    async def add(self, block: TurnBlock) -> None:
         """Take in a block that has left."""
         newest = self._turns[-1] if self._turns else None
         if newest is not None and block.turn_id == newest.id and block.opener != "user":
@@ -283,7 +283,7 @@ def _flat(parts: Sequence[Compaction], name: str) -> tuple[Any, ...]:
 
 
 async def _opening(
-    running: Sequence[Block], find: Callable[[], Awaitable[Message | None]]
+    running: Sequence[TurnBlock], find: Callable[[], Awaitable[Message | None]]
 ) -> Message | None:
     """Return what opened the running turn, None if no turn is running."""
     if not running:
@@ -292,7 +292,7 @@ async def _opening(
     return first.messages[0] if first.opener == "user" else await find()
 
 
-def _opener(known: Known, done: Compaction) -> MemoryBundle:
+def _opener(known: ExistingMemories, done: Compaction) -> MemoryBundle:
     """Return next to nothing of the newest episode: a conversation begins with a user's words."""
     newest = [*known.episodic, *done.episodic][-1:]
     return MemoryBundle(tuple(msgspec.structs.replace(one, summary="…") for one in newest))

@@ -229,7 +229,7 @@ def _exists(agent_id: str) -> SessionError:
 
 
 @final
-class Creating(Generic[A]):
+class AgentCreation(Generic[A]):
     """What ``Agent.create(…)`` returns: await it for an agent, or enter it for one that runs."""
 
     def __init__(self, make: Callable[[], Awaitable[A]]) -> None:

@@ -14,7 +14,7 @@ import anyio.to_thread
 from perdure.archive.archives import Archives
 from perdure.config.discover import Declared, declared_beside, program_dir
 from perdure.config.locations import AgentPlace, SessionPlace
-from perdure.config.persistent_config import Part, PersistentConfig
+from perdure.config.persistent_config import ConfigPart, PersistentConfig
 from perdure.config.states import check_state_key
 from perdure.config.values import DOCUMENT, own, shared
 from perdure.config.variables import initial_values
@@ -247,18 +247,20 @@ async def declare(context: AgentContext) -> None:
     declared.config = await PersistentConfig.of(keys, parts, make, start)
 
 
-def _parts(context: AgentContext, keys: Mapping[str, ConfigKey], *, is_branch: bool) -> list[Part]:
+def _parts(
+    context: AgentContext, keys: Mapping[str, ConfigKey], *, is_branch: bool
+) -> list[ConfigPart]:
     """Return where the values lie: what is regenerated in the session, the rest in the default."""
     session, is_new = context.session, context.sets_aside
     here = SessionPlace(session)
     sessions, key = context.declared.sessions, session.key
     owner = f"{key.agent}/{key.session}"
     if session.key.session == DEFAULT_SESSION or sessions is None:
-        return [Part(here, keys, is_new, session=owner, is_branch=is_branch)]
+        return [ConfigPart(here, keys, is_new, session=owner, is_branch=is_branch)]
     there = AgentPlace(sessions, key.agent, tenant=key.tenant, wait=context.config.wait)
     parts = [
-        Part(there, shared(keys), is_new=False, keeps=keys),
-        Part(here, own(keys), is_new, session=owner, is_branch=is_branch),
+        ConfigPart(there, shared(keys), is_new=False, keeps=keys),
+        ConfigPart(here, own(keys), is_new, session=owner, is_branch=is_branch),
     ]
     return [part for part in parts if part.keys]
 

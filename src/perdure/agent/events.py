@@ -22,7 +22,7 @@ from perdure.restore.report import RestoreReport
 # What happens in an agent: events for people, and events for the worker itself
 
 
-class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
+class UnfinishedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message that was admitted, and whose turn has not ended."""
 
     id: str
@@ -108,7 +108,7 @@ class EffectUnknown(AgentEvent, frozen=True, kw_only=True):
 class TurnUnfinished(TurnEvent, frozen=True, kw_only=True):
     """A message was not answered before the agent stopped: see `Agent.resume`."""
 
-    unfinished: Unfinished
+    unfinished: UnfinishedMessage
 
 
 class TurnEnded(TurnEvent, frozen=True, kw_only=True):
@@ -196,7 +196,7 @@ class ToolInvocationRequestEvent(msgspec.Struct, frozen=True):
 class ResumeEvent(msgspec.Struct, frozen=True):
     """Go on with a message that was not answered."""
 
-    unfinished: Unfinished
+    unfinished: UnfinishedMessage
 
 
 class ToolResultEvent(msgspec.Struct, frozen=True):

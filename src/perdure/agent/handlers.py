@@ -17,7 +17,7 @@ from typing import Any, Protocol, final
 import anyio
 
 from perdure.agent.bootstrap import BootstrapStep, bootstrap, bootstrap_steps
-from perdure.agent.calls import Planned, make, plan
+from perdure.agent.calls import PlannedCall, make, plan
 from perdure.agent.context import AgentContext
 from perdure.agent.events import (
     BootstrapStartedEvent,
@@ -28,7 +28,7 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.agent.llm.failures import Overflow, overflow_of
-from perdure.agent.llm.model import Chunk, Reply, ToolSpec
+from perdure.agent.llm.model import Chunk, ReplyStream, ToolSpec
 from perdure.agent.requests import LLMRequest
 from perdure.agent.tools import received
 from perdure.errors import ContextOverflowError, SessionError
@@ -164,14 +164,14 @@ class LLMUserMessageReadyEventHandler:
 
     async def _asked(
         self, request: LLMRequest, specs: Sequence[ToolSpec], context: AgentContext
-    ) -> tuple[LLMRequest, Reply]:
+    ) -> tuple[LLMRequest, ReplyStream]:
         """Ask the model; if the request is too long for it, compact and ask once more.
 
         Raises:
             ContextOverflowError: It is too long even so.
 
         """
-        memory, reply = context.memory, Reply()
+        memory, reply = context.memory, ReplyStream()
         try:
             return request, await self._ask(request, reply, specs, context)
         except Exception as error:
@@ -186,7 +186,7 @@ class LLMUserMessageReadyEventHandler:
         tokens = memory.count(request.messages)
         try:
             if tokens < asked:
-                return request, await self._ask(request, Reply(), specs, context)
+                return request, await self._ask(request, ReplyStream(), specs, context)
         except Exception as error:
             told = overflow_of(error)
             if told is None:
@@ -196,8 +196,12 @@ class LLMUserMessageReadyEventHandler:
         raise _does_not_fit(context, tokens, told) from cause
 
     async def _ask(
-        self, request: LLMRequest, reply: Reply, specs: Sequence[ToolSpec], context: AgentContext
-    ) -> Reply:
+        self,
+        request: LLMRequest,
+        reply: ReplyStream,
+        specs: Sequence[ToolSpec],
+        context: AgentContext,
+    ) -> ReplyStream:
         stream = context.model.stream(request.rendered, specs)
         try:
             async with _closing(stream):
@@ -269,7 +273,7 @@ class ToolInvocationRequestEventHandler:
         context.enqueue(ToolResultEvent(tuple(results)))
 
     async def _call(
-        self, planned: Planned, context: AgentContext, results: list[ToolResult]
+        self, planned: PlannedCall, context: AgentContext, results: list[ToolResult]
     ) -> None:
         result = await make(planned, context)
         if result is not None:

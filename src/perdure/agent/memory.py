@@ -17,7 +17,7 @@ from typing import Final, final
 
 import msgspec
 
-from perdure.agent.compaction import Compacted, Compacting, Known, trimmer
+from perdure.agent.compaction import Compacted, ExistingMemories, LogCompaction, trimmer
 from perdure.agent.context import TurnTracker
 from perdure.agent.llm.failures import Overflow
 from perdure.agent.llm.model import ToolSpec
@@ -25,7 +25,7 @@ from perdure.agent.raw_turns import RawTurns
 from perdure.errors import NotStorableError
 from perdure.memory.compaction import Compaction, CompactionPolicy, Compactor
 from perdure.memory.context import WorkingContextSnapshot, tokens_of
-from perdure.memory.documents import Turned
+from perdure.memory.documents import TurnPayload
 from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import SOURCE, RawTrace
@@ -251,7 +251,7 @@ class MemoryManager:
         session, number = self.session, self.session.running_turn
         if not number:
             number = session.next_turn()
-            turned = Turned(turn=turn_id, number=number, phase="begin", at=self._clock())
+            turned = TurnPayload(turn=turn_id, number=number, phase="begin", at=self._clock())
             self._accept(Entry(TURN, encode(turned)))
         tracker.begin(turn_id, number)
         self._by_hand = turn_id
@@ -506,7 +506,7 @@ class MemoryManager:
         """Return the outcome, and what was said meanwhile: None if something was taken back."""
         upto = working_context(self.session).seq
         await self.session.save()  # the turns are read from the store
-        known = Known(await self.retriever.episodic(), await self.retriever.semantic())
+        known = ExistingMemories(await self.retriever.episodic(), await self.retriever.semantic())
         after, policy = known.as_of(upto), self.compaction_policy
         are_many = upto - after > policy.max_summaries * policy.episode_turns
         compacting = self._compacting(await self._raw.count(after, upto) if are_many else 0)
@@ -522,9 +522,9 @@ class MemoryManager:
         late, types = working_context(self.session).since(upto), registry_of(self.session)
         return found, late if late is None else [decode_message(one, types) for one in late]
 
-    def _compacting(self, turns: int = 0) -> Compacting:
+    def _compacting(self, turns: int = 0) -> LogCompaction:
         parts = (self.policy, self.compactor, self.builder, self._clock)
-        return Compacting(*parts, turns=turns, beside=self._beside)
+        return LogCompaction(*parts, turns=turns, beside=self._beside)
 
     def _cut(self, prompt: str, notes: str) -> Compaction:
         """Let the oldest messages go where nothing that is said is kept: there is no log."""

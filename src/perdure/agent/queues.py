@@ -29,7 +29,7 @@ class LoadRequest:
 
 
 @final
-class Posted:
+class QueuedMessage:
     """A message in the inbox, and who waits for what comes of it."""
 
     __slots__ = ("admitted", "event", "stream")
@@ -57,8 +57,8 @@ class InputQueues:
 
     def __init__(self, size: int) -> None:
         self._room = anyio.Semaphore(size)
-        self._inbox: deque[Posted] = deque()
-        self._first: deque[Posted] = deque()
+        self._inbox: deque[QueuedMessage] = deque()
+        self._first: deque[QueuedMessage] = deque()
         self._news = anyio.Event()
         self._closed = False
         self._internal: deque[Any] = deque()
@@ -87,18 +87,18 @@ class InputQueues:
         """Whether something waits already."""
         return bool(self._first or self._inbox)
 
-    def put(self, posted: Posted) -> None:
+    def put(self, posted: QueuedMessage) -> None:
         """Put a message into the inbox."""
         self._inbox.append(posted)
         self._news.set()
 
-    def put_first(self, posted: Posted) -> None:
+    def put_first(self, posted: QueuedMessage) -> None:
         """Put what was posted before the agent stopped ahead of the inbox; takes no room."""
         self._check_open()
         self._first.append(posted)
         self._news.set()
 
-    async def next_posted(self) -> Posted | None:
+    async def next_posted(self) -> QueuedMessage | None:
         """Return the next message; None when no more will come."""
         while not (self._first or self._inbox):
             if self._closed:
@@ -129,7 +129,7 @@ class InputQueues:
         for _ in range(self._room.statistics().tasks_waiting):
             self._room.release()  # they are told; each gives its place back
 
-    def abandon(self) -> tuple[Posted, ...]:
+    def abandon(self) -> tuple[QueuedMessage, ...]:
         """Take no more, and return the messages that nobody has handled."""
         self.close()
         left = (*self._first, *self._inbox)

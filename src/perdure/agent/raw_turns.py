@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import final
 
-from perdure.agent.compaction import Blocks, Compacting
+from perdure.agent.compaction import LogCompaction, TurnBlocks
 from perdure.memory.compaction import blocks_of
 from perdure.memory.traces import RawTrace, RawTurn, find_turn, newest_turns, read_turns, traces_of
 from perdure.records.message_format import decode_message
@@ -64,8 +64,8 @@ class RawTurns:
         return count
 
     async def blocks(
-        self, after: int, upto: int, running_id: str | None, compacting: Compacting
-    ) -> AsyncGenerator[Blocks, None]:
+        self, after: int, upto: int, running_id: str | None, compacting: LogCompaction
+    ) -> AsyncGenerator[TurnBlocks, None]:
         """Give the turns between two records as blocks; all from the running one on is running."""
         waiting: RawTurn | None = None
         running = False
@@ -80,10 +80,10 @@ class RawTurns:
             running = running or (running_id is not None and waiting.id in {running_id, ""})
             yield self._blocks_of(waiting, compacting, running=running)
 
-    def _blocks_of(self, turn: RawTurn, compacting: Compacting, *, running: bool) -> Blocks:
+    def _blocks_of(self, turn: RawTurn, compacting: LogCompaction, *, running: bool) -> TurnBlocks:
         said = zip(turn.seqs, self._decoded(turn), turn.messages, strict=True)
         parts = [(seq, one, compacting.share_of(one, len(payload))) for seq, one, payload in said]
-        return Blocks(blocks_of(turn.id, parts, last=turn.last), running)
+        return TurnBlocks(blocks_of(turn.id, parts, last=turn.last), running)
 
     def _read(self, after: int, upto: int | None = None) -> AsyncGenerator[RawTurn, None]:
         return read_turns(store_of(self._session), self._session.key, after=after, upto=upto)

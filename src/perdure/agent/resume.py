@@ -17,7 +17,7 @@ from perdure.agent.events import (
     ResumeEvent,
     ToolInvocationRequestEvent,
     TurnUnfinished,
-    Unfinished,
+    UnfinishedMessage,
     UserMessageReceivedEvent,
 )
 from perdure.agent.ledger import whole_ledger
@@ -37,7 +37,7 @@ MOST_ATTEMPTS: Final = 3
 class OpenMatters(msgspec.Struct, frozen=True):
     """What an agent has begun and not brought to its end, as its session has it."""
 
-    unfinished: tuple[Unfinished, ...] = ()
+    unfinished: tuple[UnfinishedMessage, ...] = ()
     """Messages that are not answered; one that is being answered is among them."""
     effects: tuple[Effect, ...] = ()
     """Calls of tools with side effects whose outcome is not known."""
@@ -52,7 +52,7 @@ async def open_matters(session: Session | SessionView) -> OpenMatters:
     return OpenMatters(left, ledger.effects(), ledger.approvals())
 
 
-def unfinished(context: AgentContext) -> tuple[Unfinished, ...]:
+def unfinished(context: AgentContext) -> tuple[UnfinishedMessage, ...]:
     """Return the messages that are not answered, the running turn's aside; oldest first."""
     types = registry_of(context.session)
     return tuple(
@@ -62,8 +62,8 @@ def unfinished(context: AgentContext) -> tuple[Unfinished, ...]:
     )
 
 
-def _unfinished(one: Admitted, types: Types) -> Unfinished:
-    return Unfinished(
+def _unfinished(one: Admitted, types: Types) -> UnfinishedMessage:
+    return UnfinishedMessage(
         id=one.id,
         message=decode_message(bytes(one.message), types),
         at=one.at,
@@ -83,7 +83,7 @@ def unknown(context: AgentContext) -> tuple[Effect, ...]:
     )
 
 
-def to_resume(found: tuple[Unfinished, ...]) -> tuple[Unfinished, ...]:
+def to_resume(found: tuple[UnfinishedMessage, ...]) -> tuple[UnfinishedMessage, ...]:
     """Return those that an agent goes on with by itself when it starts.
 
     Not what has failed, since whoever posted it was told, nor what may have killed the process.
@@ -132,7 +132,7 @@ async def go_on(event: ResumeEvent, context: AgentContext) -> Progress:
 
 
 def first_event(
-    done: Progress, one: Unfinished
+    done: Progress, one: UnfinishedMessage
 ) -> UserMessageReceivedEvent | ToolInvocationRequestEvent:
     """Return what a resumed turn goes on with; for one that has an answer, nothing has to be done.
 

@@ -20,11 +20,11 @@ from perdure.agent.events import (
     TurnEnded,
     TurnFailed,
     TurnInterrupted,
-    Unfinished,
+    UnfinishedMessage,
     UserMessageReceivedEvent,
 )
 from perdure.agent.handlers import WorkerEventDispatcher, usual_handlers
-from perdure.agent.queues import InputQueues, LoadRequest, Posted
+from perdure.agent.queues import InputQueues, LoadRequest, QueuedMessage
 from perdure.agent.resume import unfinished
 from perdure.agent.tools import refuse_to_wait
 from perdure.agent.worker import AgentWorker
@@ -118,14 +118,14 @@ class AgentRuntime:
             raise
         if admitted is not None:
             context.ledger.underway.add(admitted)
-        inputs.put(Posted(event, stream, admitted))
+        inputs.put(QueuedMessage(event, stream, admitted))
 
     def _is_idle(self, inputs: InputQueues) -> bool:
         """Whether a message's turn begins at once, and nothing is done with it before it does."""
         busy = self.worker is None or self.worker.busy or inputs.has_posted
         return self._is_usual and not (busy or self._of.config.input_processors)
 
-    async def resume(self, found: Sequence[Unfinished]) -> tuple[EventStream, ...]:
+    async def resume(self, found: Sequence[UnfinishedMessage]) -> tuple[EventStream, ...]:
         """Go on with messages that were not answered, ahead of the inbox; return their events.
 
         Raises:
@@ -140,12 +140,12 @@ class AgentRuntime:
             self._go_on(one, stream)
         return streams
 
-    def _unfinished(self, turn_id: str) -> Unfinished | None:
+    def _unfinished(self, turn_id: str) -> UnfinishedMessage | None:
         found = [one for one in unfinished(self._of) if one.turn_id == turn_id]
         return found[0] if found else None
 
-    def _go_on(self, one: Unfinished, stream: EventStream | None) -> None:
-        self._inputs().put_first(Posted(ResumeEvent(one), stream, one.id))
+    def _go_on(self, one: UnfinishedMessage, stream: EventStream | None) -> None:
+        self._inputs().put_first(QueuedMessage(ResumeEvent(one), stream, one.id))
         self._of.ledger.underway.add(one.id)
 
     async def load(self) -> bool:
@@ -160,7 +160,7 @@ class AgentRuntime:
         inputs = self._inputs()
         refuse_to_wait(self._of, *_LATER)
         await inputs.room()
-        inputs.put(Posted(request))
+        inputs.put(QueuedMessage(request))
         await request.done.wait()
         if request.error is not None:
             raise request.error
@@ -259,7 +259,7 @@ CLOSING: Final = 30.0
 
 
 @final
-class Leaving:
+class AgentShutdown:
     """Leave one agent's session, once.
 
     Args:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import anyio
 import msgspec
 
-from perdure.agent.llm.model import Model, Reply
+from perdure.agent.llm.model import Model, ReplyStream
 from perdure.agent.llm.named import named_model
 from perdure.errors import ConfigError, FormatError
 from perdure.memory.compaction import Summary, TurnTrace
@@ -104,7 +104,7 @@ class ModelSummarizer:
             share = max(self._max_chars // count - _LABEL_CHARS, _LEAST_CHARS)
             text = _cut(transcript(turns, share), self._max_chars)  # there may be very many
         asked = (Message.system(self._instructions), Message.user(text))
-        reply = Reply()
+        reply = ReplyStream()
         stream = self._model.stream(asked if self._renderer is None else self._renderer(asked), ())
         try:
             async for chunk in stream:

@@ -28,7 +28,7 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.agent.handlers import WorkerEventDispatcher, begin_context
-from perdure.agent.queues import InputQueues, LoadRequest, Posted
+from perdure.agent.queues import InputQueues, LoadRequest, QueuedMessage
 from perdure.agent.resume import first_event, go_on, to_resume, unfinished
 from perdure.agent.tools import lived, told_of
 from perdure.errors import ContextOverflowError, PerdureError, SessionClosedError
@@ -66,7 +66,7 @@ class AgentWorker:
         self._dispatcher = dispatcher
         self._publish = publish
         self._inputs = context.inputs = InputQueues(context.config.inbox_size)
-        self._posted: Posted | None = None
+        self._posted: QueuedMessage | None = None
         self._turn_scope: anyio.CancelScope | None = None
         self._by_hand = False  # whether the turn is stopped for good, and not with the agent
         self._life = anyio.CancelScope()
@@ -141,7 +141,7 @@ class AgentWorker:
         if context.config.on_unfinished == "resume" and not context.sets_aside:
             for one in to_resume(unfinished(context)):
                 context.ledger.underway.add(one.id)
-                self._inputs.put_first(Posted(ResumeEvent(one), admitted=one.id))
+                self._inputs.put_first(QueuedMessage(ResumeEvent(one), admitted=one.id))
 
     async def _drain_internal(self) -> None:
         while (event := self._inputs.next_internal()) is not None:
@@ -167,10 +167,10 @@ class AgentWorker:
                 self.error = session.closed_by
                 break
 
-    async def _answer(self, posted: Posted) -> None:
+    async def _answer(self, posted: QueuedMessage) -> None:
         """Run one turn, and tell how it ended."""
         context = self._context
-        over = _Over(context)
+        over = _TurnOutcome(context)
         self._by_hand = False
         scope = self._turn_scope = anyio.CancelScope()
         try:
@@ -194,7 +194,7 @@ class AgentWorker:
         await told_of(ended, context)
         self._try(keep_custom_data, context)  # a hook may have changed it: with the next save
 
-    async def _turn(self, posted: Posted, over: _Over) -> None:
+    async def _turn(self, posted: QueuedMessage, over: _TurnOutcome) -> None:
         context, ledger = self._context, self._context.ledger
         context.model_calls, context.last_message = 0, None
         asked = _turn_id(posted)
@@ -226,7 +226,7 @@ class AgentWorker:
             finally:
                 context.memory.turn_tracker.end()
 
-    async def _work(self, posted: Posted, turn_id: str) -> None:
+    async def _work(self, posted: QueuedMessage, turn_id: str) -> None:
         """Do all that a turn consists of."""
         context = self._context
         started = TurnStarted(agent_id=context.agent_id, turn_id=turn_id)
@@ -236,7 +236,7 @@ class AgentWorker:
         await self._drain_internal()
         keep_custom_data(context)
 
-    async def _begin(self, posted: Posted) -> None:
+    async def _begin(self, posted: QueuedMessage) -> None:
         """Put what a turn begins with, or goes on with, before everything else."""
         context, event = self._context, posted.event
         if not isinstance(event, ResumeEvent):
@@ -251,7 +251,9 @@ class AgentWorker:
         context.memory.turn_tracker.asked(context.turn_id, done.open_calls)
         self._inputs.put_internal(first_event(done, event.unfinished))
 
-    def _left_by(self, error: BaseException, posted: Posted, turn_id: str) -> tuple[Entry, ...]:
+    def _left_by(
+        self, error: BaseException, posted: QueuedMessage, turn_id: str
+    ) -> tuple[Entry, ...]:
         """Return what the ledger has to say of a turn that has not come to its end."""
         ledger = self._context.ledger
         self._keep(posted)
@@ -261,7 +263,7 @@ class AgentWorker:
             return ledger.closing(posted.admitted, turn_id, how="interrupted")
         return ()  # stopped with the agent, which goes on with it when it comes back
 
-    def _keep(self, posted: Posted) -> None:
+    def _keep(self, posted: QueuedMessage) -> None:
         """Note a message that its turn does not have, so that it is found again."""
         if self._context.session.is_writable:
             self._try(self._context.ledger.keep, posted.admitted)
@@ -282,7 +284,7 @@ class AgentWorker:
         finally:
             request.done.set()
 
-    def _refuse(self, posted: Posted) -> None:
+    def _refuse(self, posted: QueuedMessage) -> None:
         self._keep(posted)
         self._context.ledger.underway.discard(posted.admitted or "")
         error = self.error or SessionClosedError(
@@ -308,7 +310,7 @@ class AgentWorker:
         self.done.set()
 
 
-def _turn_id(posted: Posted) -> str | None:
+def _turn_id(posted: QueuedMessage) -> str | None:
     """Return the id of the turn to begin, None for a new one."""
     event = posted.event
     if isinstance(event, ResumeEvent):
@@ -323,7 +325,7 @@ def _innermost(error: Exception) -> Exception:
     return error
 
 
-class _Over:
+class _TurnOutcome:
     """How a turn came to its end."""
 
     __slots__ = ("_context", "_message", "_replayed", "_whole", "turn_id")

@@ -20,8 +20,8 @@ from perdure._lib.ids import random_id
 from perdure.archive.atomic_swap import (
     OLD,
     REPLACED,
+    ArchiveMarker,
     BusyError,
-    Marker,
     drop_replaced,
     entered,
     mark,
@@ -33,7 +33,7 @@ from perdure.archive.entries import DOCUMENT, Archive
 from perdure.archive.export import export
 from perdure.archive.limits import CONTROL, ArchiveLimits
 from perdure.archive.restore import ArchiveRestored, Plan, is_same, put_back, put_back_from, verify
-from perdure.archive.save import ArchiveSaved, Progress, Taken, take
+from perdure.archive.save import ArchiveSaved, Progress, SaveResult, take
 from perdure.archive.selection import Selection, selection_of
 from perdure.errors import ConfigError, SessionError
 from perdure.memory.documents import StateSet
@@ -57,7 +57,7 @@ def files_of(session: Session | SessionView) -> str | None:
     return None if find is None else str(Path(find(session.key)) / FILES)
 
 
-def note_saved(control: Folder, marker: Marker) -> None:
+def note_saved(control: Folder, marker: ArchiveMarker) -> None:
     """Note which archive the home is; what the last restore replaced is not needed any more."""
     mark(control, marker)
     drop_replaced(control)
@@ -288,7 +288,7 @@ class Archives:
                 session.accept((entry_of(archive, gone),))
             await session.save()
             stands = archive if new or before is None else before
-            await hop(home.path, note_saved, control, Marker(self._key, stands.id))
+            await hop(home.path, note_saved, control, ArchiveMarker(self._key, stands.id))
         return ArchiveSaved(
             archive=stands,
             new=new,
@@ -303,7 +303,7 @@ class Archives:
             raise SessionError(message, key=str(self._key))
         return self._session
 
-    def _archive(self, taken: Taken, label: str) -> Archive:
+    def _archive(self, taken: SaveResult, label: str) -> Archive:
         now = time.time()
         when = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y%m%d-%H%M%S")
         return Archive(
@@ -395,10 +395,10 @@ class Archives:
             return ArchiveRestored(archive=latest, changed=False, why=f"the home stays: {why}")
         return await self.restore(latest.id, progress=progress)
 
-    async def _as(self, archive: str) -> Marker:
+    async def _as(self, archive: str) -> ArchiveMarker:
         """Return the marker of a home that was made what an archive has, whichever is newest."""
         latest = await self.latest()
-        return Marker(self._key, archive, () if latest is None else (latest.id,))
+        return ArchiveMarker(self._key, archive, () if latest is None else (latest.id,))
 
     async def verify(self, name: str | None = None) -> Archive:
         """Read all of an archive, and say which it was.

@@ -120,7 +120,7 @@ class BusyError(SessionError):
     """Somebody else saves or restores this home."""
 
 
-class Marker(msgspec.Struct, frozen=True):
+class ArchiveMarker(msgspec.Struct, frozen=True):
     """Which archive a home is, or came from."""
 
     key: SessionKey
@@ -180,15 +180,15 @@ def entered(path: str) -> Iterator[tuple[Folder, Folder]]:
 # which archive it is
 
 
-def marker_of(control: Folder) -> Marker | None:
+def marker_of(control: Folder) -> ArchiveMarker | None:
     """Return which archive a home is, or came from; None if none is known."""
     data = control.read(MARKER)
     with contextlib.suppress(msgspec.DecodeError, ConfigError):
-        return None if data is None else decoder_of(Marker).decode(data)
+        return None if data is None else decoder_of(ArchiveMarker).decode(data)
     return None  # damaged: as if it had none, which keeps what is in the home
 
 
-def mark(control: Folder, marker: Marker) -> None:
+def mark(control: Folder, marker: ArchiveMarker) -> None:
     """Say which archive a home is, durably."""
     control.replace(MARKER, encode(marker))
     control.sync()

@@ -22,7 +22,7 @@ _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _SUFFIXES: Final = {".tar.zst": "zstd", ".tar.gz": "gzip", ".tgz": "gzip", ".tar": "none"}
 
 
-class Packer(Protocol):
+class Compressor(Protocol):
     """Makes bytes smaller."""
 
     def compress(self, data: bytes, /) -> bytes:
@@ -42,7 +42,7 @@ class _Plain:
         return b""
 
 
-def packer_for(path: Path) -> Packer:
+def packer_for(path: Path) -> Compressor:
     """Return what a file's name asks for.
 
     Raises:
@@ -55,7 +55,7 @@ def packer_for(path: Path) -> Packer:
         message = f"{path} has none of the names that archives have: {', '.join(_SUFFIXES)}"
         raise ConfigError(message, path=str(path))
     if kind == "zstd":
-        packer: Packer = (
+        packer: Compressor = (
             _zstandard().ZstdCompressor(level=_LEVEL, write_checksum=True).compressobj()
         )
         return packer
@@ -77,7 +77,7 @@ def _zstandard() -> Any:
 
 
 @final
-class Unpacked:
+class DecompressedFile:
     """The bytes of a file, unpacked as they are read.
 
     Args:

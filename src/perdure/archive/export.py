@@ -18,7 +18,7 @@ import msgspec
 
 from perdure._lib.files import NewFile
 from perdure.archive.blobs import fetched, hop
-from perdure.archive.compression import Unpacked, packer_for
+from perdure.archive.compression import DecompressedFile, packer_for
 from perdure.archive.entries import (
     CHUNK_BYTES,
     Archive,
@@ -31,7 +31,7 @@ from perdure.archive.entries import (
 )
 from perdure.archive.limits import CONTROL, ArchiveLimits, Checker, too_large
 from perdure.archive.selection import Selection, selection_of
-from perdure.archive.staging_tree import Stage
+from perdure.archive.staging_tree import StagingTree
 from perdure.archive.tar import BLOCK, END, TarReader, header_of, padding_of
 from perdure.errors import ConfigError, CorruptRecordError, UnsupportedVersionError
 from perdure.records.json import decoder_of, encode
@@ -47,7 +47,7 @@ LINE_BYTES: Final = 8192
 """The longest line, on average, of a manifest."""
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class ExportHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of an exported archive's manifest."""
 
     perdure_archive: int
@@ -68,7 +68,7 @@ class Content:
         self._where = str(path)
         self._limits = limits
         self._file = path.open("rb")
-        self._tar = TarReader(Unpacked(self._file, self._where, limits).read, self._where)
+        self._tar = TarReader(DecompressedFile(self._file, self._where, limits).read, self._where)
 
     def close(self) -> None:
         """Close it."""
@@ -114,9 +114,9 @@ class Content:
             raise self._tar.refused("its manifest ends within a line")
         self._tar.exactly(-size % BLOCK)
 
-    def _head(self, line: bytes) -> Head:
+    def _head(self, line: bytes) -> ExportHeader:
         try:
-            head = decoder_of(Head).decode(line)
+            head = decoder_of(ExportHeader).decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._tar.refused(f"its manifest is damaged: {error}") from None
         if head.perdure_archive > FORMAT:
@@ -127,7 +127,7 @@ class Content:
             raise UnsupportedVersionError(message, path=self._where)
         return head
 
-    def _selection(self, head: Head, entries: list[Entry]) -> Selection:
+    def _selection(self, head: ExportHeader, entries: list[Entry]) -> Selection:
         try:
             selection = selection_of(head.paths, whole=head.whole)
         except ConfigError as error:
@@ -143,7 +143,7 @@ class Content:
                 raise CorruptRecordError(message, where=self._where, path=entry.path[:200])
         return selection
 
-    def into(self, stage: Stage, entries: tuple[Entry, ...]) -> Iterator[tuple[int, int]]:
+    def into(self, stage: StagingTree, entries: tuple[Entry, ...]) -> Iterator[tuple[int, int]]:
         """Write the members, which have to be the entries; give how many files and bytes, by steps.
 
         Raises:
@@ -160,7 +160,7 @@ class Content:
         if self._tar.next() is not None:
             raise self._tar.refused("its manifest does not list it")
 
-    def _one(self, stage: Stage, entry: Entry) -> Iterator[tuple[int, int]]:
+    def _one(self, stage: StagingTree, entry: Entry) -> Iterator[tuple[int, int]]:
         if isinstance(entry, FolderEntry):
             stage.folder(entry)
             yield 0, 0
@@ -241,7 +241,7 @@ async def _parts(
 
 
 def _manifest(archive: Archive, entries: Sequence[Entry]) -> list[bytes]:
-    head = Head(
+    head = ExportHeader(
         perdure_archive=FORMAT,
         id=archive.id,
         at=archive.at,

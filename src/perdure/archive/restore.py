@@ -24,9 +24,9 @@ from perdure.archive.entries import CHUNK_BYTES, Archive, Entry, FileEntry, Fold
 from perdure.archive.export import Content
 from perdure.archive.limits import ArchiveLimits
 from perdure.archive.save import ArchiveProgress, Progress, weight
-from perdure.archive.scan import Scanned, scan
+from perdure.archive.scan import ScannedEntry, scan
 from perdure.archive.selection import Selection
-from perdure.archive.staging_tree import Stage, require_room
+from perdure.archive.staging_tree import StagingTree, require_room
 from perdure.errors import NotStorableError
 from perdure.records.keys import SessionKey
 from perdure.store import Store
@@ -79,7 +79,7 @@ async def is_same(home: Folder, plan: Plan, limits: ArchiveLimits) -> bool:
         async with batches(home.path, found, weight, BATCH_BYTES) as given:
             async for batch in given:
                 for item in batch:
-                    if not isinstance(item, Scanned) or not _counts(plan, item.entry):
+                    if not isinstance(item, ScannedEntry) or not _counts(plan, item.entry):
                         continue
                     if at == len(wanted) or wanted[at] != _content(item.entry):
                         return False
@@ -163,7 +163,7 @@ def _hops(entries: tuple[Entry, ...]) -> Iterator[list[_Step]]:
         yield steps
 
 
-def _write(stage: Stage, steps: list[_Step], blobs: dict[str, bytes]) -> None:
+def _write(stage: StagingTree, steps: list[_Step], blobs: dict[str, bytes]) -> None:
     for step in steps:
         if isinstance(step.entry, FolderEntry):
             stage.folder(step.entry)
@@ -197,9 +197,9 @@ class _Count:
 
 
 @asynccontextmanager
-async def _beside(home: Folder, control: Folder, where: str) -> AsyncGenerator[Stage, None]:
+async def _beside(home: Folder, control: Folder, where: str) -> AsyncGenerator[StagingTree, None]:
     """Give a stage, which is removed in the end unless it was committed."""
-    stage = await hop(home.path, Stage, control, where)
+    stage = await hop(home.path, StagingTree, control, where)
     try:
         yield stage
     finally:
@@ -208,14 +208,14 @@ async def _beside(home: Folder, control: Folder, where: str) -> AsyncGenerator[S
             await anyio.to_thread.run_sync(recover, home, control)
 
 
-async def _synced(home: Folder, stage: Stage) -> None:
+async def _synced(home: Folder, stage: StagingTree) -> None:
     """Make the files of a stage durable, some at the same time."""
     paths = stage.unsynced()
     parts = [paths[first : first + AT_ONCE] for first in range(0, len(paths), AT_ONCE)]
     await each(parts, partial(hop, home.path, stage.sync), at_once=AT_ONCE)
 
 
-async def _committed(home: Folder, control: Folder, stage: Stage, plan: Plan) -> list[str]:
+async def _committed(home: Folder, control: Folder, stage: StagingTree, plan: Plan) -> list[str]:
     await _synced(home, stage)
     await hop(home.path, stage.finish)
     replaced: list[str] = []

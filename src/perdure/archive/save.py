@@ -12,7 +12,7 @@ from perdure._lib.files import Folder
 from perdure.archive.blobs import BATCH_BYTES, batches, entries_of, hop, put, require_blobs
 from perdure.archive.entries import Archive, Entry, FileEntry, blobs_of, name_of, pages_of
 from perdure.archive.limits import ArchiveLimits
-from perdure.archive.scan import ArchiveSkipped, Chunk, Found, Scanned, scan
+from perdure.archive.scan import ArchiveSkipped, Chunk, Found, ScannedEntry, scan
 from perdure.archive.selection import Selection
 from perdure.errors import FormatError
 from perdure.records.keys import SessionKey
@@ -50,7 +50,7 @@ class ArchiveSaved(msgspec.Struct, frozen=True, kw_only=True):
     """Files that changed again and again while they were read: their bytes may not fit together."""
 
 
-class Taken(msgspec.Struct):
+class SaveResult(msgspec.Struct):
     """What was found in a home, and put."""
 
     entries: list[Entry] = []
@@ -71,7 +71,7 @@ async def take(
     limits: ArchiveLimits,
     before: Archive | None,
     progress: Progress = None,
-) -> Taken:
+) -> SaveResult:
     """Make a home's contents and their manifest durable as blobs, and verify them.
 
     Args:
@@ -91,7 +91,7 @@ async def take(
     require_blobs(store)
     there = set(await store.blob_names(key.tenant))
     known = await _named_by(store, key, before, limits) & there
-    taking = _Taking(store, key.tenant, there, known)
+    taking = _TreeSave(store, key.tenant, there, known)
     found = scan(home, selection, limits)
     async with batches(home.path, found, weight, BATCH_BYTES) as given:
         async for batch in given:
@@ -130,13 +130,13 @@ async def _named_by(
 
 
 @final
-class _Taking:
+class _TreeSave:
     def __init__(self, store: Store, tenant: str, there: set[str], known: set[str]) -> None:
         self._store = store
         self._tenant = tenant
         self._there = there
         self._known = known
-        self.taken = Taken()
+        self.taken = SaveResult()
 
     async def add(self, batch: list[Found]) -> None:
         new: dict[str, bytes] = {}
@@ -145,7 +145,7 @@ class _Taking:
                 case Chunk(name, data):
                     if name not in self._known:
                         new[name] = data
-                case Scanned(entry, changing):
+                case ScannedEntry(entry, changing):
                     self._count(entry, changing=changing)
                 case ArchiveSkipped():
                     if len(self.taken.skipped) < SHOWN:

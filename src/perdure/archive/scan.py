@@ -45,14 +45,14 @@ class ArchiveSkipped(msgspec.Struct, frozen=True):
     why: str
 
 
-class Scanned(msgspec.Struct, frozen=True):
+class ScannedEntry(msgspec.Struct, frozen=True):
     """An entry, and whether it changed while it was read."""
 
     entry: Entry
     changing: bool = False
 
 
-Found = Chunk | Scanned | ArchiveSkipped
+Found = Chunk | ScannedEntry | ArchiveSkipped
 
 
 def scan(home: Folder, selection: Selection, limits: ArchiveLimits) -> Iterator[Found]:
@@ -119,7 +119,7 @@ class _Scan:
             return
         with inner:
             self._checker.add(entry)
-            yield Scanned(entry)
+            yield ScannedEntry(entry)
             yield from self.folder(inner, entry.path)
 
     def _file(self, folder: Folder, name: str, path: str) -> Iterator[Found]:
@@ -136,7 +136,7 @@ class _Scan:
             if not changing or not left:
                 entry = reading.entry(before)
                 self._checker.add(entry)
-                yield Scanned(entry, changing)
+                yield ScannedEntry(entry, changing)
                 return
 
 

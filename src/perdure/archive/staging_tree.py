@@ -24,7 +24,7 @@ SPARE: Final = 16 * 1024 * 1024
 
 
 @final
-class Stage:
+class StagingTree:
     """A tree that is being written into a home's own folder.
 
     Args:

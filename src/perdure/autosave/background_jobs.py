@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 SHARE: Final = 0.2
-"""The part of the time that the lane may use."""
+"""The part of the time that background jobs may use."""
 
 
 BURST: Final = 1.0
-"""Seconds of use that a quiet lane has saved up."""
+"""Seconds of use that a quiet queue has saved up."""
 
 
 QUEUE: Final = 32
@@ -28,7 +28,7 @@ QUEUE: Final = 32
 
 
 @final
-class Lane:
+class BackgroundJobs:
     """Run jobs alone with their session.
 
     Args:
@@ -142,7 +142,7 @@ class Lane:
             await event.wait()
 
     def _debt(self) -> float:
-        """Return how long to wait until the lane has time again."""
+        """Return how long to wait until there is time again."""
         now = self._clock()
         since = now if self._credit_at is None else self._credit_at
         self._credit = min(BURST, self._credit + (now - since) * SHARE)

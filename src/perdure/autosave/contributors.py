@@ -80,7 +80,7 @@ class Contributors:
         """Ask those of clean sessions, too, and wait for all; what they append is due then."""
         quiet = [
             t
-            for t in self._core.books.sessions
+            for t in self._core.registry.sessions
             if t.before_capture is not None and t.clean and t.end is None and not t.preparing
         ]
         for t in quiet:
@@ -133,7 +133,7 @@ class Contributors:
             return
         if not isinstance(error, Exception):
             error = RuntimeError(f"it ended with {error!r}")
-        self._core.books.events.append(CaptureFailed(key=t.key, error=error))
+        self._core.registry.events.append(CaptureFailed(key=t.key, error=error))
 
     async def _run(self, runner: object) -> None:
         try:

@@ -2,7 +2,7 @@
 
 No clock, loop, store or randomness in here: each method takes ``now``, ``chance`` is
 brought by the caller, and what is to be done comes back as a value or waits in
-``books.events``. So it behaves the same on every event loop, and is tested without one.
+``registry.events``. So it behaves the same on every event loop, and is tested without one.
 
 An append makes a session due (`intake`, `schedule`). ``capture`` takes those with the
 earliest deadlines, and everything that each of them has by then. ``completed`` takes the
@@ -32,8 +32,8 @@ from perdure.autosave.events import (
     Saved,
     SaveFailed,
 )
-from perdure.autosave.options import INHERIT, Autosave, Engine, Inherit
-from perdure.autosave.registry import Books
+from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit
+from perdure.autosave.registry import SessionRegistry
 from perdure.autosave.schedule import Schedule
 from perdure.autosave.tracked import OVERHEAD, State, Tracked, Waiter
 from perdure.errors import (
@@ -107,7 +107,7 @@ class Intake:
     """Accept records for sessions.
 
     Args:
-        books: The registers.
+        registry: What is known over all sessions.
         schedule: Told what has become due.
         engine: The finer knobs.
         record_max: The largest payload that the store takes.
@@ -115,10 +115,15 @@ class Intake:
     """
 
     def __init__(
-        self, books: Books, schedule: Schedule, engine: Engine, *, record_max: int
+        self,
+        registry: SessionRegistry,
+        schedule: Schedule,
+        engine: EngineOptions,
+        *,
+        record_max: int,
     ) -> None:
-        self._books = books
-        self._pressure = books.pressure
+        self._registry = registry
+        self._pressure = registry.pressure
         self._schedule = schedule
         self._engine = engine
         self._record_max = record_max
@@ -166,11 +171,11 @@ class Intake:
         if largest > self._record_max:
             raise errors.too_large(t, size=largest, limit=self._record_max)
         if self._pressure.rises():
-            self._schedule.rush(self._books.unsaved, rushed=True)
-            self._books.note_pressure(now)
+            self._schedule.rush(self._registry.unsaved, rushed=True)
+            self._registry.note_pressure(now)
         if self._pressure.blocking and not t.contributing:
             if not t.granted:
-                raise self._books.overloaded(t, now)
+                raise self._registry.overloaded(t, now)
             t.granted = False
 
     def _begin(self, t: Tracked, now: float) -> None:
@@ -183,7 +188,7 @@ class Intake:
         if t.oldest_at is None:
             t.oldest_at = now
             if t.end is None:
-                self._books.unsaved[t] = None
+                self._registry.unsaved[t] = None
         o = t.options
         if o is not None and (
             t.pending_bytes >= o.max_bytes or t.version - t.durable >= o.max_records
@@ -258,7 +263,7 @@ class Core:
         self,
         *,
         autosave: Autosave | None,
-        engine: Engine,
+        engine: EngineOptions,
         capabilities: Capabilities,
         chance: Callable[[], float],
     ) -> None:
@@ -272,10 +277,10 @@ class Core:
         """Saves begun and answered: it grows for as long as anything goes on."""
         self.stopped = False
         """No save will begin any more."""
-        self.books: Books = Books(engine)
-        self.schedule: Schedule = Schedule(engine, self.books.events, chance)
+        self.registry: SessionRegistry = SessionRegistry(engine)
+        self.schedule: Schedule = Schedule(engine, self.registry.events, chance)
         self.intake: Intake = Intake(
-            self.books, self.schedule, engine, record_max=capabilities.max_record_bytes
+            self.registry, self.schedule, engine, record_max=capabilities.max_record_bytes
         )
         self.breaker: Breaker = Breaker(
             failures=engine.breaker_failures,
@@ -305,7 +310,7 @@ class Core:
         t = Tracked(key, epoch=epoch, head=head, options=options, earliness=earliness)
         t.inherits = isinstance(autosave, Inherit)
         t.last_at = t.idle_since = now
-        self.books.sessions.add(t)
+        self.registry.sessions.add(t)
         return t
 
     def drop(self, t: Tracked, *, keep_lost: bool = False) -> list[Waiter]:
@@ -318,8 +323,8 @@ class Core:
         self._leave(t, State.LOST if t.end is State.LOST else State.CLOSED)
         self.schedule.forget(t)
         if not (keep_lost and t.undecided):
-            self.books.stuck.pop(t, None)
-        self.books.sessions.discard(t)
+            self.registry.stuck.pop(t, None)
+        self.registry.sessions.discard(t)
         return t.take_waiters()
 
     def tune(self, autosave: Autosave | None, t: Tracked | None) -> None:
@@ -329,10 +334,10 @@ class Core:
             self.schedule.review([t])
             return
         self.autosave = autosave
-        for each in self.books.sessions:
+        for each in self.registry.sessions:
             if each.inherits:
                 each.options = autosave
-        self.schedule.review(self.books.unsaved)
+        self.schedule.review(self.registry.unsaved)
 
     # to the store
 
@@ -438,19 +443,19 @@ class Core:
             if not t.undecided:
                 self.settle_lost(t)
             return []
-        self.books.pressure.dirty_bytes -= size
+        self.registry.pressure.dirty_bytes -= size
         t.last_error = None
         t.narrow = t.narrow * 2 if t.records else 0
-        self.books.heal(t)
+        self.registry.heal(t)
         # Taken out and put back: those that wait longest stay in front.
-        self.books.unsaved.pop(t, None)
+        self.registry.unsaved.pop(t, None)
         if t.first_at is not None:
-            self.books.unsaved[t] = None
+            self.registry.unsaved[t] = None
             self.schedule.arm(t, now)
         else:
             # Here rather than at the next append, which would have to fetch the old number.
             t.idle_since, t.last_at = t.last_at, 0.0
-        self.books.events.append(
+        self.registry.events.append(
             Saved(
                 key=t.key,
                 durable=sent,
@@ -473,9 +478,9 @@ class Core:
             chance=self._chance(),
         )
         t.retry_at = now + wait
-        first = not self.books.failed
-        self.books.failed[t] = None
-        self.books.events.append(
+        first = not self.registry.failed
+        self.registry.failed[t] = None
+        self.registry.events.append(
             SaveFailed(
                 key=t.key,
                 attempt=t.attempt,
@@ -489,26 +494,26 @@ class Core:
 
     def answered(self, *, well: bool, error: Exception | None, now: float) -> None:
         """Take note whether the store answered a batch at all: the breaker's concern."""
-        unsaved = len(self.books.unsaved)
+        unsaved = len(self.registry.unsaved)
         if well:
             if self.breaker.state == "open":  # what has failed meanwhile waits for nothing more
-                for t in self.books.failed:
+                for t in self.registry.failed:
                     t.retry_at = 0.0
-                self.schedule.review(self.books.failed)
+                self.schedule.review(self.registry.failed)
             since = self.breaker.opened_at
-            waiting = bool(self.books.failed or self.in_flight or len(self.schedule.ready))
+            waiting = bool(self.registry.failed or self.in_flight or len(self.schedule.ready))
             if self.breaker.succeeded(waiting=waiting) and since is not None:
-                self.books.events.append(BreakerClosed(outage=now - since, unsaved=unsaved))
+                self.registry.events.append(BreakerClosed(outage=now - since, unsaved=unsaved))
         elif self.breaker.failed(now):
-            self.books.events.append(BreakerOpened(error=error, unsaved=unsaved))
-        probe = next(iter(self.books.failed), None) if self.breaker.state == "open" else None
+            self.registry.events.append(BreakerOpened(error=error, unsaved=unsaved))
+        probe = next(iter(self.registry.failed), None) if self.breaker.state == "open" else None
         if probe is not None and probe.retry_at > self.breaker.probe_at:
             # Its own back-off may be longer: the probe would find nothing to send.
             probe.retry_at = self.breaker.probe_at
             self.schedule.arm(probe, now)
-        rushed = self.books.pressure.rising
-        self.books.note_age(now)
-        if rushed and not self.books.pressure.rising:
+        rushed = self.registry.pressure.rising
+        self.registry.note_age(now)
+        if rushed and not self.registry.pressure.rising:
             self.schedule.rush((), rushed=False)
 
     # what goes wrong for good
@@ -529,9 +534,9 @@ class Core:
         self._leave(t, State.QUARANTINED)
         # What comes first was refused: nothing behind it can be in the log.
         t.doubt_to = t.durable
-        self.books.stuck[t] = None
+        self.registry.stuck[t] = None
         unsaved = t.version - t.durable
-        self.books.events.append(
+        self.registry.events.append(
             Quarantined(key=t.key, seq=t.durable + 1, unsaved=unsaved, error=t.last_error)
         )
         return t.take_waiters()
@@ -541,9 +546,9 @@ class Core:
         if t.end in (State.LOST, State.CLOSED):
             return []
         self._leave(t, State.LOST)
-        self.books.stuck[t] = None
+        self.registry.stuck[t] = None
         unsaved = t.version - t.durable
-        self.books.events.append(
+        self.registry.events.append(
             Lost(
                 key=t.key,
                 epoch=t.epoch,
@@ -557,18 +562,18 @@ class Core:
     def _leave(self, t: Tracked, end: State) -> None:
         # Only what may still be saved, or is kept for it, presses on the others.
         if end is not State.QUARANTINED and t.end not in (State.LOST, State.CLOSED):
-            self.books.pressure.dirty_bytes -= t.pending_bytes
+            self.registry.pressure.dirty_bytes -= t.pending_bytes
         t.end, t.refuses = end, True
         self.schedule.ready.drop(t)
-        self.books.unsaved.pop(t, None)
-        self.books.heal(t)
+        self.registry.unsaved.pop(t, None)
+        self.registry.heal(t)
 
     def retry(self, t: Tracked, now: float) -> None:
         """Send a session's records again: out of quarantine, or before its backoff ends."""
         if t.end is State.QUARANTINED:
             self._readmit(t)
             if t.first_at is not None:
-                self.books.unsaved[t] = None
+                self.registry.unsaved[t] = None
         t.retry_at = 0.0
         self.schedule.hasten(t, now)
 
@@ -578,7 +583,7 @@ class Core:
         if t.end is State.LOST:
             self.settle_lost(t)
         if t.end is State.QUARANTINED:
-            self.books.pressure.dirty_bytes -= t.pending_bytes
+            self.registry.pressure.dirty_bytes -= t.pending_bytes
             self._readmit(t)
         t.records = None
         t.pending_bytes = t.urgent_to = 0
@@ -590,13 +595,13 @@ class Core:
     def settle_lost(self, t: Tracked) -> None:
         """Take note that somebody has decided what becomes of a lost session's records."""
         if t.end is State.LOST:
-            self.books.stuck.pop(t, None)
+            self.registry.stuck.pop(t, None)
 
     def _readmit(self, t: Tracked) -> None:
         t.end, t.refuses = None, t.sealed
         t.narrow = 0
         t.last_error = None
-        self.books.stuck.pop(t, None)
+        self.registry.stuck.pop(t, None)
 
 
 # How much is unsaved over all sessions, and what follows from it

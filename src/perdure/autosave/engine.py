@@ -1,8 +1,7 @@
-"""Jobs that need a session for themselves: folds, mostly.
+"""The autosave engine: sessions, timer, writer, background jobs and watchdog of one manager.
 
-Runs in the host. While a job runs, no save of its session is with the store and none
-begins. What can wait goes through a lane: one job at a time over all sessions, at most a
-fifth of the time, none while the engine drains or the store is not well.
+It runs in the host's task group. A job that needs a session to itself (a fold, mostly) waits
+until no save of that session is with the store, and none begins before the job has ended.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from anyio.lowlevel import checkpoint
 
 from perdure._lib.host import Host
 from perdure.autosave import errors
-from perdure.autosave.background_jobs import Lane, T
+from perdure.autosave.background_jobs import BackgroundJobs, T
 from perdure.autosave.contributors import Contributors
 from perdure.autosave.core import Core, Save
 from perdure.autosave.events import Event, Reporter, StoreWarned
 from perdure.autosave.health import Health, Watchdog, health_of
-from perdure.autosave.options import INHERIT, Autosave, Engine, Inherit
+from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit
 from perdure.autosave.schedule import IdleWheel
-from perdure.autosave.shutdown import ShutdownReport, Stopping
+from perdure.autosave.shutdown import EngineShutdown, ShutdownReport
 from perdure.autosave.timer import Timer
 from perdure.autosave.tracked import State, Tracked
-from perdure.autosave.waiters import Waiting
-from perdure.autosave.writer import Batcher
+from perdure.autosave.waiters import SaveWaiters
+from perdure.autosave.writer import Writer
 from perdure.errors import SessionError, UnsavedChangesError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
@@ -77,7 +76,7 @@ class Autosaver:
         host: Host,
         *,
         autosave: Autosave | None,
-        engine: Engine,
+        engine: EngineOptions,
         clock: Callable[[], float],
         ticking: bool = True,
         seed: int | None = None,
@@ -91,14 +90,14 @@ class Autosaver:
             capabilities=store.capabilities,
             chance=random.Random(seed).random,
         )
-        self._books = core.books
+        self._registry = core.registry
         self._schedule = core.schedule
         self._append = core.intake.append
         self._idle = IdleWheel(engine.hibernate_after)
-        self._reporter = Reporter(core.books.events, on_event)
+        self._reporter = Reporter(core.registry.events, on_event)
         self._contributors = Contributors(core, host, clock, attend=self._attend)
-        self._lane = Lane(core, host, clock, attend=self._attend)
-        self._batcher = Batcher(
+        self._jobs = BackgroundJobs(core, host, clock, attend=self._attend)
+        self._writer = Writer(
             core,
             store,
             host,
@@ -108,24 +107,24 @@ class Autosaver:
             watch=self._watch,
         )
         self._timer = Timer(
-            core, self._idle, self._batcher, host, clock, self._reporter, ticking=ticking
+            core, self._idle, self._writer, host, clock, self._reporter, ticking=ticking
         )
         self._watchdog = Watchdog(
             core,
             self._timer,
-            self._batcher,
+            self._writer,
             self._contributors,
             self._reporter,
             clock,
             ticking=ticking,
         )
-        self._waiting = Waiting(core, clock)
-        self._stopping = Stopping(
+        self._waiting = SaveWaiters(core, clock)
+        self._stopping = EngineShutdown(
             core,
             clock,
             timer=self._timer,
-            batcher=self._batcher,
-            lane=self._lane,
+            writer=self._writer,
+            jobs=self._jobs,
             contributors=self._contributors,
             waiting=self._waiting,
         )
@@ -173,7 +172,7 @@ class Autosaver:
         await self._host.call(self._abandon, t)
 
     async def _abandon(self, t: Tracked) -> None:
-        await self._lane.alone(t)
+        await self._jobs.alone(t)
         self._drop(t)
 
     def _drop(self, t: Tracked, *, keep_lost: bool = False) -> None:
@@ -258,7 +257,7 @@ class Autosaver:
             self._waiting.check(t)
             now = self._clock()
             self._schedule.urge(t, version, now)
-            if t.before_capture is not None or not self._batcher.begin(now):
+            if t.before_capture is not None or not self._writer.begin(now):
                 self._attend()
             await self._waiting.durable(t, version)
         return t.durable
@@ -278,11 +277,11 @@ class Autosaver:
             self._flush()
             await self._contributors.ask_quiet()
             self._flush()
-            for t, version in [(t, t.version) for t in self._books.unsaved]:
+            for t, version in [(t, t.version) for t in self._registry.unsaved]:
                 await self._waiting.settled(t, version)
 
     def _flush(self) -> None:
-        self._schedule.flush(self._books.unsaved, self._clock())
+        self._schedule.flush(self._registry.unsaved, self._clock())
         self._attend()
 
     # jobs and ways out
@@ -292,21 +291,21 @@ class Autosaver:
     ) -> T | None:
         """Run a job while no save of the session is with the store, and none begins.
 
-        It runs in the background, with all others in a lane of low priority. Returns None
-        if it was refused: the lane is full, the store is not well, the engine drains.
+        It runs in the background, with all others in a queue of low priority. Returns None
+        if it was refused: the queue is full, the store is not well, the engine drains.
 
         Args:
             t: The session.
             job: What to run; it must not wait for a save of the session.
-            urgent: Do not wait for the lane, and go on while the engine drains.
+            urgent: Do not wait in the queue, and go on while the engine drains.
 
         """
-        return await self._lane.run(t, job, urgent=urgent)
+        return await self._jobs.run(t, job, urgent=urgent)
 
     @property
     def crowded(self) -> bool:
-        """Whether the lane is full: `exclusive` would refuse what is not urgent."""
-        return self._lane.full
+        """Whether the queue is full: `exclusive` would refuse what is not urgent."""
+        return self._jobs.full
 
     def retry(self, t: Tracked) -> None:
         """Send a session's records again now: out of quarantine, or before its backoff ends."""
@@ -327,9 +326,9 @@ class Autosaver:
 
     def warn(self, reasons: tuple[str, ...]) -> None:
         """Take note of what is wrong with how the store is set up; nothing, if it is well again."""
-        new = [reason for reason in reasons if reason not in self._books.warnings]
-        self._books.warnings = reasons
-        self._books.events += [StoreWarned(reason=reason) for reason in new]
+        new = [reason for reason in reasons if reason not in self._registry.warnings]
+        self._registry.warnings = reasons
+        self._registry.events += [StoreWarned(reason=reason) for reason in new]
         if new:
             self._reporter.deliver()
 
@@ -340,7 +339,7 @@ class Autosaver:
     @property
     def lost(self) -> list[Tracked]:
         """Lost sessions about whose records nobody has decided yet."""
-        return [t for t in self._books.stuck if t.undecided]
+        return [t for t in self._registry.stuck if t.undecided]
 
     def lose(self, t: Tracked) -> None:
         """Take note that another process has the session: nothing of it is sent any more."""
@@ -361,9 +360,9 @@ class Autosaver:
         self._timer.wake()
         while self._host.running and not self._core.stopped:
             await self._contributors.idle()
-            await self._batcher.idle()
+            await self._writer.idle()
             awake = self._timer.alarm <= self._clock()
-            if not (awake or self._contributors.is_busy or self._batcher.is_busy):
+            if not (awake or self._contributors.is_busy or self._writer.is_busy):
                 return self._timer.alarm
             await checkpoint()
         return float("inf")
@@ -425,14 +424,14 @@ class Autosaver:
     def _host_ended(self) -> None:
         """Accept nothing more: without a host nothing will be saved."""
         self._watchdog.stop()
-        self._batcher.cut()
+        self._writer.cut()
         self._stopping.finish(self._clock(), saved=0)
 
     def _settled(self, saves: list[Save]) -> None:
         """Go on after a batch: with jobs that waited for it, with those who wait for room."""
         for save in saves:
             if save.t.holds:
-                self._lane.freed(save.t)
+                self._jobs.freed(save.t)
         self._reporter.deliver()
         self._waiting.make_room()
         if self._host.running:

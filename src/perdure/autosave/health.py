@@ -19,10 +19,10 @@ from perdure.autosave.breaker import BreakerState
 from perdure.autosave.contributors import Contributors
 from perdure.autosave.core import Core
 from perdure.autosave.events import Reporter, Resumed, Stalled
-from perdure.autosave.registry import Books
+from perdure.autosave.registry import SessionRegistry
 from perdure.autosave.timer import Timer
 from perdure.autosave.tracked import State, Tracked
-from perdure.autosave.writer import Batcher
+from perdure.autosave.writer import Writer
 
 # How autosave stands, for people and for readiness checks; not for liveness checks
 
@@ -72,7 +72,7 @@ def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
         stalled: Why work that is due is not being served.
 
     """
-    books = core.books
+    registry = core.registry
     failing = [*stalled, *_failing(core)]
     degraded = _degraded(core)
     status: Literal["ok", "degraded", "failing"] = "degraded" if degraded else "ok"
@@ -80,44 +80,46 @@ def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
         status = "failing"
     return Health(
         status=status,
-        oldest_unsaved_age=books.oldest_age(now),
-        sessions=len(books.sessions),
-        unsaved=_states(books),
-        unsaved_bytes=books.pressure.dirty_bytes,
+        oldest_unsaved_age=registry.oldest_age(now),
+        sessions=len(registry.sessions),
+        unsaved=_states(registry),
+        unsaved_bytes=registry.pressure.dirty_bytes,
         breaker=core.breaker.state,
         reasons=(*failing, *degraded),
-        lost=_lost(books),
+        lost=_lost(registry),
     )
 
 
 def _failing(core: Core) -> list[str]:
     if core.stopped:
         return ["autosave has stopped: connect again"]
-    if core.books.pressure.blocking:
-        return [f"{core.books.pressure.dirty_bytes} bytes are unsaved: new records wait or fail"]
+    if core.registry.pressure.blocking:
+        return [f"{core.registry.pressure.dirty_bytes} bytes are unsaved: new records wait or fail"]
     return []
 
 
 def _degraded(core: Core) -> list[str]:
-    books = core.books
+    registry = core.registry
     reasons: list[str] = []
     if core.breaker.state != "closed":
         reasons.append("the store does not answer, or has just begun to again")
-    if books.failed:
-        t = next(iter(books.failed))
-        reasons.append(f"{_sessions(books.failed)} could not be saved, last error: {t.last_error}")
-    reasons += books.warnings
-    gone = [t for t in books.stuck if t.missing]
+    if registry.failed:
+        t = next(iter(registry.failed))
+        reasons.append(
+            f"{_sessions(registry.failed)} could not be saved, last error: {t.last_error}"
+        )
+    reasons += registry.warnings
+    gone = [t for t in registry.stuck if t.missing]
     if gone:
         reasons.append(
             f"{_sessions(gone)}: the store no longer has records that it had acknowledged: see "
             "sessions.lost"
         )
     for end in (State.QUARANTINED, State.LOST):
-        stuck = [t for t in books.stuck if t.end is end and not t.missing]
+        stuck = [t for t in registry.stuck if t.end is end and not t.missing]
         reasons += [f"{_sessions(stuck)} {_STUCK[end]}"] if stuck else []
-    if books.pressure.rising and not books.pressure.blocking:
-        reasons.append(f"{books.pressure.dirty_bytes} bytes are unsaved")
+    if registry.pressure.rising and not registry.pressure.blocking:
+        reasons.append(f"{registry.pressure.dirty_bytes} bytes are unsaved")
     return reasons
 
 
@@ -127,20 +129,20 @@ def _sessions(sessions: Collection[Tracked]) -> str:
     return f"session {named}" + (f" and {more} more" if more > 0 else "")
 
 
-def _lost(books: Books) -> dict[str, int]:
+def _lost(registry: SessionRegistry) -> dict[str, int]:
     counts: Counter[str] = Counter()
-    for t in books.stuck:
+    for t in registry.stuck:
         if t.undecided:
             counts[str(t.key)] += t.version - t.durable + t.missing
     return dict(counts)
 
 
-def _states(books: Books) -> dict[str, int]:
+def _states(registry: SessionRegistry) -> dict[str, int]:
     states = Counter(
-        t.end.value for t in books.stuck if t.end and (t.version > t.durable or t.missing)
+        t.end.value for t in registry.stuck if t.end and (t.version > t.durable or t.missing)
     )
-    states[State.FAILED.value] = len(books.failed)
-    states[State.DIRTY.value] = len(books.unsaved) - len(books.failed)
+    states[State.FAILED.value] = len(registry.failed)
+    states[State.DIRTY.value] = len(registry.unsaved) - len(registry.failed)
     return {name: count for name, count in states.items() if count}
 
 
@@ -193,7 +195,7 @@ class Watchdog:
         self,
         core: Core,
         timer: Timer,
-        batcher: Batcher,
+        writer: Writer,
         contributors: Contributors,
         reporter: Reporter,
         clock: Callable[[], float],
@@ -202,7 +204,7 @@ class Watchdog:
     ) -> None:
         self._core = core
         self._timer = timer
-        self._batcher = batcher
+        self._writer = writer
         self._contributors = contributors
         self._reporter = reporter
         self._clock = clock
@@ -251,7 +253,7 @@ class Watchdog:
         self._disarm = None
         if self._core.stopped:
             return
-        if self._core.books.unsaved or self._stalled is not None:
+        if self._core.registry.unsaved or self._stalled is not None:
             self.arm()  # first: whatever happens below, it will look again
         try:
             self._look(self._clock())
@@ -263,7 +265,7 @@ class Watchdog:
         self._due = self._still_due(now)
         self._steps = self._core.steps
         stalled = [t for t, due in self._due.items() if now - due.since >= self._patience(t)]
-        if stalled or self._batcher.next_timeout + PERIOD <= now:
+        if stalled or self._writer.next_timeout + PERIOD <= now:
             self._revive(stalled, now)
         elif self._stalled is not None or self._error is not None:
             self._resumed()
@@ -273,7 +275,7 @@ class Watchdog:
         served = self._core.steps != self._steps or self._core.in_flight > 0
         served = served or self._core.breaker.allowance(now, 0) <= 0
         due: dict[Tracked, _Due] = {}
-        for t in islice(self._core.books.unsaved, LOOKED_AT):
+        for t in islice(self._core.registry.unsaved, LOOKED_AT):
             if not self._is_due(t, now):
                 continue
             before = self._due.get(t)
@@ -305,13 +307,13 @@ class Watchdog:
         if first:
             log.error("autosave has stalled, fresh workers are started: %s", self._stalled)
             event = Stalled(reason=self._stalled, sessions=len(stalled), error=self._error)
-            self._core.books.events.append(event)
-        self._batcher.give_up(now)
+            self._core.registry.events.append(event)
+        self._writer.give_up(now)
         for t in stalled:
             if not t.ticket:
                 self._core.schedule.look_again(t, now)
         self._contributors.replace_runners(t for t in stalled if t.preparing)
-        self._batcher.replace_workers(now)
+        self._writer.replace_workers(now)
         self._timer.restart()
         self._error = None
         self._reporter.deliver()
@@ -329,6 +331,6 @@ class Watchdog:
     def _resumed(self) -> None:
         if self._stalled is not None:
             log.warning("autosave is being served again")
-            self._core.books.events.append(Resumed())
+            self._core.registry.events.append(Resumed())
         self._stalled = self._error = None
         self._reporter.deliver()

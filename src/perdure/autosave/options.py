@@ -109,7 +109,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(message, turn_grace=self.turn_grace, deadline=self.deadline)
 
 
-class Engine(msgspec.Struct, frozen=True, kw_only=True):
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The knobs that few people need.
 
     ``batch_max``, ``batch_linger`` and ``max_concurrent_batches`` come from the store's

@@ -7,7 +7,7 @@ from typing import Final, final
 
 from perdure.autosave import errors
 from perdure.autosave.events import Degraded, Event, Recovered
-from perdure.autosave.options import Engine
+from perdure.autosave.options import EngineOptions
 from perdure.autosave.tracked import Tracked
 from perdure.errors import StoreUnavailableError
 
@@ -24,7 +24,7 @@ class Pressure:
 
     __slots__ = ("_engine", "ceiling", "dirty_bytes", "overdue", "rising", "sealed")
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineOptions) -> None:
         self._engine = engine
         self.dirty_bytes: int = 0
         """Payloads that wait for the store, with what a record counts beyond its own."""
@@ -79,10 +79,10 @@ LOOKED_AT: Final = 256
 
 
 @final
-class Books:
+class SessionRegistry:
     """Hold what is known over all sessions of one store."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineOptions) -> None:
         self.sessions: set[Tracked] = set()
         self.unsaved: dict[Tracked, None] = {}
         """Sessions with changes that can still become durable, the longest waiting first."""

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Final, Generic, TypeAlias, TypeVar, final
 
 from perdure.autosave.events import Event, GroupOpenTooLong
-from perdure.autosave.options import Engine
+from perdure.autosave.options import EngineOptions
 from perdure.autosave.tracked import NEVER, Tracked
 
 # A lazy timer wheel: what is to be looked at again, by slots of time
@@ -94,7 +94,7 @@ _Place: TypeAlias = tuple[float, int, int]
 
 
 @final
-class Ready:
+class ReadyQueue:
     """Keep the sessions that wait for a place in a batch."""
 
     __slots__ = ("_calm", "_last", "_tickets", "_urgent", "_urgent_next")
@@ -115,8 +115,8 @@ class Ready:
         self.drop(t)
         self._last = t.ticket = ticket = self._last + 1
         self._tickets[ticket] = t
-        lane = self._urgent if urgent else self._calm
-        heapq.heappush(lane, (deadline, t.pending_bytes, ticket))
+        jobs = self._urgent if urgent else self._calm
+        heapq.heappush(jobs, (deadline, t.pending_bytes, ticket))
 
     def drop(self, t: Tracked) -> None:
         """Take a session out, if it is here."""
@@ -126,10 +126,10 @@ class Ready:
 
     def pop(self) -> Tracked | None:
         """Take the next session out; None if there is none."""
-        lane = self._next_lane()
-        if lane is None:
+        jobs = self._next_lane()
+        if jobs is None:
             return None
-        t = self._tickets.pop(heapq.heappop(lane)[2])
+        t = self._tickets.pop(heapq.heappop(jobs)[2])
         t.ticket = 0
         return t
 
@@ -141,10 +141,10 @@ class Ready:
         self._urgent_next = not self._urgent_next
         return chosen
 
-    def _holds(self, lane: list[_Place]) -> bool:
-        while lane and lane[0][2] not in self._tickets:
-            heapq.heappop(lane)
-        return bool(lane)
+    def _holds(self, jobs: list[_Place]) -> bool:
+        while jobs and jobs[0][2] not in self._tickets:
+            heapq.heappop(jobs)
+        return bool(jobs)
 
 
 # When each session is looked at, and in which order: the wheel and the ready lanes
@@ -185,11 +185,11 @@ class Schedule:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineOptions,
         events: list[Event],
         chance: Callable[[], float],
     ) -> None:
-        self.ready: Ready = Ready()
+        self.ready: ReadyQueue = ReadyQueue()
         self.wheel: Wheel[Tracked] = Wheel(SLOT)
         self.shrink: float = 1.0
         """The share of the debounce that is used while the store has time to spare."""

@@ -14,13 +14,13 @@ import anyio
 import msgspec
 
 from perdure._lib.display import card
-from perdure.autosave.background_jobs import Lane
+from perdure.autosave.background_jobs import BackgroundJobs
 from perdure.autosave.contributors import Contributors
 from perdure.autosave.core import Core
 from perdure.autosave.timer import Timer
 from perdure.autosave.tracked import State, Tracked
-from perdure.autosave.waiters import Waiting
-from perdure.autosave.writer import Batcher
+from perdure.autosave.waiters import SaveWaiters
+from perdure.autosave.writer import Writer
 from perdure.errors import UnsavedChangesError
 from perdure.records.keys import SessionKey
 
@@ -152,7 +152,7 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
 def report_of(core: Core, *, began: float, saved: int, now: float) -> ShutdownReport:
     """Return the account of a core that will begin no save any more."""
     lists: dict[str, list[Unsaved]] = {}
-    for t in (*core.books.unsaved, *core.books.stuck):
+    for t in (*core.registry.unsaved, *core.registry.stuck):
         if t.version > t.durable or t.missing:
             lists.setdefault(_class_of(t), []).append(_unsaved(t, now))
     sorted_lists = {name: tuple(sorted(ones, key=_key)) for name, ones in lists.items()}
@@ -199,7 +199,7 @@ def _names(ones: tuple[Unsaved, ...]) -> str:
 
 
 @final
-class Stopping:
+class EngineShutdown:
     """Stop one engine.
 
     Args:
@@ -207,7 +207,7 @@ class Stopping:
         clock: The loop's.
         timer: Its timer.
         batcher: Its workers.
-        lane: Its jobs.
+        jobs: Its background jobs.
         contributors: Asked once more, those of clean sessions included.
         waiting: Its waiters.
 
@@ -219,18 +219,18 @@ class Stopping:
         clock: Callable[[], float],
         *,
         timer: Timer,
-        batcher: Batcher,
-        lane: Lane,
+        writer: Writer,
+        jobs: BackgroundJobs,
         contributors: Contributors,
-        waiting: Waiting,
+        waiting: SaveWaiters,
     ) -> None:
         self.report: ShutdownReport | None = None
         """What became of everything, once it is over."""
         self._core = core
         self._clock = clock
         self._timer = timer
-        self._batcher = batcher
-        self._lane = lane
+        self._writer = writer
+        self._jobs = jobs
         self._contributors = contributors
         self._waiting = waiting
         self._one = anyio.Lock()
@@ -242,7 +242,7 @@ class Stopping:
         if self._core.schedule.draining:
             return
         now = self._clock()
-        self._core.schedule.drain(self._core.books.unsaved, now)
+        self._core.schedule.drain(self._core.registry.unsaved, now)
         self._core.breaker.hurry(now)
         self._timer.attend()
 
@@ -261,22 +261,22 @@ class Stopping:
             self.drain()
             self._timer.attend()  # in a loop that ends it was cut, as all other tasks were
             self._core.intake.seal(None)
-            before = list(self._core.books.unsaved)
+            before = list(self._core.registry.unsaved)
             with anyio.move_on_after(deadline) as self._flushing:
                 if not self._cut:
                     await self._flush()
             # From here on nothing new is sent: what the report says stays true.
             self._core.stopped = True
-            self._batcher.cut()
-            self._lane.cut()
+            self._writer.cut()
+            self._jobs.cut()
             with anyio.move_on_after(hard_grace):
-                await self._batcher.idle()
+                await self._writer.idle()
             return self.finish(began, saved=len([t for t in before if t.clean]))
 
     async def _flush(self) -> None:
         await self._contributors.ask_quiet()
-        while self._core.books.unsaved:
-            t = next(iter(self._core.books.unsaved))
+        while self._core.registry.unsaved:
+            t = next(iter(self._core.registry.unsaved))
             await self._waiting.settled(t, t.version)
 
     def finish(self, began: float, *, saved: int) -> ShutdownReport:
@@ -288,6 +288,6 @@ class Stopping:
             self.report.log()
         self._timer.stop()
         self._waiting.make_room()
-        for t in self._core.books.sessions:
+        for t in self._core.registry.sessions:
             self._waiting.wake(t.take_waiters())
         return self.report

@@ -18,7 +18,7 @@ from perdure._lib.host import Host
 from perdure.autosave.core import Core
 from perdure.autosave.events import Idle, LoopBlocked, Reporter
 from perdure.autosave.schedule import SLOT, IdleWheel
-from perdure.autosave.writer import Batcher
+from perdure.autosave.writer import Writer
 
 CHUNK: Final = 128
 """Sessions between two looks at the clock."""
@@ -47,7 +47,7 @@ class Timer:
         self,
         core: Core,
         idle: IdleWheel,
-        batcher: Batcher,
+        writer: Writer,
         host: Host,
         clock: Callable[[], float],
         reporter: Reporter,
@@ -57,7 +57,7 @@ class Timer:
         self._core = core
         self._schedule = core.schedule
         self._idle = idle
-        self._batcher = batcher
+        self._writer = writer
         self._host = host
         self._clock = clock
         self._reporter = reporter
@@ -78,7 +78,7 @@ class Timer:
         self._attended = True
         now = self._clock()
         if len(self._schedule.ready):
-            self._batcher.launch(now)
+            self._writer.launch(now)
         if self._next_at(now) < self._alarm:
             self._wake()
 
@@ -125,7 +125,7 @@ class Timer:
             at = min(at, self._core.breaker.probe_at)
         if not self._schedule.draining:
             at = min(at, self._idle.next_at)
-        return min(at, self._batcher.next_timeout)
+        return min(at, self._writer.next_timeout)
 
     async def _run(self, run: object) -> None:
         try:
@@ -153,7 +153,7 @@ class Timer:
         late = self._clock() - due
         if late > BLOCKED_AFTER and not self._woken.is_set() and not self._blocked:
             self._blocked = True
-            self._core.books.events.append(LoopBlocked(delay=late))
+            self._core.registry.events.append(LoopBlocked(delay=late))
 
     def _look(self) -> bool:
         """See to what is due, for one time slice; return whether there is more."""
@@ -162,8 +162,8 @@ class Timer:
         while more and now - begun < self._core.engine.loop_slice:
             now = self._clock()
             more = self._schedule.advance(now, CHUNK)
-        self._batcher.give_up(now)
-        self._batcher.launch(now)
+        self._writer.give_up(now)
+        self._writer.launch(now)
         self._look_for_idle(now)
         self._control(now)
         self._reporter.deliver()
@@ -175,12 +175,12 @@ class Timer:
         for t in self._idle.advance(now, CHUNK):
             if t.on_idle is not None:
                 t.on_idle()
-            self._core.books.events.append(Idle(key=t.key))
+            self._core.registry.events.append(Idle(key=t.key))
 
     def _control(self, now: float) -> None:
         period = now - self._controlled_at
         if self._core.engine.eager and period >= CONTROL_PERIOD:
-            self._schedule.control(self._batcher.utilization(period))
+            self._schedule.control(self._writer.utilization(period))
             self._controlled_at = now
 
 

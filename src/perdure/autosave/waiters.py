@@ -7,14 +7,14 @@ from typing import final
 
 import anyio
 
-from perdure._lib.loop import bell_maker
+from perdure._lib.loop import event_maker
 from perdure.autosave import errors
 from perdure.autosave.core import Core
 from perdure.autosave.tracked import Tracked, Waiter, Waiters
 
 
 @final
-class Waiting:
+class SaveWaiters:
     """Let callers wait.
 
     Args:
@@ -25,9 +25,9 @@ class Waiting:
 
     def __init__(self, core: Core, clock: Callable[[], float]) -> None:
         self._core = core
-        self._pressure = core.books.pressure
+        self._pressure = core.registry.pressure
         self._clock = clock
-        self._new_bell = bell_maker()
+        self._new_event = event_maker()
         self._room: anyio.Event | None = None
 
     def check(self, t: Tracked) -> None:
@@ -44,13 +44,13 @@ class Waiting:
 
     async def settled(self, t: Tracked, version: int) -> None:
         """Wait until a version is durable, or will not be; raise nothing."""
-        while t.durable < version and t in self._core.books.unsaved and not self._core.stopped:
+        while t.durable < version and t in self._core.registry.unsaved and not self._core.stopped:
             await self._woken(t, version)
 
     async def _woken(self, t: Tracked, version: int) -> None:
-        woken = self._new_bell()
+        woken = self._new_event()
         waiters = t.waiters = t.waiters or Waiters()
-        number = waiters.add(Waiter(version, woken.ring))
+        number = waiters.add(Waiter(version, woken.set))
         try:
             await woken.wait()
         finally:
@@ -68,7 +68,7 @@ class Waiting:
                     await self._room.wait()
         self.check(t)
         if not self._has_room():
-            raise self._core.books.overloaded(t, self._clock())
+            raise self._core.registry.overloaded(t, self._clock())
         t.granted = True
 
     def _has_room(self) -> bool:

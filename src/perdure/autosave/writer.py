@@ -21,7 +21,7 @@ import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint
 
 from perdure._lib.host import Host
-from perdure._lib.loop import Bell, bell_maker, soon_maker
+from perdure._lib.loop import OneShotEvent, event_maker, soon_maker
 from perdure.autosave.core import (
     ANSWERS,
     REFUSALS,
@@ -55,15 +55,15 @@ class _Flight:
 class _Worker:
     """One task that brings batches to the store. A worker that is replaced counts no more."""
 
-    __slots__ = ("bell",)
+    __slots__ = ("event",)
 
     def __init__(self) -> None:
-        self.bell: Bell | None = None
+        self.event: OneShotEvent | None = None
         """What wakes it while it has nothing to do."""
 
 
 @final
-class Batcher:
+class Writer:
     """Run as many saves at once as the store can take, each session's one by one.
 
     Args:
@@ -102,7 +102,7 @@ class Batcher:
             self._linger = store.capabilities.batch_linger
         self._workers: set[_Worker] = set()
         """Those that are at work, or about to be."""
-        self._new_bell = bell_maker()
+        self._new_event = event_maker()
         self._soon = soon_maker()
         self._parked: list[_Worker] = []
         """Those that have nothing to do."""
@@ -135,10 +135,10 @@ class Batcher:
                 raise
 
     def _rouse(self, worker: _Worker) -> None:
-        if worker.bell is None:
+        if worker.event is None:
             self._host.spawn(self._serve, worker)
         else:
-            worker.bell.ring()
+            worker.event.set()
 
     def replace_workers(self, now: float) -> None:
         """Count on none of the workers any more, and start a fresh one.
@@ -150,8 +150,8 @@ class Batcher:
         self._starting = None
         self.launch(now)
         for worker in parked:
-            if worker.bell is not None:
-                worker.bell.ring()
+            if worker.event is not None:
+                worker.event.set()
 
     def begin(self, now: float) -> bool:
         """Start the one save that is due without a worker; False if that is not possible.
@@ -263,12 +263,12 @@ class Batcher:
                     await self._park(worker, scope)
 
     async def _park(self, worker: _Worker, scope: anyio.CancelScope) -> None:
-        worker.bell = woken = self._new_bell()
+        worker.event = woken = self._new_event()
         self._parked.append(worker)
         try:
             await woken.wait()
         except BaseException:
-            if not woken.rung:
+            if not woken.was_set:
                 if worker in self._parked:
                     self._parked.remove(worker)
                 raise

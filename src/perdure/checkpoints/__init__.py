@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
-    from perdure.checkpoints.audit_io import TakenPair as TakenPair
+    from perdure.checkpoints.audit_io import AuditPair as AuditPair
     from perdure.checkpoints.chain import Problem as Problem
     from perdure.checkpoints.diff import Change as Change
     from perdure.checkpoints.diff import Difference as Difference
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from perdure.checkpoints.events import EventStream as EventStream
     from perdure.checkpoints.replay import CapabilityUse as CapabilityUse
     from perdure.checkpoints.replay import ReplayReport as ReplayReport
-    from perdure.checkpoints.replay import Row as Row
+    from perdure.checkpoints.replay import TimelineRow as TimelineRow
     from perdure.checkpoints.replay_session import replay_files as replay_files
     from perdure.checkpoints.verify import Verification as Verification
-    from perdure.records.checkpoints import Captured as Captured
+    from perdure.records.checkpoints import CapturedState as CapturedState
     from perdure.records.checkpoints import Checkpoint as Checkpoint
-    from perdure.records.checkpoints import Given as Given
+    from perdure.records.checkpoints import ExplicitState as ExplicitState
     from perdure.records.checkpoints import KernelEvent as KernelEvent
 
 # Resolved when used: every session has the chain at hand, few need the rest.
 _HOME_OF = {
     "CapabilityUse": "perdure.checkpoints.replay",
-    "Captured": "perdure.records.checkpoints",
+    "CapturedState": "perdure.records.checkpoints",
     "Change": "perdure.checkpoints.diff",
     "Checkpoint": "perdure.records.checkpoints",
     "CheckpointEngine": "perdure.checkpoints.engine",
@@ -44,13 +44,13 @@ _HOME_OF = {
     "Difference": "perdure.checkpoints.diff",
     "EventReader": "perdure.checkpoints.events",
     "EventStream": "perdure.checkpoints.events",
-    "Given": "perdure.records.checkpoints",
+    "ExplicitState": "perdure.records.checkpoints",
     "KernelEvent": "perdure.records.checkpoints",
     "Problem": "perdure.checkpoints.chain",
     "ReplayReport": "perdure.checkpoints.replay",
     "RolledBack": "perdure.checkpoints.engine",
-    "Row": "perdure.checkpoints.replay",
-    "TakenPair": "perdure.checkpoints.audit_io",
+    "TimelineRow": "perdure.checkpoints.replay",
+    "AuditPair": "perdure.checkpoints.audit_io",
     "Verification": "perdure.checkpoints.verify",
     "replay_files": "perdure.checkpoints.replay_session",
 }

@@ -24,7 +24,7 @@ from typing import IO, Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from perdure.checkpoints.chain import canonical
-from perdure.checkpoints.replay import Item, Replay, ReplayReport, Row
+from perdure.checkpoints.replay import Item, Replay, ReplayReport, TimelineRow
 from perdure.errors import FormatError, ReplayError
 from perdure.records.checkpoints import (
     PRUNED,
@@ -75,7 +75,7 @@ class Summary(msgspec.Struct, frozen=True):
     """Whether the session's beginning had been pruned when it was written."""
 
 
-class Seal:
+class EventSigner:
     """Seals events, each to the one before."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ def saved_events(
 def replay_folder(
     folder: Path,
     *,
-    on_row: Callable[[Row], object] | None = None,
+    on_row: Callable[[TimelineRow], object] | None = None,
     go_on: Callable[[], bool] = lambda: True,
 ) -> ReplayReport:
     """Feed the events of a folder to a dry run, by their times; return what it has seen.
@@ -236,7 +236,7 @@ class _Sealed:
     """Looks whether each event is still sealed to the one before it in the file."""
 
     def __init__(self, run: Replay, *, expected: bool) -> None:
-        self.seal = Seal()
+        self.seal = EventSigner()
         self.last = ""
         self._run = run
         self._expected = expected  # others write events without seals, and none with some
@@ -318,7 +318,7 @@ def _run(file: IO[bytes], start: int, stop: int) -> Iterator[tuple[int, SavedEve
             yield int(number), decode(data)
 
 
-class _Kept(NamedTuple):
+class _CheckpointHeader(NamedTuple):
     """What is known of a checkpoint, its state apart."""
 
     line: int
@@ -332,7 +332,7 @@ class _Snapshots:
 
     def __init__(self, folder: Path, run: Replay) -> None:
         self._run = run
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _CheckpointHeader] = {}
         for number, one in saved_snapshots(folder, run.problem):
             if one.snapshot_id in self._kept:
                 before = self._kept[one.snapshot_id].line
@@ -340,7 +340,9 @@ class _Snapshots:
                 run.problem(f"{CHECKPOINTS_FILE}: {what}", number)
                 continue
             digest = state_digest(bytes(one.state))
-            self._kept[one.snapshot_id] = _Kept(number, one.label, one.timestamp, digest)
+            self._kept[one.snapshot_id] = _CheckpointHeader(
+                number, one.label, one.timestamp, digest
+            )
         self._untold = set(self._kept)
 
     def compare(self, number: int, event: KernelEvent) -> None:

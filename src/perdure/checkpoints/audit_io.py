@@ -18,24 +18,24 @@ from perdure.checkpoints.audit_files import (
     CHECKPOINTS_FILE,
     EVENTS_FILE,
     SUMMARY_FILE,
+    EventSigner,
     SavedSnapshot,
-    Seal,
     Summary,
     events_by_time,
     saved_snapshots,
     state_digest,
 )
 from perdure.checkpoints.chain import Chain, canonical, sealed
-from perdure.checkpoints.journal import Journal, Reading, Walk
+from perdure.checkpoints.journal import Journal, JournalReader, LogWalk
 from perdure.checkpoints.replay_session import event_of
-from perdure.checkpoints.states import Keeping, read_bytes
+from perdure.checkpoints.states import CheckpointStates, read_bytes
 from perdure.errors import ConfigError
 from perdure.records.checkpoints import (
     PRUNED,
     SNAPSHOT_CREATED,
-    Captured,
+    CapturedState,
     Checkpoint,
-    Given,
+    ExplicitState,
     KernelEvent,
 )
 from perdure.records.json import MAX_VALUE_DEPTH, encode, is_deeper
@@ -55,7 +55,7 @@ _DIGEST: Final = "state_sha256"
 _OURS: Final = (_DIGEST, PRUNED)
 
 
-async def save_pair(reading: Reading, folder: Path) -> list[str]:
+async def save_pair(reading: JournalReader, folder: Path) -> list[str]:
     """Write what a replay needs into a folder; return the names of the files.
 
     A checkpoint of the session itself is written with the state that it leads to, in full. A
@@ -69,7 +69,7 @@ async def save_pair(reading: Reading, folder: Path) -> list[str]:
     await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
     digests: dict[int, str] = {}
     await _write(folder / CHECKPOINTS_FILE, _checkpoint_lines(reading, digests))
-    seal, cut = Seal(), await reading.cut()
+    seal, cut = EventSigner(), await reading.cut()
     await _write(folder / EVENTS_FILE, _event_lines(reading, digests, seal))
     summary = Summary(seal.count, seal.hash, cut=bool(cut))
     await _write(folder / SUMMARY_FILE, _one(msgspec.json.encode(summary) + b"\n"))
@@ -94,11 +94,11 @@ async def _one(line: bytes) -> AsyncGenerator[bytes, None]:
 
 
 async def _checkpoint_lines(
-    reading: Reading, digests: dict[int, str]
+    reading: JournalReader, digests: dict[int, str]
 ) -> AsyncGenerator[bytes, None]:
     cut, walk = await reading.cut(), reading.walk()
     for one in list((await reading.chain()).by_id.values()):
-        if isinstance(one.state, Captured) and one.event_seq < cut:
+        if isinstance(one.state, CapturedState) and one.event_seq < cut:
             continue
         state = await _state_of(reading, one, walk)
         digests[one.id] = state_digest(state)
@@ -106,8 +106,8 @@ async def _checkpoint_lines(
         yield msgspec.json.encode(line) + b"\n"
 
 
-async def _state_of(reading: Reading, checkpoint: Checkpoint, walk: Walk) -> bytes:
-    if isinstance(checkpoint.state, Given):
+async def _state_of(reading: JournalReader, checkpoint: Checkpoint, walk: LogWalk) -> bytes:
+    if isinstance(checkpoint.state, ExplicitState):
         return await read_bytes(reading.store, reading.key.tenant, checkpoint.state)
     state: Any = await walk.at(checkpoint.event_seq)
     state["context"] = list(state["context"].values())
@@ -115,7 +115,7 @@ async def _state_of(reading: Reading, checkpoint: Checkpoint, walk: Walk) -> byt
 
 
 async def _event_lines(
-    reading: Reading, digests: dict[int, str], seal: Seal
+    reading: JournalReader, digests: dict[int, str], seal: EventSigner
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(reading.store.read_log(reading.key, before=reading.head + 1)) as log:
         async for chunk in log:
@@ -159,7 +159,7 @@ def check_pair(folder: Path, *, newest: int = -1) -> None:
         newest = one.snapshot_id
 
 
-class TakenPair(msgspec.Struct, frozen=True):
+class AuditPair(msgspec.Struct, frozen=True):
     """What was read from a pair of files."""
 
     events: int
@@ -168,7 +168,7 @@ class TakenPair(msgspec.Struct, frozen=True):
     """What was left out, and why."""
 
 
-async def take_pair(journal: Journal, folder: Path) -> TakenPair:
+async def take_pair(journal: Journal, folder: Path) -> AuditPair:
     """Append the events and checkpoints of a pair of files to a session, by their times.
 
     They go on with the session's own clock: the order stays, the numbers may become others.
@@ -183,16 +183,16 @@ async def take_pair(journal: Journal, folder: Path) -> TakenPair:
     chain = await journal.chain()
     newest = chain.newest_id if chain.links else -1
     await anyio.to_thread.run_sync(partial(check_pair, folder, newest=newest))
-    return await _Taking(journal, folder).run()
+    return await _AuditPairReader(journal, folder).run()
 
 
 @final
-class _Taking:
+class _AuditPairReader:
     def __init__(self, journal: Journal, folder: Path) -> None:
         self._journal = journal
         self._folder = folder
         self._findings: list[str] = []
-        self._keeping = Keeping(journal.store, journal.key.tenant)
+        self._keeping = CheckpointStates(journal.store, journal.key.tenant)
         self._snapshots = saved_snapshots(folder, self._tell)
         self._ahead: SavedSnapshot | None = None
         self._made = self._events = 0
@@ -200,7 +200,7 @@ class _Taking:
     def _tell(self, what: str, line: int) -> None:
         self._findings.append(f"line {line}: {what}")
 
-    async def run(self) -> TakenPair:
+    async def run(self) -> AuditPair:
         chain = await self._journal.chain()
         events = events_by_time(self._folder, self._tell)
         while some := await anyio.to_thread.run_sync(_some, events):
@@ -210,7 +210,7 @@ class _Taking:
         while (ahead := await self._peek()) is not None:
             await self._make(chain, _told_of(ahead))
         await self._journal.save()
-        return TakenPair(self._events, self._made, tuple(self._findings))
+        return AuditPair(self._events, self._made, tuple(self._findings))
 
     async def _take(self, event: KernelEvent, chain: Chain) -> None:
         self._events += 1

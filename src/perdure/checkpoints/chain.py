@@ -16,7 +16,15 @@ from typing import Any, TypeAlias, final
 import msgspec
 
 from perdure.errors import ConfigError
-from perdure.records.checkpoints import FIRST, Captured, Checkpoint, Given, Link, Pruning, Tombstone
+from perdure.records.checkpoints import (
+    FIRST,
+    CapturedState,
+    Checkpoint,
+    ExplicitState,
+    Link,
+    Pruning,
+    Tombstone,
+)
 from perdure.records.json import decode
 from perdure.records.records import (
     BASE,
@@ -51,7 +59,7 @@ def digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def state_hash(state: Captured | Given) -> str:
+def state_hash(state: CapturedState | ExplicitState) -> str:
     """Return the digest of what a checkpoint is of: of a state's content, however large."""
     return digest(canonical(state))
 
@@ -161,7 +169,7 @@ class Chain:
 
 
 def _is_captured(link: Checkpoint | Tombstone) -> bool:
-    return link.captured if isinstance(link, Tombstone) else isinstance(link.state, Captured)
+    return link.captured if isinstance(link, Tombstone) else isinstance(link.state, CapturedState)
 
 
 def fold_chain(old: bytes | None, records: Sequence[Record]) -> bytes:

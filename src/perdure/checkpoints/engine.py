@@ -14,16 +14,16 @@ import msgspec
 from perdure.checkpoints.chain import Chain, let_go, problems_of, sealed
 from perdure.checkpoints.diff import Difference, difference
 from perdure.checkpoints.events import read_events
-from perdure.checkpoints.journal import Journal, Reading, Walk, WayBack
-from perdure.checkpoints.states import Keeping, encoded, read_bytes, read_state
+from perdure.checkpoints.journal import Journal, JournalReader, LogWalk, RollbackEntries
+from perdure.checkpoints.states import CheckpointStates, encoded, read_bytes, read_state
 from perdure.checkpoints.verify import Verification, state_problems, verified
 from perdure.errors import ConfigError, CorruptRecordError, SessionError
 from perdure.records.checkpoints import (
     GROUP,
     SNAPSHOT_CREATED,
-    Captured,
+    CapturedState,
     Checkpoint,
-    Given,
+    ExplicitState,
     KernelEvent,
     Pruning,
 )
@@ -49,8 +49,8 @@ class CheckpointReader:
 
     __slots__ = ("_reading",)
 
-    def __init__(self, reading: Reading) -> None:
-        self._reading: Reading = reading
+    def __init__(self, reading: JournalReader) -> None:
+        self._reading: JournalReader = reading
 
     async def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that was not pruned, None if there is none."""
@@ -76,7 +76,7 @@ class CheckpointReader:
         if checkpoint is None:
             return None
         reading = self._reading
-        if isinstance(checkpoint.state, Captured):
+        if isinstance(checkpoint.state, CapturedState):
             state: Any = await reading.walk().at(checkpoint.event_seq)
             state["context"] = list(state["context"].values())
         else:
@@ -111,10 +111,10 @@ class CheckpointReader:
         """
         return await verified(self._reading)
 
-    async def _plain(self, checkpoint: Checkpoint, walk: Walk) -> Any:
+    async def _plain(self, checkpoint: Checkpoint, walk: LogWalk) -> Any:
         """Return a checkpoint's state as JSON has it."""
         reading = self._reading
-        if isinstance(checkpoint.state, Captured):
+        if isinstance(checkpoint.state, CapturedState):
             return await walk.at(checkpoint.event_seq)
         return decode(await read_bytes(reading.store, reading.key.tenant, checkpoint.state))
 
@@ -183,7 +183,7 @@ class CheckpointEngine(CheckpointReader):
     def __init__(self, journal: Journal) -> None:
         super().__init__(journal)
         self._journal = journal
-        self._keeping = Keeping(journal.store, journal.key.tenant)
+        self._keeping = CheckpointStates(journal.store, journal.key.tenant)
         self._lock = anyio.Lock()
 
     async def create(self, label: str, state: Any = None) -> Checkpoint:
@@ -239,7 +239,7 @@ class CheckpointEngine(CheckpointReader):
             upto = journal.version + 1
             label = f"rollback::{old.label}#{old.id}"
             state = None
-            if isinstance(old.state, Given):
+            if isinstance(old.state, ExplicitState):
                 tenant = journal.key.tenant
                 state = await read_state(journal.store, tenant, old.state, journal.types)
                 new = await self._append(label, old.state)
@@ -314,7 +314,7 @@ class CheckpointEngine(CheckpointReader):
             return gone
 
     async def _append(
-        self, label: str, given: Given | None, *, back_to: int | None = None
+        self, label: str, given: ExplicitState | None, *, back_to: int | None = None
     ) -> Checkpoint:
         """Append a checkpoint and its event, behind what leads back where that is asked for."""
         journal = self._journal
@@ -345,17 +345,17 @@ class CheckpointEngine(CheckpointReader):
 
     async def _captured(
         self, back_to: int | None
-    ) -> tuple[tuple[Entry, ...], Chain, Captured | Given]:
+    ) -> tuple[tuple[Entry, ...], Chain, CapturedState | ExplicitState]:
         """Return what leads back, the chain, and the state behind it, as of the newest record."""
         journal = self._journal
         for _ in range(_TRIES):
-            way = WayBack(0, ()) if back_to is None else await journal.way_back(back_to)
+            way = RollbackEntries(0, ()) if back_to is None else await journal.way_back(back_to)
             digest = (await journal.digest()).copy()
             chain = await journal.chain()
             if digest.seq == journal.version and way.version in (0, digest.seq):
                 for seq, entry in enumerate(way.entries, journal.version + 1):
                     digest.feed(seq, entry.kind, entry.payload)
-                return way.entries, chain, Captured(digest.since, digest.value)
+                return way.entries, chain, CapturedState(digest.since, digest.value)
         message = (
             f"session {journal.key} is being appended to all the time: go back in a turn, or when "
             "nothing else runs"
@@ -373,9 +373,9 @@ class CheckpointEngine(CheckpointReader):
         return Entry(EVENT, encode(event))
 
 
-def _newest_given(chain: Chain) -> Given | None:
+def _newest_given(chain: Chain) -> ExplicitState | None:
     """Return the newest state that a caller gave: a part of the next one may be kept already."""
     for checkpoint in reversed(chain.by_id.values()):
-        if isinstance(checkpoint.state, Given):
+        if isinstance(checkpoint.state, ExplicitState):
             return checkpoint.state
     return None

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, final
 
-from perdure.checkpoints.journal import Journal, Reading
-from perdure.checkpoints.replay import ReplayReport, Row
+from perdure.checkpoints.journal import Journal, JournalReader
+from perdure.checkpoints.replay import ReplayReport, TimelineRow
 from perdure.checkpoints.replay_session import diverged, event_of, replayed
 from perdure.errors import ConfigError, NotStorableError
 from perdure.records.checkpoints import SNAPSHOT_CREATED, KernelEvent
@@ -21,8 +21,8 @@ class EventReader:
 
     __slots__ = ("_reading",)
 
-    def __init__(self, reading: Reading) -> None:
-        self._reading: Reading = reading
+    def __init__(self, reading: JournalReader) -> None:
+        self._reading: JournalReader = reading
 
     async def read(self, *, after: int = 0, before: int | None = None) -> list[KernelEvent]:
         """Return the durable events with ``after < seq < before``, by their times.
@@ -38,7 +38,7 @@ class EventReader:
         self,
         *,
         since: int | None = None,
-        on_row: Callable[[Row], object] | None = None,
+        on_row: Callable[[TimelineRow], object] | None = None,
         strict: bool = False,
     ) -> ReplayReport:
         """Feed the durable events to a dry run, which does nothing again, and return what it saw.
@@ -128,7 +128,7 @@ def _check(kind: object, label: object, detail: object) -> None:
 
 
 async def read_events(
-    reading: Reading, *, after: int = 0, before: int | None = None
+    reading: JournalReader, *, after: int = 0, before: int | None = None
 ) -> list[KernelEvent]:
     """Return a session's events in the order of their times, and of the log where those tie."""
     upto = reading.head + 1 if before is None else min(before, reading.head + 1)

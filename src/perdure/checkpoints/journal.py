@@ -16,7 +16,7 @@ from perdure.store import Store
 T = TypeVar("T")
 
 
-class WayBack(msgspec.Struct, frozen=True):
+class RollbackEntries(msgspec.Struct, frozen=True):
     """What takes a session back, as long as nothing else is appended."""
 
     version: int
@@ -24,7 +24,7 @@ class WayBack(msgspec.Struct, frozen=True):
     entries: tuple[Entry, ...]
 
 
-class Walk(Protocol):
+class LogWalk(Protocol):
     """A way through what a session was; forwards, it reads the log once."""
 
     async def at(self, seq: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Walk(Protocol):
         ...
 
 
-class Reading(Protocol):
+class JournalReader(Protocol):
     """A session to read, open or not."""
 
     @property
@@ -68,12 +68,12 @@ class Reading(Protocol):
         """Return the chain of its checkpoints; it changes as they do."""
         ...
 
-    def walk(self) -> Walk:
+    def walk(self) -> LogWalk:
         """Begin to go through what it was."""
         ...
 
 
-class Journal(Reading, Protocol):
+class Journal(JournalReader, Protocol):
     """A session that is open to be written."""
 
     @property
@@ -110,7 +110,7 @@ class Journal(Reading, Protocol):
         """Have those who hold a part of its state append what has changed."""
         ...
 
-    async def way_back(self, seq: int) -> WayBack:
+    async def way_back(self, seq: int) -> RollbackEntries:
         """Return what makes its context, memory and states those of a record again."""
         ...
 

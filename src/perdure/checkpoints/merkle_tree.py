@@ -23,7 +23,7 @@ class Node(msgspec.Struct, frozen=True):
     """Leaves or nodes, with the bytes of the state that each holds."""
 
 
-class Tree(msgspec.Struct, frozen=True):
+class MerkleTree(msgspec.Struct, frozen=True):
     """A state, cut and named."""
 
     root: str
@@ -36,7 +36,7 @@ class Tree(msgspec.Struct, frozen=True):
     """Those that an earlier tree did not have."""
 
 
-def tree_of(data: bytes, before: Tree | None = None) -> Tree:
+def tree_of(data: bytes, before: MerkleTree | None = None) -> MerkleTree:
     """Return the tree of a state; what *before*, an earlier one, has is left out of its blobs."""
     leaves = tuple(chunks_of(data, () if before is None else before.leaves))
     known = frozenset[str]() if before is None else before.names
@@ -55,7 +55,7 @@ def tree_of(data: bytes, before: Tree | None = None) -> Tree:
             nodes.append(Chunk(name, sum(chunk.size for chunk in below)))
         layer = nodes
         names |= {node.name for node in nodes}
-    return Tree(layer[0].name, len(data), leaves, frozenset(names), blobs)
+    return MerkleTree(layer[0].name, len(data), leaves, frozenset(names), blobs)
 
 
 def _cut(data: bytes, leaves: Sequence[Chunk]) -> Iterator[tuple[str, bytes]]:

@@ -51,7 +51,7 @@ class Item(NamedTuple):
     """None for a checkpoint or a pruning of checkpoints."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
     """A decision, or the use of a capability."""
 
     what: str
@@ -136,7 +136,7 @@ class Replay:
             where = "" if place is None else f"{self._unit} {place}: "
             self._problems.append(shortened(f"{where}{what}"))
 
-    def feed(self, item: Item) -> Row | None:
+    def feed(self, item: Item) -> TimelineRow | None:
         """Take the next item; return what a report should list of it."""
         self._tell_time(item)
         event = item.event
@@ -160,7 +160,7 @@ class Replay:
                 self.problem(f"nothing is there for time {lost}: it is missing", item.place)
         self._clock = now if before is None else max(now, before)
 
-    def _row(self, place: int, event: KernelEvent) -> Row | None:
+    def _row(self, place: int, event: KernelEvent) -> TimelineRow | None:
         what, name = CAPABILITY_KINDS.get(event.kind), event.label
         if event.kind == CUSTOM:
             self._decisions += 1
@@ -172,7 +172,7 @@ class Replay:
             what = "used"
         if what != "decision":
             self._use(name or "", what)
-        return Row(
+        return TimelineRow(
             what=what,
             place=place,
             timestamp=event.timestamp,

@@ -12,25 +12,28 @@ import anyio.to_thread
 
 from perdure.checkpoints.audit_files import replay_folder
 from perdure.checkpoints.chain import Chain, problems_of
-from perdure.checkpoints.journal import Reading
-from perdure.checkpoints.replay import Item, Replay, ReplayReport, Row
+from perdure.checkpoints.journal import JournalReader
+from perdure.checkpoints.replay import Item, Replay, ReplayReport, TimelineRow
 from perdure.checkpoints.verify import state_problems
 from perdure.errors import ConfigError, FormatError, ReplayDivergedError
 from perdure.records.checkpoints import (
     GROUP,
     PRUNED,
     SNAPSHOT_CREATED,
-    Captured,
+    CapturedState,
     Checkpoint,
     KernelEvent,
-    Stamp,
+    TimestampPayload,
 )
 from perdure.records.json import decode
 from perdure.records.records import CHECKPOINT, CHECKPOINTS_PRUNED, EVENT, Record
 
 
 async def replayed(
-    reading: Reading, *, since: int | None = None, on_row: Callable[[Row], object] | None = None
+    reading: JournalReader,
+    *,
+    since: int | None = None,
+    on_row: Callable[[TimelineRow], object] | None = None,
 ) -> ReplayReport:
     """Feed a session's events to a dry run; return what it has seen.
 
@@ -67,7 +70,7 @@ async def replayed(
     return run.report(str(reading.key), since=since)
 
 
-async def _start(reading: Reading, chain: Chain, since: int | None) -> tuple[int, int | None]:
+async def _start(reading: JournalReader, chain: Chain, since: int | None) -> tuple[int, int | None]:
     """Return the record to begin behind, and the time that it was."""
     if since is None:
         return 0, None if await reading.cut() else 0
@@ -83,7 +86,7 @@ def _item(record: Record) -> Item | None:
         event = event_of(record.payload)
         return None if event is None else Item(record.seq, event.timestamp, event)
     if record.kind in (CHECKPOINT, CHECKPOINTS_PRUNED):
-        return Item(record.seq, decode(record.payload, Stamp).timestamp)
+        return Item(record.seq, decode(record.payload, TimestampPayload).timestamp)
     return None
 
 
@@ -96,7 +99,7 @@ def event_of(payload: bytes) -> KernelEvent | None:
 
 
 async def _compare(
-    run: Replay, item: Item, made: Checkpoint | None, reading: Reading, chain: Chain
+    run: Replay, item: Item, made: Checkpoint | None, reading: JournalReader, chain: Chain
 ) -> None:
     """Compare a ``snapshot_created`` event with the checkpoint that stands before it."""
     assert item.event is not None
@@ -112,7 +115,7 @@ async def _compare(
     if known is None:
         run.unverified += 1
         return
-    if isinstance(known.state, Captured) and known.state.since < await reading.cut():
+    if isinstance(known.state, CapturedState) and known.state.since < await reading.cut():
         run.unverified += 1
         return
     for problem in await state_problems(reading, known):
@@ -123,7 +126,7 @@ async def _compare(
 
 
 async def replay_files(
-    folder: Path, *, on_row: Callable[[Row], object] | None = None
+    folder: Path, *, on_row: Callable[[TimelineRow], object] | None = None
 ) -> ReplayReport:
     """Feed the events of ``events.jsonl`` and ``checkpoints.jsonl`` to a dry run.
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from perdure._lib.display import visible
-from perdure.checkpoints.replay import ReplayReport, Row, shortened
+from perdure.checkpoints.replay import ReplayReport, TimelineRow, shortened
 
 DETAIL = 2000
 """Characters of a detail that a page shows."""
@@ -55,7 +55,7 @@ code { font-size: .85rem; overflow-wrap: anywhere; }
 """
 
 
-def page(report: ReplayReport, rows: Sequence[Row], left_out: int = 0) -> str:
+def page(report: ReplayReport, rows: Sequence[TimelineRow], left_out: int = 0) -> str:
     """Return the page. *rows* are those to be shown; *left_out* says how many there are more."""
     parts = [
         _summary(report),
@@ -111,7 +111,7 @@ def _capabilities(report: ReplayReport) -> str:
     return f"<h2>Capabilities</h2>{_table(head, rows)}"
 
 
-def _happened(rows: Sequence[Row], left_out: int) -> str:
+def _happened(rows: Sequence[TimelineRow], left_out: int) -> str:
     if not rows:
         return ""
     cells = [
@@ -123,7 +123,7 @@ def _happened(rows: Sequence[Row], left_out: int) -> str:
     return f"<h2>Decisions, and what was used</h2>{table}{more}"
 
 
-def shown(row: Row) -> Row:
+def shown(row: TimelineRow) -> TimelineRow:
     """Return what a page shows of a row: the beginning of whatever is very long."""
     detail = row.detail
     text = msgspec.json.encode(detail).decode()

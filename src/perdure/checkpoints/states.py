@@ -11,9 +11,9 @@ import msgspec
 from msgspec import UNSET
 
 from perdure._lib.tasks import each
-from perdure.checkpoints.merkle_tree import Node, Tree, node_of, tree_of
+from perdure.checkpoints.merkle_tree import MerkleTree, Node, node_of, tree_of
 from perdure.errors import CorruptRecordError
-from perdure.records.checkpoints import Given
+from perdure.records.checkpoints import ExplicitState
 from perdure.records.chunks import Chunk
 from perdure.records.json import encode
 from perdure.records.values import Types, decode_value, lower
@@ -52,18 +52,20 @@ def encoded(state: Any, types: Types) -> tuple[bytes, dict[str, str] | None]:
         raise
 
 
-class Keeping:
+class CheckpointStates:
     """Where given states go: it knows the newest one's tree, so that the next writes little."""
 
     def __init__(self, store: Store, tenant: str) -> None:
         self._store = store
         self._tenant = tenant
-        self._newest: Tree | None = None
+        self._newest: MerkleTree | None = None
 
-    async def keep(self, data: bytes, types: dict[str, str] | None, before: Given | None) -> Given:
+    async def keep(
+        self, data: bytes, types: dict[str, str] | None, before: ExplicitState | None
+    ) -> ExplicitState:
         """Make a state durable, *before* being a state that is known to be kept."""
         if len(data) <= INLINE or not self._store.capabilities.blobs:
-            return Given(value=msgspec.Raw(data), size=len(data), types=types)
+            return ExplicitState(value=msgspec.Raw(data), size=len(data), types=types)
         known = await self._known(before)
         if len(data) > OFFLOAD:
             tree = await anyio.to_thread.run_sync(tree_of, data, known)
@@ -71,9 +73,9 @@ class Keeping:
             tree = tree_of(data, known)
         await self._put(tree.blobs)
         self._newest = msgspec.structs.replace(tree, blobs={})
-        return Given(root=tree.root, size=len(data), types=types)
+        return ExplicitState(root=tree.root, size=len(data), types=types)
 
-    async def _known(self, before: Given | None) -> Tree | None:
+    async def _known(self, before: ExplicitState | None) -> MerkleTree | None:
         if before is None or not before.root:
             return None
         if self._newest is None or self._newest.root != before.root:
@@ -99,7 +101,7 @@ def _portions(blobs: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
         yield some
 
 
-async def read_state(store: Store, tenant: str, given: Given, types: Types) -> Any:
+async def read_state(store: Store, tenant: str, given: ExplicitState, types: Types) -> Any:
     """Return a state as it was given.
 
     Raises:
@@ -109,7 +111,7 @@ async def read_state(store: Store, tenant: str, given: Given, types: Types) -> A
     return decode_value(await read_bytes(store, tenant, given), given.types, types)
 
 
-async def read_bytes(store: Store, tenant: str, given: Given) -> bytes:
+async def read_bytes(store: Store, tenant: str, given: ExplicitState) -> bytes:
     """Return a state's canonical JSON; errors as `read_state`."""
     if given.value is not UNSET:
         return bytes(given.value)
@@ -127,7 +129,7 @@ async def read_bytes(store: Store, tenant: str, given: Given) -> bytes:
     return b"".join(found[name] for name in leaves)
 
 
-async def _tree(store: Store, tenant: str, root: str) -> Tree | None:
+async def _tree(store: Store, tenant: str, root: str) -> MerkleTree | None:
     """Return a tree whose leaves are not read; None if it is damaged: then all is put anew."""
     leaves: list[Chunk] = []
     names: set[str] = set()
@@ -141,7 +143,7 @@ async def _tree(store: Store, tenant: str, root: str) -> Tree | None:
         return None
     names |= {leaf.name for leaf in leaves}
     size = sum(leaf.size for leaf in leaves)
-    return Tree(root, size, tuple(leaves), frozenset(names))
+    return MerkleTree(root, size, tuple(leaves), frozenset(names))
 
 
 async def _nodes(store: Store, tenant: str, root: str) -> AsyncGenerator[tuple[str, Node], None]:

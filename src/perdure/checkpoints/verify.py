@@ -9,10 +9,10 @@ from typing import final
 import msgspec
 
 from perdure.checkpoints.chain import Chain, LogDigest, Problem, problems_of
-from perdure.checkpoints.journal import Reading
+from perdure.checkpoints.journal import JournalReader
 from perdure.checkpoints.states import read_bytes
 from perdure.errors import CorruptRecordError
-from perdure.records.checkpoints import Captured, Checkpoint, Given, Tombstone
+from perdure.records.checkpoints import CapturedState, Checkpoint, ExplicitState, Tombstone
 from perdure.records.records import Record
 
 
@@ -33,7 +33,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
         return not self.problems
 
 
-async def verified(reading: Reading) -> Verification:
+async def verified(reading: JournalReader) -> Verification:
     """Look through everything."""
     chain, cut = await reading.chain(), await reading.cut()
     problems = problems_of(chain.links)
@@ -46,7 +46,7 @@ async def verified(reading: Reading) -> Verification:
                 written.apply(record.kind, record.payload)
     problems += _differing(chain, written) + runs.problems
     for one in chain.by_id.values():
-        if isinstance(one.state, Given):
+        if isinstance(one.state, ExplicitState):
             problems += await state_problems(reading, one)
     return Verification(
         checkpoints=len(chain.by_id),
@@ -56,9 +56,9 @@ async def verified(reading: Reading) -> Verification:
     )
 
 
-async def state_problems(reading: Reading, checkpoint: Checkpoint) -> list[Problem]:
+async def state_problems(reading: JournalReader, checkpoint: Checkpoint) -> list[Problem]:
     """Return what does not fit in the state of one checkpoint."""
-    if isinstance(checkpoint.state, Given):
+    if isinstance(checkpoint.state, ExplicitState):
         try:
             await read_bytes(reading.store, reading.key.tenant, checkpoint.state)
         except CorruptRecordError as error:
@@ -79,7 +79,7 @@ class _Runs:
     """The runs of the log that checkpoints are sealed with, one after the other."""
 
     def __init__(self, chain: Chain, cut: int) -> None:
-        captured = [one for one in chain.by_id.values() if isinstance(one.state, Captured)]
+        captured = [one for one in chain.by_id.values() if isinstance(one.state, CapturedState)]
         self.unchecked: tuple[int, ...] = tuple(one.id for one in captured if _since(one) < cut)
         self._left = deque(one for one in captured if _since(one) >= cut)
         self._digest = LogDigest(_since(self._left[0])) if self._left else None
@@ -96,7 +96,7 @@ class _Runs:
         """Compare the runs that are whole, and go on to the next one."""
         while self._digest is not None and self._digest.seq >= self._left[0].event_seq:
             one, digest = self._left.popleft(), self._digest
-            if isinstance(one.state, Captured) and digest.value != one.state.log:
+            if isinstance(one.state, CapturedState) and digest.value != one.state.log:
                 self._found.append(_changed(one))
             self._digest = LogDigest(_since(self._left[0])) if self._left else None
 
@@ -107,7 +107,7 @@ class _Runs:
 
 
 def _since(checkpoint: Checkpoint) -> int:
-    return checkpoint.state.since if isinstance(checkpoint.state, Captured) else 0
+    return checkpoint.state.since if isinstance(checkpoint.state, CapturedState) else 0
 
 
 def _changed(checkpoint: Checkpoint) -> Problem:

@@ -17,7 +17,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey, keyring_of
 from perdure.session.manager import SessionManager
 from perdure.session.options import require_no_backup
-from perdure.store import Holder, Store, open_read_only
+from perdure.store import LeaseState, Store, open_read_only
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.wrapped.encrypted import EncryptedStore
 
@@ -134,7 +134,7 @@ def no_session(key: object, store: Store) -> SessionNotFoundError:
     return SessionNotFoundError(message, key=str(key))
 
 
-def holder_of(holder: Holder | None) -> str:
+def holder_of(holder: LeaseState | None) -> str:
     """Say in words who may write a session."""
     if holder is None or holder.released:
         return "nobody"

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from perdure.archive import ArchiveProgress, ArchiveRestored, Archives, ArchiveSaved
 from perdure.cli.access import existing, managed, no_session
-from perdure.cli.output import Named, ago, print_json, print_table, say, size, stderr
+from perdure.cli.output import SessionOption, ago, print_json, print_table, say, size, stderr
 from perdure.config.discover import declared_at
 from perdure.errors import ConfigError
 
@@ -37,7 +37,7 @@ def archive(
     to: Path | None = None,
     from_: Annotated[Path | None, Parameter(name="--from")] = None,
     force: bool = False,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Save the files of an agent's home with its session, list what there is, or restore it.
 
@@ -79,7 +79,13 @@ def _check_action(action: Action, given: dict[str, object], wanted: Action) -> N
 
 @asynccontextmanager
 async def _archives(
-    id: str, home: Path | None, paths: tuple[str, ...], *, whole: bool, where: Named, write: bool
+    id: str,
+    home: Path | None,
+    paths: tuple[str, ...],
+    *,
+    whole: bool,
+    where: SessionOption,
+    write: bool,
 ) -> AsyncGenerator[Archives, None]:
     store, key = existing(where.store), where.key(id)
     async with managed(store, write=write) as sessions:
@@ -96,7 +102,7 @@ async def _archives(
             yield Archives(opened, home, paths=paths, whole=whole)
 
 
-async def _list(made: Any, where: Named) -> int:
+async def _list(made: Any, where: SessionOption) -> int:
     async with made(write=False) as archives:
         found = await archives.all()
     if where.json:
@@ -112,7 +118,7 @@ async def _list(made: Any, where: Named) -> int:
     return 0
 
 
-async def _save(made: Any, label: str, to: Path | None, where: Named) -> int:
+async def _save(made: Any, label: str, to: Path | None, where: SessionOption) -> int:
     async with made(write=True) as archives:
         with _bar("saving") as progress:
             saved: ArchiveSaved = await archives.save(label=label, progress=progress)
@@ -133,7 +139,7 @@ async def _save(made: Any, label: str, to: Path | None, where: Named) -> int:
 
 
 async def _restore(
-    made: Any, name: str | None, source: Path | None, where: Named, *, force: bool
+    made: Any, name: str | None, source: Path | None, where: SessionOption, *, force: bool
 ) -> int:
     if name is not None and source is not None:
         raise ConfigError("give --archive or --from, not both")

@@ -12,14 +12,14 @@ from perdure.cli.findings import Finding, readable_to
 from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
 from perdure.lineage.store import Lineage, followed
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Base
+from perdure.records.manifest import Origin
 from perdure.records.message_format import decode_message
 from perdure.records.records import EPOCH, MESSAGE_KINDS, MISSING, Record
 from perdure.records.types import Registry
 from perdure.restore.validity import judged
 from perdure.session.point_in_time import base_documents
 from perdure.session.rebuild import WholeLog, differences
-from perdure.store import Document, Documents, Holder, Store
+from perdure.store import Document, Documents, LeaseState, Store
 
 # What a look at a session finds: values only
 
@@ -77,26 +77,26 @@ def _missing_notes(records: list[Record]) -> list[Finding]:
     """Say what a salvaged session lacks."""
     notes: list[Finding] = []
     for record in records:
-        lost = msgspec.json.decode(record.payload, type=_Lost)
+        lost = msgspec.json.decode(record.payload, type=_MissingRange)
         detail = f"records {lost.first} to {lost.last} were lost to damage before it was salvaged"
         cure = "the documents stay as they are: a rebuild from the log would lose what they know"
         notes.append(Finding(what="log", detail=detail, cure=cure, problem=False))
     return notes
 
 
-class _Lost(msgspec.Struct):
+class _MissingRange(msgspec.Struct):
     first: int
     last: int
 
 
-async def _beginning(store: Lineage, seen: Audit) -> tuple[Base, Mapping[str, Document]]:
+async def _beginning(store: Lineage, seen: Audit) -> tuple[Origin, Mapping[str, Document]]:
     """Return what comes before a session's own log, and the documents that it began with."""
     try:
-        base = await store.base_of(seen.key) or Base()
+        base = await store.base_of(seen.key) or Origin()
         return base, (await base_documents(store, seen.key)).found
     except (CorruptRecordError, UnsupportedVersionError) as error:
         seen.findings.append(Finding(what="log", detail=str(error)))
-        return Base(), {}
+        return Origin(), {}
 
 
 async def _documents(store: Store, seen: Audit) -> Documents | None:
@@ -131,15 +131,15 @@ async def _records(store: Store, seen: Audit) -> list[Record]:
     return records
 
 
-def log_problems(records: list[Record], base: Base | None = None) -> list[Finding]:
+def log_problems(records: list[Record], base: Origin | None = None) -> list[Finding]:
     """Return what is wrong with the records as a log: their numbers, epochs and payloads."""
     return [
         Finding(what="log", detail=detail, cure="restore the log's files from a copy")
-        for detail in (*_order_problems(records, base or Base()), *_payload_problems(records))
+        for detail in (*_order_problems(records, base or Origin()), *_payload_problems(records))
     ]
 
 
-def _order_problems(records: list[Record], base: Base) -> Iterator[str]:
+def _order_problems(records: list[Record], base: Origin) -> Iterator[str]:
     epoch = 0
     for seq, record in enumerate(records, base.cut + 1):
         if record.seq != seq:
@@ -185,7 +185,7 @@ def _document_problems(log: WholeLog, documents: Documents) -> Iterator[Finding]
         yield Finding(what="document", detail=one.detail, cure=REBUILD, repairable=True)
 
 
-def _lease_notes(holder: Holder | None) -> Iterator[Finding]:
+def _lease_notes(holder: LeaseState | None) -> Iterator[Finding]:
     if holder is None or holder.released or holder.deleted:
         return
     if holder.alive is False:

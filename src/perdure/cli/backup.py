@@ -16,7 +16,7 @@ import perdure
 from perdure.cli.access import existing, require_key
 from perdure.cli.output import Answer, print_json, say, size, stderr
 from perdure.store import open_read_only
-from perdure.transfer.backup_view import Restored, Verified, verify_backup
+from perdure.transfer.backup_view import RestoreSummary, VerifyReport, verify_backup
 from perdure.transfer.backup_view import restore_backup as read_back
 from perdure.transfer.backups import Backup
 from perdure.transfer.backups import backup as write_backup
@@ -130,7 +130,7 @@ async def _with_bar(what: str, act: Callable[..., Awaitable[T]]) -> T:
         return await act(progress=show)
 
 
-def _print_backup(done: Backup, seen: Verified | None, target: str) -> None:
+def _print_backup(done: Backup, seen: VerifyReport | None, target: str) -> None:
     for key, why in done.failed.items():
         say(f"{key}: NOT BACKED UP: {why}")
     say(
@@ -146,7 +146,7 @@ def _print_backup(done: Backup, seen: Verified | None, target: str) -> None:
         say(f"verified: {seen.sessions} sessions, {seen.records} records, {problems} problems")
 
 
-def _print_restored(done: Restored, target: str) -> None:
+def _print_restored(done: RestoreSummary, target: str) -> None:
     for key, why in done.failed.items():
         say(f"{key}: NOT RESTORED: {why}")
     for key in done.forgotten:

@@ -35,7 +35,7 @@ from perdure.agent.events import (
 from perdure.agent.llm import ScriptedModel, call, named_model
 from perdure.agent.llm.scripted import ScriptedReply
 from perdure.cli.input_lines import InputLines
-from perdure.cli.output import Stored, clip, note, print_line, say, write
+from perdure.cli.output import StoreOption, clip, note, print_line, say, write
 from perdure.cli.questions import HINT, LEAVE, Questions, as_json, as_text, shown_arguments
 from perdure.errors import ConfigError
 from perdure.records.messages import Message
@@ -55,7 +55,7 @@ SILENCE = 3.0
 
 
 @final
-class Talk:
+class Conversation:
     """A conversation with one agent, until somebody leaves.
 
     Args:
@@ -215,7 +215,7 @@ def chat(
     mcp: Sequence[str] = (),
     instructions: str = "",
     ask: bool = False,
-    where: Stored = Stored(),  # noqa: B008  # frozen
+    where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
     """Talk to an agent that remembers: quit, kill it, come back, and it goes on.
 
@@ -243,14 +243,14 @@ def chat(
     return 0 if is_answered else 1
 
 
-async def _chat(id: str, config: AgentConfig, where: Stored) -> bool:
+async def _chat(id: str, config: AgentConfig, where: StoreOption) -> bool:
     async with perdure.connect(where.store) as sessions:
         agent = await AgentFactory(sessions).create_agent(config, agent_id=id)
         turns, report = agent.session.info.turns, str(agent.session.restore_report)
         async with agent:
             if not where.json:
                 _greet(id, turns, report)
-            talk = Talk(agent, json=where.json)
+            talk = Conversation(agent, json=where.json)
             with contextlib.closing(InputLines()) as lines:
                 await talk.run(lines)
             if talk.was_ended:

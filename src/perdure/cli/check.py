@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from perdure.cli.access import existing, found_keys, is_there, layers, managed, no_session, opened
 from perdure.cli.audit import Audit, audit
 from perdure.cli.findings import Finding, leftovers
-from perdure.cli.output import Named, print_json, say, size, stderr
+from perdure.cli.output import SessionOption, print_json, say, size, stderr
 from perdure.cli.store_checks import Garbage, collect, examined, garbage, mended, print_integrity
 from perdure.errors import ConfigError, CorruptRecordError, PerdureError
 from perdure.records.keys import SessionKey, require_filters
@@ -29,7 +29,7 @@ def check(
     repair: bool = False,
     gc: bool = False,
     grace: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 24.0,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Check sessions: the log, the documents against a fresh fold of it, leases, leftovers.
 
@@ -51,7 +51,7 @@ def check(
     return anyio.run(partial(_check, id, repair=repair, grace=grace if gc else None, where=where))
 
 
-async def _check(id: str | None, *, repair: bool, grace: float | None, where: Named) -> int:
+async def _check(id: str | None, *, repair: bool, grace: float | None, where: SessionOption) -> int:
     index = Index()
     before = await mended(existing(where.store)) if repair else None
     async with opened(where.store, write=repair or grace is not None) as store:
@@ -80,7 +80,7 @@ async def _check(id: str | None, *, repair: bool, grace: float | None, where: Na
 
 
 async def _seen(
-    store: Store, id: str | None, grace: float | None, where: Named
+    store: Store, id: str | None, grace: float | None, where: SessionOption
 ) -> tuple[list[Audit], list[Garbage]]:
     """Look at one session, or at all of them and at the blobs."""
     if id is not None:
@@ -229,7 +229,7 @@ def _print_index(index: Index) -> None:
         say(f"index: {index.folded} sessions folded, of which a listing knew only the ids")
 
 
-async def _repair(where: Named, seen: Audit) -> Repair:
+async def _repair(where: SessionOption, seen: Audit) -> Repair:
     """Rebuild one session's documents, and look at it again."""
     try:
         async with managed(existing(where.store), write=True) as sessions:

@@ -12,9 +12,9 @@ from cyclopts import Parameter
 from perdure.checkpoints.diff import Difference
 from perdure.checkpoints.verify import Verification
 from perdure.cli.access import existing, managed, no_session
-from perdure.cli.output import Named, clip, print_json, print_table, say
+from perdure.cli.output import SessionOption, clip, print_json, print_table, say
 from perdure.errors import ConfigError
-from perdure.records.checkpoints import Captured, Checkpoint
+from perdure.records.checkpoints import CapturedState, Checkpoint
 from perdure.session.manager import SessionManager
 from perdure.session.view import SessionView
 
@@ -29,7 +29,7 @@ def checkpoints(
     verify: bool = False,
     create: str | None = None,
     keep: int | None = None,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """List a session's checkpoints; make one, let old ones go, or verify all of them.
 
@@ -47,7 +47,7 @@ def checkpoints(
 
 
 async def _checkpoints(
-    id: str, create: str | None, keep: int | None, *, verify: bool, where: Named
+    id: str, create: str | None, keep: int | None, *, verify: bool, where: SessionOption
 ) -> int:
     store = existing(where.store)
     async with managed(store, write=create is not None or keep is not None) as sessions:
@@ -64,7 +64,7 @@ async def _checkpoints(
 
 
 async def _change(
-    sessions: SessionManager, id: str, create: str | None, keep: int | None, where: Named
+    sessions: SessionManager, id: str, create: str | None, keep: int | None, where: SessionOption
 ) -> None:
     opened = sessions.open(id, session=where.session, tenant=where.tenant, create=False)
     async with opened as session:
@@ -74,14 +74,16 @@ async def _change(
             await session.checkpoints.prune(keep=keep)
 
 
-async def _view(sessions: SessionManager, id: str, where: Named) -> SessionView:
+async def _view(sessions: SessionManager, id: str, where: SessionOption) -> SessionView:
     view = await sessions.load(id, session=where.session, tenant=where.tenant)
     if view is None:
         raise no_session(where.key(id), existing(where.store))
     return view
 
 
-async def checkpoint_of(sessions: SessionManager, id: str, number: int, where: Named) -> Checkpoint:
+async def checkpoint_of(
+    sessions: SessionManager, id: str, number: int, where: SessionOption
+) -> Checkpoint:
     """Return a session's checkpoint.
 
     Raises:
@@ -131,7 +133,7 @@ def _print(found: list[Checkpoint], verified: Verification | None) -> None:
 
 def _of(checkpoint: Checkpoint) -> str:
     state = checkpoint.state
-    return "the session" if isinstance(state, Captured) else f"{state.size} bytes"
+    return "the session" if isinstance(state, CapturedState) else f"{state.size} bytes"
 
 
 def diff(
@@ -140,7 +142,7 @@ def diff(
     b: Annotated[int, Parameter(name="B")],
     /,
     *,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Show what changed from one checkpoint of a session to another.
 
@@ -156,7 +158,7 @@ def diff(
     return 0
 
 
-async def _diff(id: str, a: int, b: int, where: Named) -> None:
+async def _diff(id: str, a: int, b: int, where: SessionOption) -> None:
     async with managed(existing(where.store)) as sessions:
         view = await _view(sessions, id, where)
         found: Difference = await view.checkpoints.diff(a, b)
@@ -182,7 +184,7 @@ def rollback(
     checkpoint: Annotated[int, Parameter(name="CHECKPOINT")],
     /,
     *,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Take a session back to a checkpoint, as a new entry: nothing is erased.
 
@@ -198,7 +200,7 @@ def rollback(
     return 0
 
 
-async def _rollback(id: str, number: int, where: Named) -> None:
+async def _rollback(id: str, number: int, where: SessionOption) -> None:
     async with managed(existing(where.store), write=True) as sessions:
         opened = sessions.open(id, session=where.session, tenant=where.tenant, create=False)
         async with opened as session:

@@ -15,7 +15,7 @@ import perdure
 from perdure.autosave.options import Shutdown
 from perdure.cli.access import existing
 from perdure.cli.forget import say_pruned
-from perdure.cli.output import Stored, print_json, say
+from perdure.cli.output import StoreOption, print_json, say
 from perdure.config.apply import ConfigReport, apply_to_folder, apply_to_store
 from perdure.config.discover import FILE, Declared, declared_at, url_of
 from perdure.config.locations import FolderPlace, state_dir
@@ -35,7 +35,7 @@ def config(
     id: str | None = None,
     tenant: str = "",
     folder: Path | None = None,
-    where: Stored = Stored(),  # noqa: B008  # frozen
+    where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
     """Check a persistence.yaml, or bring what is stored to what it declares.
 
@@ -87,7 +87,13 @@ def _check(file: Path, *, as_json: bool) -> int:
 
 
 async def _apply(
-    file: Path, id: str | None, tenant: str, folder: Path | None, where: Stored, *, dry_run: bool
+    file: Path,
+    id: str | None,
+    tenant: str,
+    folder: Path | None,
+    where: StoreOption,
+    *,
+    dry_run: bool,
 ) -> int:
     declared = declared_at(file)
     make, declaration = initial_values(declared.agent_name), declared.declaration

@@ -24,7 +24,7 @@ from perdure import Message
 from perdure._lib.platform import network_file_system, synced_by, try_lock
 from perdure.autosave.events import SaveFailed
 from perdure.autosave.options import MIB, PRESET, VARIABLES, Shutdown, autosave_from
-from perdure.cli.output import Stored, print_json, say, size
+from perdure.cli.output import StoreOption, print_json, say, size
 from perdure.errors import ConfigError, LeaseError, PerdureError
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
@@ -204,7 +204,7 @@ def doctor(
     *,
     grace: float | None = None,
     deadline: float | None = None,
-    where: Stored = Stored(),  # noqa: B008  # frozen
+    where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
     """Examine the store, this machine and the settings, and say what to mend.
 

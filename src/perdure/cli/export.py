@@ -16,13 +16,13 @@ from perdure._lib.files import Folder
 from perdure.checkpoints.audit_files import has_pair
 from perdure.checkpoints.audit_io import check_pair
 from perdure.cli.access import existing, is_there, managed, no_session, require_key
-from perdure.cli.output import Named, print_json, say, size, write_json
+from perdure.cli.output import SessionOption, print_json, say, size, write_json
 from perdure.errors import ConfigError, CorruptRecordError, SessionNotFoundError
-from perdure.formats import Read, read_folder, read_state, write_folder, write_state
+from perdure.formats import MigratedState, read_folder, read_state, write_folder, write_state
 from perdure.formats.migrations import Finding
 from perdure.formats.native_log import log_in
 from perdure.formats.state import FullAgentState
-from perdure.formats.to_records import Remembered
+from perdure.formats.to_records import StateMemories
 from perdure.records.keys import SessionKey
 from perdure.session.export import (
     Imported,
@@ -50,7 +50,7 @@ def export(
     out: Path | None = None,
     plain: bool = False,
     salvage: bool = False,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Export a session: everything that it is, its history included.
 
@@ -78,7 +78,9 @@ def export(
     return anyio.run(partial(_export, id, layout=layout, out=out, log=not plain, where=where))
 
 
-async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where: Named) -> int:
+async def _export(
+    id: str, *, layout: Layout, out: Path | None, log: bool, where: SessionOption
+) -> int:
     if layout != "full" and out is None:
         raise ConfigError(f"--layout {layout} does not go to the standard output: give --out")
     if out is not None:
@@ -111,7 +113,7 @@ async def _export(id: str, *, layout: Layout, out: Path | None, log: bool, where
     return 0
 
 
-async def _export_beside(id: str, out: Path, where: Named) -> list[str]:
+async def _export_beside(id: str, out: Path, where: SessionOption) -> list[str]:
     """Write traces and memories, events and checkpoints; return the files' names."""
     async with managed(existing(where.store)) as sessions:
         view = await sessions.load(id, session=where.session, tenant=where.tenant)
@@ -120,7 +122,7 @@ async def _export_beside(id: str, out: Path, where: Named) -> list[str]:
         return [*await export_memories(view, out), *await export_pair(view, out)]
 
 
-async def _export_bundle(store: Store, key: SessionKey, out: Path, where: Named) -> int:
+async def _export_bundle(store: Store, key: SessionKey, out: Path, where: SessionOption) -> int:
     if not await is_there(store, key):
         raise no_session(key, store)
     written = await write_bundle(store, key, out)
@@ -132,7 +134,7 @@ async def _export_bundle(store: Store, key: SessionKey, out: Path, where: Named)
     return 0
 
 
-async def _salvage(id: str, *, out: Path | None, where: Named) -> int:
+async def _salvage(id: str, *, out: Path | None, where: SessionOption) -> int:
     if out is None:
         raise ConfigError("--salvage does not go to the standard output: give --out")
     _check_free(out)
@@ -198,7 +200,7 @@ def import_(
     /,
     *,
     id: str | None = None,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Import a session from a file or a folder that was exported, or that others have written.
 
@@ -218,13 +220,13 @@ def import_(
 import_.__name__ = "import"  # what the command is called, and no name for a function
 
 
-async def _import(path: Path, *, id: str | None, where: Named) -> int:
+async def _import(path: Path, *, id: str | None, where: SessionOption) -> int:
     if await is_bundle(path):
         return await _import_bundle(path, id=id, where=where)
     read, beside = await _read(path)
     pair = await anyio.to_thread.run_sync(has_pair, path)
-    if pair and read == Read(None):
-        read = Read(FullAgentState(agent_id=_named(id, path)))
+    if pair and read == MigratedState(None):
+        read = MigratedState(FullAgentState(agent_id=_named(id, path)))
     if read.state is None:
         message = (
             f"there is nothing to import in {path}: name a file, or a folder with session.json, "
@@ -262,7 +264,7 @@ def _named(id: str | None, path: Path) -> str:
     return id
 
 
-async def _import_bundle(path: Path, *, id: str | None, where: Named) -> int:
+async def _import_bundle(path: Path, *, id: str | None, where: SessionOption) -> int:
     was = await bundle_key(path)
     named = SessionKey(id or was.agent, was.session, was.tenant)
     store = perdure.store_for(where.store)
@@ -279,19 +281,19 @@ async def _import_bundle(path: Path, *, id: str | None, where: Named) -> int:
     return 0
 
 
-async def _read(path: Path) -> tuple[Read, Remembered | None]:
+async def _read(path: Path) -> tuple[MigratedState, StateMemories | None]:
     """Read a state, and in a folder what lies beside it."""
     place = anyio.Path(path)
     if not await place.is_dir():
-        return await _read_file(place) if await place.exists() else Read(None), None
+        return await _read_file(place) if await place.exists() else MigratedState(None), None
     read = await read_folder(path)
     beside = await memories_in(path, read.state)
     if read.state is None and beside is not None:
-        read = Read(FullAgentState(agent_id=beside.agent_id))
+        read = MigratedState(FullAgentState(agent_id=beside.agent_id))
     return read, beside
 
 
-async def _read_file(path: anyio.Path) -> Read:
+async def _read_file(path: anyio.Path) -> MigratedState:
     try:
         return read_state(await path.read_bytes(), where=str(path))
     except CorruptRecordError as error:

@@ -13,7 +13,7 @@ import msgspec
 from cyclopts import Parameter
 
 from perdure.cli.access import existing, managed, opened, require_key
-from perdure.cli.output import Stored, print_json, say, size
+from perdure.cli.output import StoreOption, print_json, say, size
 from perdure.errors import ConfigError
 from perdure.records.keys import SessionKey
 from perdure.session.delete import ForgetReport
@@ -36,7 +36,7 @@ def forget(
     tenant: str = "",
     dry_run: bool = False,
     backup: Annotated[tuple[str, ...], Parameter(negative=())] = (),
-    where: Stored = Stored(),  # noqa: B008  # frozen
+    where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
     """Forget sessions: logs, documents, quarantine, posts, and blobs that only they reach.
 
@@ -59,7 +59,7 @@ def forget(
 
 
 async def _forget(
-    chosen: dict[str, Any], where: Stored, backups: Sequence[str], *, dry_run: bool
+    chosen: dict[str, Any], where: StoreOption, backups: Sequence[str], *, dry_run: bool
 ) -> int:
     async with AsyncExitStack() as stack:
         kept = [await _backup(stack, url) for url in backups]  # a wrong one: before anything goes
@@ -110,7 +110,7 @@ def prune(
     keep_days: float | None = None,
     older_than: str | None = None,
     dry_run: bool = False,
-    where: Stored = Stored(),  # noqa: B008  # frozen
+    where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
     """Prune history that is not to be kept, and forget sessions that nobody has used for long.
 
@@ -144,7 +144,7 @@ def _days(age: str) -> float:
 
 
 async def _prune(
-    retention: Retention, chosen: dict[str, Any], where: Stored, *, dry_run: bool
+    retention: Retention, chosen: dict[str, Any], where: StoreOption, *, dry_run: bool
 ) -> int:
     async with managed(existing(where.store), write=not dry_run) as sessions:
         report = await sessions.prune(retention, **chosen, dry_run=dry_run)

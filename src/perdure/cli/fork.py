@@ -10,10 +10,10 @@ from cyclopts import Parameter
 
 from perdure.cli.access import existing, managed
 from perdure.cli.checkpoints import checkpoint_of
-from perdure.cli.output import Named, print_json, say
+from perdure.cli.output import SessionOption, print_json, say
 from perdure.errors import ConfigError
 from perdure.records.checkpoints import Checkpoint
-from perdure.session.fork import Forked
+from perdure.session.fork import Fork
 from perdure.session.manager import SessionManager
 
 Id = Annotated[str, Parameter(name="ID")]
@@ -28,7 +28,7 @@ def fork(
     at: str | None = None,
     at_checkpoint: int | None = None,
     new_session: str | None = None,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Fork a session: a new one begins with its history, and both go on.
 
@@ -47,7 +47,7 @@ def fork(
         message = "fork: --at and --at-checkpoint are two places: give one of them"
         raise ConfigError(message, option="at")
 
-    async def act(sessions: SessionManager) -> Forked:
+    async def act(sessions: SessionManager) -> Fork:
         point: int | str | Checkpoint | None = at
         if at is not None and at.isdecimal():
             point = int(at)
@@ -71,7 +71,7 @@ def copy(
     /,
     *,
     new_session: str | None = None,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Copy a session, its history included: the copy does not need the other one.
 
@@ -82,7 +82,7 @@ def copy(
 
     """
 
-    async def act(sessions: SessionManager) -> Forked:
+    async def act(sessions: SessionManager) -> Fork:
         return await sessions.copy(
             id, new_id, session=where.session, new_session=new_session, tenant=where.tenant
         )
@@ -96,7 +96,7 @@ def rename(
     /,
     *,
     new_session: str | None = None,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Give a session another id.
 
@@ -109,7 +109,7 @@ def rename(
 
     """
 
-    async def act(sessions: SessionManager) -> Forked:
+    async def act(sessions: SessionManager) -> Fork:
         return await sessions.rename(
             id, new_id, session=where.session, new_session=new_session, tenant=where.tenant
         )
@@ -117,9 +117,9 @@ def rename(
     return anyio.run(partial(_do, act, where, "was {parent}"))
 
 
-async def _do(act: Any, where: Named, said: str) -> int:
+async def _do(act: Any, where: SessionOption, said: str) -> int:
     async with managed(existing(where.store), write=True) as sessions:
-        done: Forked = await act(sessions)
+        done: Fork = await act(sessions)
     if where.json:
         print_json({"agent": done.key.agent, "session": done.key.session, **_parts(done)})
     else:
@@ -127,6 +127,6 @@ async def _do(act: Any, where: Named, said: str) -> int:
     return 0
 
 
-def _parts(done: Forked) -> dict[str, Any]:
+def _parts(done: Fork) -> dict[str, Any]:
     parent = {"agent": done.parent.agent, "session": done.parent.session}
     return {"tenant": done.key.tenant, "parent": parent, "at": done.at}

@@ -11,7 +11,7 @@ import anyio
 from cyclopts import Parameter
 
 from perdure.cli.access import existing, managed, opened
-from perdure.cli.output import Named, ago, clip, print_json, print_table, say
+from perdure.cli.output import SessionOption, ago, clip, print_json, print_table, say
 from perdure.errors import ConfigError
 from perdure.records.keys import SessionKey
 from perdure.records.posts import DeadLetter
@@ -27,7 +27,7 @@ def inbox(
     retry: bool = False,
     drop: bool = False,
     all: bool = False,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Show the dead letters: posts that could not be delivered and were set aside.
 
@@ -57,7 +57,9 @@ def inbox(
     return 0
 
 
-async def _act(key: SessionKey, keys: tuple[str, ...] | None, where: Named, *, retry: bool) -> None:
+async def _act(
+    key: SessionKey, keys: tuple[str, ...] | None, where: SessionOption, *, retry: bool
+) -> None:
     async with managed(existing(where.store), write=True) as sessions:
         act = sessions.retry_dead_letters if retry else sessions.drop_dead_letters
         count = await act(key.agent, keys, session=key.session, tenant=key.tenant)
@@ -68,7 +70,7 @@ async def _act(key: SessionKey, keys: tuple[str, ...] | None, where: Named, *, r
         say(f"{done} {count} items of {key}")
 
 
-async def _show(id: str | None, keys: tuple[str, ...], where: Named) -> None:
+async def _show(id: str | None, keys: tuple[str, ...], where: SessionOption) -> None:
     async with opened(where.store) as store:
         letters = await _letters(store, id, where)
         location = store.location
@@ -91,7 +93,7 @@ async def _show(id: str | None, keys: tuple[str, ...], where: Named) -> None:
 
 
 async def _letters(
-    store: Store, id: str | None, where: Named
+    store: Store, id: str | None, where: SessionOption
 ) -> dict[SessionKey, list[DeadLetter]]:
     if not store.capabilities.dead_letters:
         return {}

@@ -165,7 +165,7 @@ class Answer:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Stored(Answer):
+class StoreOption(Answer):
     """Which store a command works on."""
 
     store: str | None = None
@@ -175,7 +175,7 @@ class Stored(Answer):
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Named(Stored):
+class SessionOption(StoreOption):
     """Which of an agent's sessions a command works on."""
 
     session: str = DEFAULT_SESSION

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from perdure.cli.access import existing, is_there, managed, no_session, opened
 from perdure.cli.audit import audit
-from perdure.cli.output import Named, print_json, say
+from perdure.cli.output import SessionOption, print_json, say
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
 
@@ -20,7 +20,7 @@ def rebuild(
     /,
     *,
     dry_run: bool = False,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Rebuild a session's documents from its log.
 
@@ -35,7 +35,7 @@ def rebuild(
     return anyio.run(partial(_rebuild, id, dry_run=dry_run, where=where))
 
 
-async def _rebuild(id: str, *, dry_run: bool, where: Named) -> int:
+async def _rebuild(id: str, *, dry_run: bool, where: SessionOption) -> int:
     key = where.key(id)
     async with opened(where.store) as store:
         if not await is_there(store, key):

@@ -11,11 +11,11 @@ import msgspec
 from cyclopts import Parameter
 
 from perdure._lib.files import NewFile
-from perdure.checkpoints.replay import ReplayReport, Row
+from perdure.checkpoints.replay import ReplayReport, TimelineRow
 from perdure.checkpoints.replay_session import replay_files
 from perdure.checkpoints.report_html import page, shown
 from perdure.cli.access import existing, managed, no_session
-from perdure.cli.output import Named, print_json, print_table, say
+from perdure.cli.output import SessionOption, print_json, print_table, say
 from perdure.errors import ConfigError
 
 SHOWN: Final = 1000
@@ -30,7 +30,7 @@ def replay(
     since: int | None = None,
     files: Path | None = None,
     report: Path | None = None,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Replay a session's events in a dry run: is anything missing, what was decided and used.
 
@@ -52,7 +52,7 @@ def replay(
 
 
 async def _replay(
-    id: str | None, since: int | None, files: Path | None, report: Path | None, where: Named
+    id: str | None, since: int | None, files: Path | None, report: Path | None, where: SessionOption
 ) -> int:
     sink = _sink_for(report)
     try:
@@ -70,7 +70,9 @@ async def _replay(
     return 0 if found.ok else 1
 
 
-async def _of_session(id: str, since: int | None, sink: _Sink, where: Named) -> ReplayReport:
+async def _of_session(
+    id: str, since: int | None, sink: _Sink, where: SessionOption
+) -> ReplayReport:
     store = existing(where.store)
     async with managed(store) as sessions:
         view = await sessions.load(id, session=where.session, tenant=where.tenant)
@@ -104,7 +106,7 @@ def _print(found: ReplayReport, written: Path | None) -> None:
 class _Sink(Protocol):
     """Where the rows of a report go."""
 
-    def row(self, row: Row) -> None: ...
+    def row(self, row: TimelineRow) -> None: ...
 
     def publish(self, report: ReplayReport) -> None: ...
 
@@ -122,7 +124,7 @@ def _sink_for(report: Path | None) -> _Sink:
 
 
 class _Nowhere:
-    def row(self, row: Row) -> None:
+    def row(self, row: TimelineRow) -> None:
         """Only the counts are asked for."""
 
     def publish(self, report: ReplayReport) -> None:
@@ -139,7 +141,7 @@ class _Json:
         self._file = NewFile(path)
         self._before = b'{"rows":[\n'
 
-    def row(self, row: Row) -> None:
+    def row(self, row: TimelineRow) -> None:
         if self._file.add(self._before + msgspec.json.encode(row)) >= PART:
             self._file.write()
         self._before = b",\n"
@@ -160,10 +162,10 @@ class _Page:
 
     def __init__(self, path: Path) -> None:
         self._file = NewFile(path)
-        self._rows: list[Row] = []
+        self._rows: list[TimelineRow] = []
         self._more = 0
 
-    def row(self, row: Row) -> None:
+    def row(self, row: TimelineRow) -> None:
         if len(self._rows) < SHOWN:
             self._rows.append(shown(row))
         else:

@@ -12,7 +12,16 @@ import msgspec
 from cyclopts import Parameter, validators
 
 from perdure.cli.access import existing, holder_of, managed, no_session, opened
-from perdure.cli.output import Named, Stored, ago, clip, print_json, print_table, say, size
+from perdure.cli.output import (
+    SessionOption,
+    StoreOption,
+    ago,
+    clip,
+    print_json,
+    print_table,
+    say,
+    size,
+)
 from perdure.errors import ConfigError
 from perdure.lineage.store import followed
 from perdure.providers.target import Format
@@ -22,7 +31,7 @@ from perdure.records.messages import Message
 from perdure.records.records import Record
 from perdure.session.contents import HistoryItem
 from perdure.session.view import SessionView
-from perdure.store import Holder, SessionInfo, Store
+from perdure.store import LeaseState, SessionInfo, Store
 
 _PLANNED = (
     *("source", "head", "documents", "steps", "records_read", "target", "stripped"),
@@ -45,7 +54,7 @@ def ls(
     after_session: str = DEFAULT_SESSION,
     limit: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 1000,
     waiting: bool = False,
-    where: Stored = Stored(),  # noqa: B008  # frozen
+    where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
     """List the sessions of a store, in the order of their ids.
 
@@ -69,7 +78,9 @@ def ls(
     return 0
 
 
-async def _ls(filters: dict[str, Any], after: SessionKey | None, limit: int, where: Stored) -> None:
+async def _ls(
+    filters: dict[str, Any], after: SessionKey | None, limit: int, where: StoreOption
+) -> None:
     async with opened(where.store) as store:
         found = await _list(store, filters, after, limit)
         location = store.location
@@ -105,7 +116,7 @@ async def _list(
 
 
 async def _ls_waiting(
-    filters: dict[str, Any], after: SessionKey | None, limit: int, where: Stored
+    filters: dict[str, Any], after: SessionKey | None, limit: int, where: StoreOption
 ) -> None:
     require_filters(**filters)
     if filters["owner"] is not None or filters["tag"] is not None:
@@ -153,7 +164,7 @@ def show(
     restore_plan: bool = False,
     target: str | None = None,
     limit: Annotated[int | None, Parameter(validator=validators.Number(gte=0))] = None,
-    where: Named = Named(),  # noqa: B008  # frozen
+    where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Show a session: what it is, and its newest messages, its log, or how it would come back.
 
@@ -179,7 +190,7 @@ def show(
     return 0
 
 
-async def _show_plan(id: str, *, target: str | None, where: Named) -> None:
+async def _show_plan(id: str, *, target: str | None, where: SessionOption) -> None:
     store, key = existing(where.store), where.key(id)
     async with managed(store) as sessions:
         if not await sessions.exists(key.agent, session=key.session, tenant=key.tenant):
@@ -194,7 +205,7 @@ async def _show_plan(id: str, *, target: str | None, where: Named) -> None:
         say(str(plan))
 
 
-async def _show(id: str, *, log: bool, limit: int | None, where: Named) -> None:
+async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) -> None:
     store, key = followed(existing(where.store)), where.key(id)
     async with managed(store) as sessions:
         view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
@@ -208,7 +219,7 @@ async def _show(id: str, *, log: bool, limit: int | None, where: Named) -> None:
             _show_messages(view, described, items, json=where.json)
 
 
-class Described(msgspec.Struct, kw_only=True):
+class SessionDescription(msgspec.Struct, kw_only=True):
     """What `show` says about a session, whatever follows."""
 
     location: str
@@ -235,12 +246,12 @@ class Described(msgspec.Struct, kw_only=True):
     """Its keys."""
 
 
-async def _describe(store: Store, view: SessionView) -> Described:
+async def _describe(store: Store, view: SessionView) -> SessionDescription:
     key, info = view.key, view.info
-    holder: Holder | None = await store.holder(key)
+    holder: LeaseState | None = await store.holder(key)
     manifest: Manifest | None = (await store.read_documents(key, ())).manifest
     folded = {} if manifest is None else manifest.documents
-    return Described(
+    return SessionDescription(
         location=store.location,
         agent=key.agent,
         session=key.session,
@@ -263,7 +274,7 @@ async def _describe(store: Store, view: SessionView) -> Described:
     )
 
 
-def _print_described(shown: Described) -> None:
+def _print_described(shown: SessionDescription) -> None:
     tenant = f"{shown.tenant}: " if shown.tenant else ""
     title = f"  {shown.title}" if shown.title else ""
     say(f"{tenant}{shown.agent}, session {shown.session}{title}")
@@ -283,7 +294,7 @@ def _print_described(shown: Described) -> None:
 
 
 def _show_messages(
-    view: SessionView, described: Described, items: list[HistoryItem], *, json: bool
+    view: SessionView, described: SessionDescription, items: list[HistoryItem], *, json: bool
 ) -> None:
     if json:
         context = view.context("openai")
@@ -317,7 +328,7 @@ def _json(value: Any) -> str:
 
 
 async def _show_log(
-    store: Store, view: SessionView, described: Described, limit: int | None, *, json: bool
+    store: Store, view: SessionView, described: SessionDescription, limit: int | None, *, json: bool
 ) -> None:
     after = 0 if limit is None else max(view.seq - limit, 0)
     if not json:

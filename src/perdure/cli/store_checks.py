@@ -17,7 +17,7 @@ from perdure.cli.output import say
 from perdure.errors import CorruptRecordError, PerdureError
 from perdure.lineage.store import followed
 from perdure.records.keys import SessionKey
-from perdure.store import Store, Swept
+from perdure.store import BlobSweep, Store
 from perdure.transfer import receipts
 from perdure.transfer.read import names_of
 
@@ -35,7 +35,7 @@ class Garbage(msgspec.Struct, kw_only=True):
     unreachable: int = 0
     unknown: str | None = None
     """Why it cannot be told: a session cannot be read, and may need any of them."""
-    swept: Swept | None = None
+    swept: BlobSweep | None = None
     """What was done about it."""
 
 

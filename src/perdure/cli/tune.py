@@ -11,9 +11,18 @@ import msgspec
 from cyclopts import Parameter
 
 from perdure.cli.access import opened
-from perdure.cli.output import Stored, print_json, print_table, say, size, stderr
+from perdure.cli.output import StoreOption, print_json, print_table, say, size, stderr
 from perdure.errors import ConfigError, SessionError
-from perdure.tuning import Advice, Measured, Needs, Option, Workload, advise, chart, measure
+from perdure.tuning import (
+    Advice,
+    Option,
+    Requirements,
+    StoreMeasurement,
+    Workload,
+    advise,
+    chart,
+    measure,
+)
 from perdure.tuning.made_up import made_up
 from perdure.tuning.observed import observed
 
@@ -31,7 +40,7 @@ def tune(
     imagine: bool = False,
     seconds: float = 4.0,
     plot: Annotated[Path | None, Parameter(name="--plot")] = None,
-    where: Stored = Stored(),  # noqa: B008  # frozen
+    where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
     """Find the autosave setting that fits.
 
@@ -63,7 +72,7 @@ def tune(
     ):
         if value is not None and not least <= value < float("inf"):
             raise ConfigError(f"{name} {value:g} does not fit: give a number from {least:g} on")
-    needs = Needs(
+    needs = Requirements(
         sessions=sessions,
         max_loss=max_loss,
         shutdown=shutdown,
@@ -75,7 +84,7 @@ def tune(
 
 
 async def _tune(
-    needs: Needs, *, imagine: bool, seconds: float, plot: Path | None, where: Stored
+    needs: Requirements, *, imagine: bool, seconds: float, plot: Path | None, where: StoreOption
 ) -> int:
     async with opened(where.store, write=True) as store:
         workload = await observed(store)
@@ -104,7 +113,9 @@ def _too_few(location: str, workload: Workload) -> str:
     )
 
 
-def _facts(location: str, workload: Workload, measured: Measured, advice: Advice) -> dict[str, Any]:
+def _facts(
+    location: str, workload: Workload, measured: StoreMeasurement, advice: Advice
+) -> dict[str, Any]:
     return {
         "store": location,
         "workload": {
@@ -137,7 +148,11 @@ def _option(option: Option) -> dict[str, Any]:
 
 
 def _print(
-    location: str, workload: Workload, measured: Measured, advice: Advice, needs: Needs
+    location: str,
+    workload: Workload,
+    measured: StoreMeasurement,
+    advice: Advice,
+    needs: Requirements,
 ) -> None:
     rate = workload.changes / (workload.seconds or 1.0)
     alone = f"one alone takes {measured.save_time * 1e3:.1f} ms"
@@ -167,7 +182,7 @@ def _print(
     say(f"in persistence.yaml   autosave: {{debounce: {quiet}, max_delay: {longest}}}")
 
 
-def _row(option: Option, advice: Advice, needs: Needs) -> list[str]:
+def _row(option: Option, advice: Advice, needs: Requirements) -> list[str]:
     cost = option.cost
     cells = [
         f"{cost.autosave.debounce:g}",

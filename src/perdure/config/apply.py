@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.config.locations import FolderPlace, SessionPlace
 from perdure.config.schema import ConfigKey, Declaration
-from perdure.config.values import DOCUMENT, Plan, Saved, begun, own, plan, saved_in
+from perdure.config.values import DOCUMENT, Plan, StoredValues, begun, own, plan, saved_in
 from perdure.errors import FormatError, LeaseHeldError
 from perdure.records.keys import DEFAULT_SESSION
 from perdure.session.prune import PruneReport
@@ -107,7 +107,7 @@ async def apply_to_store(
                 continue
             looked_at += 1
             keys = _keys_of(view, saved, declaration.config)
-            if not (planned := plan(saved or Saved(), keys, keep)):
+            if not (planned := plan(saved or StoredValues(), keys, keep)):
                 continue
             if not dry_run:
                 await _apply(sessions, key, keys, make, keep)
@@ -139,7 +139,7 @@ async def _keys(sessions: SessionManager, id: str | None, tenant: str) -> AsyncI
                 yield info.key
 
 
-async def _stored(view: SessionView) -> Saved | None:
+async def _stored(view: SessionView) -> StoredValues | None:
     value = await view.state.get(DOCUMENT)
     if value is None:
         return None
@@ -147,7 +147,7 @@ async def _stored(view: SessionView) -> Saved | None:
 
 
 def _keys_of(
-    view: SessionView, saved: Saved | None, config: Mapping[str, ConfigKey]
+    view: SessionView, saved: StoredValues | None, config: Mapping[str, ConfigKey]
 ) -> dict[str, ConfigKey]:
     """Return the keys whose values a session has: a default one nobody talks in, the shared."""
     regenerated = own(config)

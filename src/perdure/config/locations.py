@@ -19,7 +19,7 @@ import msgspec
 
 from perdure._lib.files import Folder
 from perdure._lib.platform import try_lock
-from perdure.config.values import DOCUMENT, Saved, saved_in, written
+from perdure.config.values import DOCUMENT, StoredValues, saved_in, written
 from perdure.errors import ConfigError, LeaseHeldError, StoreError, StoreUnavailableError
 from perdure.session.internals import let_go
 
@@ -35,22 +35,22 @@ _MOST_TRIES: Final = 1000
 _PAUSE: Final = 0.05
 """Seconds between two attempts to write where somebody else writes."""
 
-Change = Callable[[Saved], Saved]
-Taken = Callable[[Saved], object]
+Change = Callable[[StoredValues], StoredValues]
+Taken = Callable[[StoredValues], object]
 
 
-def _ignored(_: Saved) -> None:
+def _ignored(_: StoredValues) -> None:
     """Be told, and do nothing."""
 
 
-class Place(Protocol):
+class Location(Protocol):
     """Where values lie."""
 
-    async def read(self) -> Saved:
+    async def read(self) -> StoredValues:
         """Return what is stored."""
         ...
 
-    async def change(self, change: Change, taken: Taken = _ignored) -> Saved:
+    async def change(self, change: Change, taken: Taken = _ignored) -> StoredValues:
         """Make a change durable, and return what is stored then; the same object is no change.
 
         *taken* is called when it cannot be undone any more: from then on it will be stored, even
@@ -66,12 +66,12 @@ class SessionPlace:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def read(self) -> Saved:
+    async def read(self) -> StoredValues:
         """Return what the session holds, durable or not."""
         value = await self._session.state.get(DOCUMENT)
         return _saved(value, f"session {self._session.key}")
 
-    async def change(self, change: Change, taken: Taken = _ignored) -> Saved:
+    async def change(self, change: Change, taken: Taken = _ignored) -> StoredValues:
         """Change it, and save the session."""
         session = self._session
         for _ in range(_MOST_TRIES):
@@ -89,7 +89,7 @@ class SessionPlace:
         raise StoreError(message, key=str(session.key))
 
 
-def _saved(value: Any, owner: str) -> Saved:
+def _saved(value: Any, owner: str) -> StoredValues:
     where = f"the state {DOCUMENT!r} of {owner}"
     return saved_in(None if value is None else msgspec.json.encode(value), where)
 
@@ -114,13 +114,13 @@ class AgentPlace:
         self._tenant = tenant
         self._wait = wait
 
-    async def read(self) -> Saved:
+    async def read(self) -> StoredValues:
         """Return what is durable; needs no lease."""
         view = await self._sessions.load(self._id, tenant=self._tenant)
         value = None if view is None else await view.state.get(DOCUMENT)
         return _saved(value, f"agent {self._id!r}")
 
-    async def change(self, change: Change, taken: Taken = _ignored) -> Saved:
+    async def change(self, change: Change, taken: Taken = _ignored) -> StoredValues:
         """Change it under the default session's lease, if there is anything to change.
 
         Raises:
@@ -170,11 +170,11 @@ class FolderPlace:
         self.path: Path = path
         self._wait = wait
 
-    async def read(self) -> Saved:
+    async def read(self) -> StoredValues:
         """Read the file; a writer never shows it half-done."""
         return await anyio.to_thread.run_sync(self._read)
 
-    async def change(self, change: Change, taken: Taken = _ignored) -> Saved:
+    async def change(self, change: Change, taken: Taken = _ignored) -> StoredValues:
         """Change the file under the folder's lock.
 
         Raises:
@@ -190,7 +190,7 @@ class FolderPlace:
         taken(changed)
         return changed
 
-    def change_now(self, change: Change) -> Saved:
+    def change_now(self, change: Change) -> StoredValues:
         """Change it while nothing else runs: where there is no event loop any more."""
         until = time.monotonic() + self._wait
         while (changed := self._change(change)) is None:
@@ -205,15 +205,15 @@ class FolderPlace:
         )
         return LeaseHeldError(message, path=str(self.path))
 
-    def _read(self) -> Saved:
+    def _read(self) -> StoredValues:
         with folder_trouble(self.path, "read"):
             if not self.path.is_dir():
-                return Saved()
+                return StoredValues()
             with Folder.root(str(self.path)) as folder:
                 data = folder.read(FILE)
         return saved_in(data, str(self.path / FILE))
 
-    def _change(self, change: Change) -> Saved | None:
+    def _change(self, change: Change) -> StoredValues | None:
         """Do it; None if somebody else has the lock."""
         with folder_trouble(self.path, "written"), contextlib.ExitStack() as stack:
             folder = stack.enter_context(made(self.path))

@@ -14,9 +14,9 @@ import anyio
 import anyio.to_thread
 
 from perdure.config.discover import Declared, declared_at, declared_beside, program_dir
-from perdure.config.locations import FolderPlace, Place, state_dir
+from perdure.config.locations import FolderPlace, Location, state_dir
 from perdure.config.schema import ConfigKey
-from perdure.config.values import Saved, begun, changed
+from perdure.config.values import StoredValues, begun, changed
 from perdure.config.variables import initial_values
 from perdure.errors import (
     ConfigError,
@@ -37,10 +37,10 @@ MAX_VALUE_BYTES: Final = 64 * 1024
 Initial = Callable[[ConfigKey], Any]
 
 
-class Part(NamedTuple):
+class ConfigPart(NamedTuple):
     """Some of the keys, and where their values lie."""
 
-    place: Place
+    place: Location
     keys: Mapping[str, ConfigKey]
     is_new: bool | None = None
     """Whether they are begun for a new session; None to tell by the session's id."""
@@ -63,7 +63,7 @@ class _Setting(Coroutine[Any, Any, None]):
 
     def __init__(
         self,
-        part: Part,
+        part: ConfigPart,
         key: str,
         data: bytes,
         until: Callable[[_Setting], Awaitable[None]],
@@ -150,7 +150,7 @@ class PersistentConfig:
         self._agent_name = agent_name
         self._session = session
         self._strict = strict
-        self._parts: Sequence[Part] | None = None
+        self._parts: Sequence[ConfigPart] | None = None
         self._keys: Mapping[str, ConfigKey] = {}
         self._values: dict[str, bytes] = {}
         self._pending: list[_Setting] = []  # set, and not kept yet
@@ -161,7 +161,7 @@ class PersistentConfig:
     async def of(
         cls,
         keys: Mapping[str, ConfigKey],
-        parts: Sequence[Part],
+        parts: Sequence[ConfigPart],
         make: Initial,
         start: Callable[[Callable[[], Awaitable[object]]], None],
     ) -> Self:
@@ -214,7 +214,7 @@ class PersistentConfig:
         declared = await anyio.to_thread.run_sync(self._read_schema)
         keys = declared.declaration.config
         make = initial_values(declared.agent_name or self._agent_name)
-        await self._begin(keys, [Part(place, keys)], make)
+        await self._begin(keys, [ConfigPart(place, keys)], make)
         return self
 
     def _read_schema(self) -> Declared:
@@ -223,7 +223,7 @@ class PersistentConfig:
         return declared_beside(program_dir())
 
     async def _begin(
-        self, keys: Mapping[str, ConfigKey], parts: Sequence[Part], make: Initial
+        self, keys: Mapping[str, ConfigKey], parts: Sequence[ConfigPart], make: Initial
     ) -> None:
         values: dict[str, bytes] = {}
         for part in parts if keys or not self._strict else ():
@@ -231,7 +231,7 @@ class PersistentConfig:
             values |= self._shown(part, saved)
         self._keys, self._values, self._parts = keys, values, parts
 
-    def _begun(self, part: Part, make: Initial, saved: Saved) -> Saved:
+    def _begun(self, part: ConfigPart, make: Initial, saved: StoredValues) -> StoredValues:
         session = self._session if part.is_new is None else part.session or saved.session
         is_new = part.is_new or (part.is_branch and saved.session not in {None, session})
         if part.is_new is None:
@@ -326,17 +326,17 @@ class PersistentConfig:
                 setting.is_done = True
                 self._pending.remove(setting)
 
-    async def _save(self, part: Part, key: str, data: bytes) -> None:
-        def show(saved: Saved) -> None:
+    async def _save(self, part: ConfigPart, key: str, data: bytes) -> None:
+        def show(saved: StoredValues) -> None:
             self._values |= self._shown(part, saved)
 
         show(await part.place.change(lambda saved: changed(saved, key, data), show))
 
-    def _shown(self, part: Part, saved: Saved) -> dict[str, bytes]:
+    def _shown(self, part: ConfigPart, saved: StoredValues) -> dict[str, bytes]:
         shown = part.keys if self._strict else saved.values
         return {name: bytes(raw) for name, raw in saved.values.items() if name in shown}
 
-    def _part_of(self, key: str) -> Part:
+    def _part_of(self, key: str) -> ConfigPart:
         parts = self._parts or ()
         return next((part for part in parts if key in part.keys), parts[0])
 

@@ -23,7 +23,7 @@ DOCUMENT: Final = "_persistence"
 FORMAT: Final = 1
 
 
-class Saved(msgspec.Struct, frozen=True, omit_defaults=True):
+class StoredValues(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is stored of an agent's config."""
 
     version: int = FORMAT
@@ -40,8 +40,8 @@ class Saved(msgspec.Struct, frozen=True, omit_defaults=True):
         return None if raw is None else decode(bytes(raw))
 
 
-class _Kept(msgspec.Struct, omit_defaults=False):
-    """A `Saved` as it is written: with its version."""
+class _StoredValuesFile(msgspec.Struct, omit_defaults=False):
+    """A `StoredValues` as it is written: with its version."""
 
     version: int
     values: dict[str, msgspec.Raw]
@@ -49,7 +49,7 @@ class _Kept(msgspec.Struct, omit_defaults=False):
     session: str | None
 
 
-def saved_in(data: bytes | None, where: str) -> Saved:
+def saved_in(data: bytes | None, where: str) -> StoredValues:
     """Return what stored bytes hold; nothing for none.
 
     Raises:
@@ -58,11 +58,11 @@ def saved_in(data: bytes | None, where: str) -> Saved:
 
     """
     if data is None:
-        return Saved()
+        return StoredValues()
     try:
         head = decode(data, _Head)
         if head.version <= FORMAT:
-            return decode(data, Saved)
+            return decode(data, StoredValues)
     except CorruptRecordError as error:
         message = f"{where} is damaged, and was left as it is: mend it, or move it away ({error})"
         raise CorruptRecordError(message, path=where) from None
@@ -77,9 +77,9 @@ class _Head(msgspec.Struct):
     version: int = FORMAT
 
 
-def written(saved: Saved) -> Any:
+def written(saved: StoredValues) -> Any:
     """Return what is to be written, as JSON values."""
-    whole = _Kept(FORMAT, saved.values, saved.orphans, saved.session)
+    whole = _StoredValuesFile(FORMAT, saved.values, saved.orphans, saved.session)
     return decode(msgspec.json.encode(whole))
 
 
@@ -94,14 +94,14 @@ def own(config: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
 
 
 def begun(
-    saved: Saved,
+    saved: StoredValues,
     config: Mapping[str, ConfigKey],
     *,
     is_new: bool,
     initial: Callable[[ConfigKey], Any],
     session: str | None = None,
     keep: Callable[[str], bool] = lambda _: False,
-) -> Saved:
+) -> StoredValues:
     """Return what is to be saved when a session begins, or goes on; *saved* itself for no change.
 
     Args:
@@ -123,11 +123,11 @@ def begun(
     others = {name: raw for name, raw in known.items() if name not in config}
     kept = {name: raw for name, raw in others.items() if name in saved.values and keep(name)}
     orphans = {name: raw for name, raw in others.items() if name not in kept}
-    new = Saved(FORMAT, values | kept, orphans, session)
+    new = StoredValues(FORMAT, values | kept, orphans, session)
     return saved if new == saved else new
 
 
-def changed(saved: Saved, key: str, value: bytes) -> Saved:
+def changed(saved: StoredValues, key: str, value: bytes) -> StoredValues:
     """Return what is to be saved once a key has a value."""
     return msgspec.structs.replace(saved, values={**saved.values, key: msgspec.Raw(value)})
 
@@ -147,7 +147,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(
-    saved: Saved,
+    saved: StoredValues,
     config: Mapping[str, ConfigKey],
     keep: Callable[[str], bool] = lambda _: False,
 ) -> Plan:

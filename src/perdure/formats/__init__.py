@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from perdure.formats.memory_files import FileMemoryStorage as FileMemoryStorage
     from perdure.formats.migrations import PERSISTENCE_FORMAT_VERSION as PERSISTENCE_FORMAT_VERSION
     from perdure.formats.migrations import Finding as Finding
+    from perdure.formats.migrations import MigratedState as MigratedState
     from perdure.formats.migrations import Migrations as Migrations
-    from perdure.formats.migrations import Read as Read
     from perdure.formats.migrations import read_state as read_state
     from perdure.formats.state import Core as Core
     from perdure.formats.state import FullAgentState as FullAgentState
@@ -43,7 +43,7 @@ _HOMES = {
         "Finding",
         "Migrations",
         "PERSISTENCE_FORMAT_VERSION",
-        "Read",
+        "MigratedState",
         "read_state",
     ),
     "perdure.formats.state": (

@@ -23,7 +23,7 @@ CARRIED = "interchange.json"
 _OURS = ("perdure", "pluginVersions")
 
 
-class Carried(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ForeignFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The parts, and how far the session was when it was filled."""
 
     system_prompt: str = ""
@@ -48,7 +48,7 @@ class Carried(msgspec.Struct, kw_only=True, omit_defaults=True):
 def carried_of(state: FullAgentState) -> Entry:
     """Return the record that carries what a state has beyond the log."""
     core, memory = state.context.core, state.memory
-    carried = Carried(
+    carried = ForeignFields(
         system_prompt=core.system_prompt,
         instructions=core.instructions,
         tool_calls=core.tool_calls,
@@ -67,13 +67,13 @@ def carried_of(state: FullAgentState) -> Entry:
     return Entry(STATE, encode(StateSet(CARRIED, msgspec.Raw(encode(carried)))))
 
 
-def carried_by(records: Iterable[Record]) -> Carried:
+def carried_by(records: Iterable[Record]) -> ForeignFields:
     """Return what a log carries; nothing for a log that was not filled from elsewhere."""
-    carried = Carried()
+    carried = ForeignFields()
     for record in records:
         if record.kind == STATE and CARRIED.encode() in record.payload:
             change = decode(record.payload, StateSet)
             if change.name == CARRIED:
-                carried = decode(bytes(change.value), Carried)
+                carried = decode(bytes(change.value), ForeignFields)
                 carried.seq = record.seq
     return carried

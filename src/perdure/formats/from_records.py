@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from perdure.errors import FormatError
-from perdure.formats.foreign_fields import Carried, carried_by
+from perdure.formats.foreign_fields import ForeignFields, carried_by
 from perdure.formats.lossless import Fields, compact, fields_of, read_open
 from perdure.formats.state import (
     Core,
@@ -23,7 +23,7 @@ from perdure.formats.state import (
     Stats,
     ToolState,
 )
-from perdure.memory.context import Retraction, WorkingContext
+from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import SessionDocument, StateSet, fold_session, fold_state, typed
 from perdure.memory.index import Index, changes_of
 from perdure.records.json import decode, encode
@@ -110,7 +110,7 @@ def _visible(records: Sequence[Record]) -> list[Record]:
         if record.seq <= newest:
             found.append(record)
             if record.kind == RETRACT:
-                newest = decode(record.payload, Retraction).after
+                newest = decode(record.payload, RetractionPayload).after
     return found[::-1]
 
 
@@ -173,7 +173,7 @@ def _plugins(records: Iterable[Record]) -> tuple[Fields, Fields]:
     return states, {VERSIONS: msgspec.Raw(encode(versions))} if versions else {}
 
 
-def _context(plugins: Fields, carried: Carried) -> SerializedAgentContextState:
+def _context(plugins: Fields, carried: ForeignFields) -> SerializedAgentContextState:
     return SerializedAgentContextState(
         version=carried.context_version,
         tools=_part(plugins, TOOLS, ToolState),
@@ -196,7 +196,7 @@ def _part(plugins: Fields, name: str, cls: type[T]) -> T:
     return part
 
 
-def _memory(records: Iterable[Record], carried: Carried) -> SerializedMemoryState | None:
+def _memory(records: Iterable[Record], carried: ForeignFields) -> SerializedMemoryState | None:
     changes = [record for record in records if record.kind in {MEMORY_SET, MEMORY_DROP}]
     if not changes and not carried.memory:
         return None

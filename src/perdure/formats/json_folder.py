@@ -24,8 +24,8 @@ from perdure.formats.lossless import write_open
 from perdure.formats.migrations import (
     MIGRATIONS,
     Finding,
+    MigratedState,
     Migrations,
-    Read,
     merge_plugins,
     read_memory,
     read_state,
@@ -47,7 +47,9 @@ _SUFFIX = ".json"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}\Z")
 
 
-async def read_folder(path: str | os.PathLike[str], *, migrations: Migrations = MIGRATIONS) -> Read:
+async def read_folder(
+    path: str | os.PathLike[str], *, migrations: Migrations = MIGRATIONS
+) -> MigratedState:
     """Read a state from its files.
 
     Raises:
@@ -83,29 +85,29 @@ def guarded(act: Callable[[str, T], R], path: str, given: T) -> R:
 # reading
 
 
-def _read(path: str, migrations: Migrations) -> Read:
+def _read(path: str, migrations: Migrations) -> MigratedState:
     try:
         folder = Folder.root(path)
     except FileNotFoundError:
-        return Read(None)
+        return MigratedState(None)
     with folder:
-        found = FoundFiles(folder)
+        found = FolderFiles(folder)
         read = found.document(
             SESSION, lambda data: read_state(data, migrations=migrations, where=SESSION)
         )
         memory = found.document(MEMORY, lambda data: read_memory(data, migrations=migrations))
         plugins = found.plugins()
     if not found.any:
-        return Read(None)
+        return MigratedState(None)
     findings = [*found.findings, *(read.findings if read else ()), *(memory[1] if memory else ())]
     state = (read.state if read else None) or FullAgentState()
     if memory is not None:
         state.memory = memory[0]
     merge_plugins(state, plugins, findings)
-    return Read(state, tuple(findings))
+    return MigratedState(state, tuple(findings))
 
 
-class FoundFiles:
+class FolderFiles:
     """What a folder holds, and what was wrong with it."""
 
     def __init__(self, folder: Folder) -> None:

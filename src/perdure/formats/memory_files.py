@@ -24,7 +24,7 @@ import msgspec
 from perdure._lib.files import Folder
 from perdure._lib.host import Host
 from perdure.errors import ConfigError, NotStorableError, StoreUnavailableError
-from perdure.formats.json_folder import MEMORY, FoundFiles, guarded, pretty
+from perdure.formats.json_folder import MEMORY, FolderFiles, guarded, pretty
 from perdure.formats.lossless import write_open
 from perdure.formats.migrations import MIGRATIONS, Finding, Migrations, read_memory
 from perdure.formats.state import SerializedMemoryEntry, SerializedMemoryState
@@ -256,7 +256,7 @@ def _read(path: str, migrations: Migrations) -> _Loaded:
     except FileNotFoundError:
         return _Loaded(SerializedMemoryState(), ())
     with folder:
-        found = FoundFiles(folder)
+        found = FolderFiles(folder)
         read = found.document(MEMORY, lambda data: read_memory(data, migrations=migrations))
     state, findings = read or (SerializedMemoryState(), [])
     return _Loaded(state, (*found.findings, *findings))

@@ -155,7 +155,7 @@ class Finding(msgspec.Struct, frozen=True):
     detail: str
 
 
-class Read(msgspec.Struct, frozen=True):
+class MigratedState(msgspec.Struct, frozen=True):
     """What was read."""
 
     state: FullAgentState | None
@@ -165,7 +165,7 @@ class Read(msgspec.Struct, frozen=True):
 
 def read_state(
     data: bytes, *, migrations: Migrations = MIGRATIONS, where: str = "session.json"
-) -> Read:
+) -> MigratedState:
     """Read a state in whichever version it was written.
 
     Args:
@@ -194,7 +194,7 @@ def read_state(
         state.memory = found[0]
         findings += found[1]
     _unite_plugins(state, findings, where)
-    return Read(state, tuple(findings))
+    return MigratedState(state, tuple(findings))
 
 
 def read_memory(

@@ -18,7 +18,7 @@ from perdure.errors import CorruptRecordError, FormatError, UnsupportedVersionEr
 from perdure.formats.from_records import SPOKEN, item_of
 from perdure.formats.lossless import compact
 from perdure.formats.state import FullAgentState, write_state
-from perdure.memory.documents import Meta, SessionDocument, fold_session
+from perdure.memory.documents import MetadataPayload, SessionDocument, fold_session
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import BASE, ENDING, EPOCH, FORK, META, STATE, Entry, Record
@@ -144,8 +144,8 @@ def entries_of(log: Log) -> list[Entry]:
     Its first record is the epoch that the new log has itself; the places of later ones are kept.
     One more says since when the session is.
     """
-    was = Entry(META, encode(Meta()))  # says nothing, and has a number
-    since = Entry(META, encode(Meta(created_at=_created_at(log))))
+    was = Entry(META, encode(MetadataPayload()))  # says nothing, and has a number
+    since = Entry(META, encode(MetadataPayload(created_at=_created_at(log))))
     entries = [
         was._replace(end=record.end)
         if record.kind in _OF_ITS_STORE

@@ -16,9 +16,9 @@ from perdure.formats.lossless import Fields, write_open
 from perdure.formats.migrations import Finding
 from perdure.formats.native_log import entries_of, left_of, log_in
 from perdure.formats.state import FullAgentState, PermissionState, SerializedMemoryEntry, ToolState
-from perdure.formats.traces import Spoken
+from perdure.formats.traces import TraceMessage
 from perdure.memory.context import WorkingContext
-from perdure.memory.documents import Meta, StateSet
+from perdure.memory.documents import MetadataPayload, StateSet
 from perdure.memory.index import MemoryEntry
 from perdure.memory.items import EpisodicItem, SemanticItem, item_entry
 from perdure.records.json import decode, encode
@@ -48,7 +48,7 @@ _FORMATS: Final = MESSAGE_KINDS | {
 """The kinds whose records the formats have a place for, or that only number others."""
 
 
-class Unfolded(msgspec.Struct, frozen=True):
+class NewLog(msgspec.Struct, frozen=True):
     """The records for a new log, behind its epoch record."""
 
     entries: tuple[Entry, ...]
@@ -56,7 +56,7 @@ class Unfolded(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
 
 
-def unfold(state: FullAgentState, *, now: float) -> Unfolded:
+def unfold(state: FullAgentState, *, now: float) -> NewLog:
     """Return the records that a state is made of.
 
     Args:
@@ -69,7 +69,7 @@ def unfold(state: FullAgentState, *, now: float) -> Unfolded:
     """
     log = log_in(state)
     if log is not None and log.agrees:
-        return Unfolded(tuple(entries_of(log)))
+        return NewLog(tuple(entries_of(log)))
     findings: list[Finding] = []
     entries = [_meta(state, now, findings), *_conversation(state, findings)]
     if state.memory is not None:
@@ -83,7 +83,7 @@ def unfold(state: FullAgentState, *, now: float) -> Unfolded:
         detail = "it was changed by somebody else: its turns and retractions were left out"
         findings.append(Finding("mended", "perdure", detail))
     entries.append(carried_of(state))
-    return Unfolded(_one_group(entries), tuple(findings))
+    return NewLog(_one_group(entries), tuple(findings))
 
 
 def _one_group(entries: list[Entry]) -> tuple[Entry, ...]:
@@ -99,7 +99,7 @@ def _meta(state: FullAgentState, now: float, findings: list[Finding]) -> Entry:
         del clean["owner"]
     else:
         owner = None
-    meta = Meta(
+    meta = MetadataPayload(
         title=metadata.title,
         tags=metadata.tags,
         owner=owner,
@@ -248,15 +248,15 @@ def _plugin(name: str, raw: msgspec.Raw, version: int) -> Entry:
 
 
 _FIRST = 2
-"""The seq of the first record of an `Unfolded`: the epoch record comes before it."""
+"""The seq of the first record of an `NewLog`: the epoch record comes before it."""
 
 
-class Remembered(msgspec.Struct, frozen=True, kw_only=True):
+class StateMemories(msgspec.Struct, frozen=True, kw_only=True):
     """What was read."""
 
-    archived: tuple[Spoken, ...] = ()
+    archived: tuple[TraceMessage, ...] = ()
     """What was said before the last compaction, oldest first."""
-    active: tuple[Spoken, ...] = ()
+    active: tuple[TraceMessage, ...] = ()
     """And since."""
     episodic: tuple[EpisodicItem, ...] = ()
     semantic: tuple[SemanticItem, ...] = ()
@@ -266,7 +266,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
 
 
-def with_history(state: FullAgentState, read: Remembered) -> FullAgentState:
+def with_history(state: FullAgentState, read: StateMemories) -> FullAgentState:
     """Return a state whose history is what the traces say, if it has none of its own."""
     core = state.context.core
     if core.history:
@@ -278,7 +278,7 @@ def with_history(state: FullAgentState, read: Remembered) -> FullAgentState:
     return msgspec.structs.replace(state, context=context)
 
 
-def with_memories(unfolded: Unfolded, read: Remembered, context: Sequence[Entry] = ()) -> Unfolded:
+def with_memories(unfolded: NewLog, read: StateMemories, context: Sequence[Entry] = ()) -> NewLog:
     """Return the records with the memories behind them, and all of it one group.
 
     Args:
@@ -296,10 +296,10 @@ def with_memories(unfolded: Unfolded, read: Remembered, context: Sequence[Entry]
     ]
     whole = [entry._replace(end=False) for entry in (*entries, *memories)]
     whole[-1] = whole[-1]._replace(end=True)
-    return Unfolded(tuple(whole), (*unfolded.findings, *read.findings))
+    return NewLog(tuple(whole), (*unfolded.findings, *read.findings))
 
 
-def _placed(item: EpisodicItem, read: Remembered, seqs: Sequence[int]) -> EpisodicItem:
+def _placed(item: EpisodicItem, read: StateMemories, seqs: Sequence[int]) -> EpisodicItem:
     """Return an item as of the record that the last message it sums up has here.
 
     Counted from the end: a state's own history may begin earlier than the traces.

@@ -20,8 +20,8 @@ import msgspec
 from perdure._lib.files import Folder, NewFile
 from perdure.errors import CorruptRecordError, FormatError
 from perdure.formats.migrations import Finding
-from perdure.formats.to_records import Remembered
-from perdure.formats.traces import Gathering, SavedTrace, Spoken, TraceLine, trace_lines
+from perdure.formats.to_records import StateMemories
+from perdure.formats.traces import SavedTrace, TraceLine, TraceMessage, TraceMessages, trace_lines
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.items import EpisodicItem, SemanticItem, items_of
@@ -50,7 +50,7 @@ _BOUNDARY: Final = "native_compaction"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}\Z")
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class TraceSegment(msgspec.Struct, frozen=True, kw_only=True):
     """What the manifest says of a segment; the field names are the format."""
 
     index: int
@@ -75,35 +75,36 @@ class ArchiveManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: int = 1
     next_segment_index: int = 1
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[TraceSegment, ...] = ()
 
-    def complete(self) -> list[Segment]:
+    def complete(self) -> list[TraceSegment]:
         """Return the segments that count, in order."""
         found = [one for one in self.segments if one.status == "complete"]
         return sorted(found, key=lambda one: one.index)
 
 
-class Planned(msgspec.Struct, frozen=True):
+class PlannedSegment(msgspec.Struct, frozen=True):
     """A segment that is to be written."""
 
     upto: int
     """The last record whose traces belong to it."""
-    segment: Segment
+    segment: TraceSegment
 
 
-def planned_segments(items: Iterable[EpisodicItem]) -> list[Planned]:
+def planned_segments(items: Iterable[EpisodicItem]) -> list[PlannedSegment]:
     """Return a segment for each compaction, oldest first; their last records go up."""
     newest = {item.as_of_seq: item for item in items if item.as_of_seq > 0}
     return [
-        Planned(upto, _pending(index, newest[upto])) for index, upto in enumerate(sorted(newest), 1)
+        PlannedSegment(upto, _pending(index, newest[upto]))
+        for index, upto in enumerate(sorted(newest), 1)
     ]
 
 
-def _pending(index: int, item: EpisodicItem) -> Segment:
+def _pending(index: int, item: EpisodicItem) -> TraceSegment:
     key = hashlib.sha256(item.id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     at = datetime.datetime.fromtimestamp(item.ts, datetime.UTC)
     stamp = f"{at:%Y%m%dT%H%M%S}{at.microsecond // 1000:03d}Z"
-    return Segment(
+    return TraceSegment(
         index=index,
         file_name=f"{index:06d}_{stamp}_{key}.jsonl",
         boundary_key=f"{_BOUNDARY}:{key}",
@@ -111,7 +112,7 @@ def _pending(index: int, item: EpisodicItem) -> Segment:
     )
 
 
-def filled(segment: Segment, first: TraceLine, last: TraceLine, count: int) -> Segment:
+def filled(segment: TraceSegment, first: TraceLine, last: TraceLine, count: int) -> TraceSegment:
     """Return a segment that is complete."""
     return msgspec.structs.replace(
         segment,
@@ -124,7 +125,7 @@ def filled(segment: Segment, first: TraceLine, last: TraceLine, count: int) -> S
     )
 
 
-def manifest_of(segments: Sequence[Segment]) -> bytes:
+def manifest_of(segments: Sequence[TraceSegment]) -> bytes:
     """Return the manifest of some segments, as it is written."""
     newest = max((one.index for one in segments), default=0)
     manifest = ArchiveManifest(next_segment_index=newest + 1, segments=tuple(segments))
@@ -216,11 +217,11 @@ async def _write_documents(folder: Path, memories: Memories) -> list[str]:
 class _Archiving:
     """Writes the lines in their order: segment by segment, and the rest as active ones."""
 
-    def __init__(self, folder: Path, planned: list[Planned]) -> None:
+    def __init__(self, folder: Path, planned: list[PlannedSegment]) -> None:
         self._folder = folder
         self._planned = planned
         self._names: list[str] = []
-        self._done: list[Segment] = []
+        self._done: list[TraceSegment] = []
         self._ahead: TraceLine | None = None
 
     async def write(self, lines: AsyncGenerator[TraceLine, None]) -> list[str]:
@@ -237,7 +238,9 @@ class _Archiving:
             self._names.append(ARCHIVE_MANIFEST)
         return [*self._names, TRACES]
 
-    async def _segment(self, planned: Planned, lines: AsyncGenerator[TraceLine, None]) -> None:
+    async def _segment(
+        self, planned: PlannedSegment, lines: AsyncGenerator[TraceLine, None]
+    ) -> None:
         first, name = self._ahead, planned.segment.file_name
         async with _Filling(self._folder / ARCHIVE / name) as file:
             last, count = await self._run(file, lines, planned.upto)
@@ -257,7 +260,7 @@ class _Archiving:
             self._ahead = await anext(lines, None)
         return last, count
 
-    async def _say(self, segments: list[Segment]) -> None:
+    async def _say(self, segments: list[TraceSegment]) -> None:
         await anyio.to_thread.run_sync(_publish_manifest, self._folder, manifest_of(segments))
 
 
@@ -318,7 +321,7 @@ def has_memories(path: Path) -> bool:
     return any((path / name).is_file() for name in _ANY)
 
 
-def read_memories(path: Path) -> Remembered:
+def read_memories(path: Path) -> StateMemories:
     """Read what is there; nothing of it is changed.
 
     Raises:
@@ -334,13 +337,13 @@ class _Reading:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._findings: list[Finding] = []
-        self._gathering = Gathering()
+        self._gathering = TraceMessages()
 
-    def all(self) -> Remembered:
+    def all(self) -> StateMemories:
         archived = tuple(self._archived())
         active = (*self._spoken(self._folder, TRACES), *self._gathering.rest())
         context, agent_id = self._context()
-        return Remembered(
+        return StateMemories(
             archived=archived,
             active=active,
             episodic=self._items(EPISODIC, EpisodicItem),
@@ -355,7 +358,7 @@ class _Reading:
 
     # what was said
 
-    def _archived(self) -> Iterator[Spoken]:
+    def _archived(self) -> Iterator[TraceMessage]:
         yield from self._spoken(self._folder, _OLD_ARCHIVE)
         try:
             archive = self._folder.enter(ARCHIVE)
@@ -381,7 +384,7 @@ class _Reading:
                 self._tell(f"{ARCHIVE}/{name}", "the manifest names it, and it is not there")
         return [name for name in names if is_segment_name(name) and archive.has(name)]
 
-    def _spoken(self, folder: Folder, name: str, shown: str = "") -> Iterator[Spoken]:
+    def _spoken(self, folder: Folder, name: str, shown: str = "") -> Iterator[TraceMessage]:
         for trace in self._lines(folder, name, SavedTrace, shown):
             yield from self._gathering.feed(trace)
 

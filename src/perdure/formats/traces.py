@@ -76,7 +76,7 @@ def _line(trace: RawTrace) -> bytes:
     return encode(fields) + b"\n"
 
 
-class Spoken(msgspec.Struct, frozen=True):
+class TraceMessage(msgspec.Struct, frozen=True):
     """A message that traces amount to."""
 
     seq: int
@@ -85,14 +85,14 @@ class Spoken(msgspec.Struct, frozen=True):
 
 
 @final
-class Gathering:
+class TraceMessages:
     """Put traces together to messages, fed in the order in which they lie."""
 
     def __init__(self) -> None:
         self._answer: list[SavedTrace] = []
         self._known: set[str] = set()
 
-    def feed(self, trace: SavedTrace) -> Iterator[Spoken]:
+    def feed(self, trace: SavedTrace) -> Iterator[TraceMessage]:
         """Take in the next trace; return the messages that are complete by it."""
         if trace.id and trace.id in self._known:
             return
@@ -105,13 +105,13 @@ class Gathering:
         yield from self.rest()
         message = _other(trace)
         if message is not None:
-            yield Spoken(trace.seq, message)
+            yield TraceMessage(trace.seq, message)
 
-    def rest(self) -> Iterator[Spoken]:
+    def rest(self) -> Iterator[TraceMessage]:
         """Return the answer that no other trace belongs to."""
         answer, self._answer = self._answer, []
         if answer:
-            yield Spoken(answer[0].seq, _answered(answer))
+            yield TraceMessage(answer[0].seq, _answered(answer))
 
     def _continues(self, trace: SavedTrace) -> bool:
         """Say whether a trace is a part of the same answer as those before it."""

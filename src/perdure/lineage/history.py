@@ -14,10 +14,10 @@ import msgspec
 from perdure.errors import CorruptRecordError, FormatError
 from perdure.memory.context import SNAPSHOT, Snapshot
 from perdure.memory.documents import SESSION, WholeSessionDocument
-from perdure.records.chunks import Cutter, name_of, records_of
+from perdure.records.chunks import RunCutter, name_of, records_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Base, Folded, FoldedDocument, Index, Manifest, Piece
+from perdure.records.manifest import Folded, FoldedDocument, HistorySegment, Index, Manifest, Origin
 from perdure.store import Document, Documents, LogChunk, Store
 
 # Documents as they pass from one session to another, and between two ways of numbering
@@ -49,7 +49,7 @@ def upto(have: Documents, seq: int) -> Documents:
     )
 
 
-def lowered(manifest: Manifest, base: Base) -> Manifest:
+def lowered(manifest: Manifest, base: Origin) -> Manifest:
     """Return a manifest as the session's own store takes it, naming what came before."""
     return msgspec.structs.replace(_shifted(manifest, -base.at), base=base)
 
@@ -63,7 +63,7 @@ def _shifted(manifest: Manifest, by: int) -> Manifest:
     return msgspec.structs.replace(manifest, as_of_seq=as_of, documents=documents)
 
 
-def handed_down(have: Documents, key: SessionKey, base: Base) -> Documents:
+def handed_down(have: Documents, key: SessionKey, base: Origin) -> Documents:
     """Return another session's documents as those that a session of this key begins with."""
     if have.manifest is None:
         return Documents()
@@ -110,7 +110,7 @@ async def keep_history(store: Store, key: SessionKey, *, after: int, upto: int) 
         NotStorableError: The store keeps no blobs.
 
     """
-    cutter, pieces = Cutter(), list[Piece]()
+    cutter, pieces = RunCutter(), list[HistorySegment]()
     async with aclosing(store.read_log(key, after=after, before=upto + 1)) as log:
         async for chunk in log:
             for record in chunk.records:
@@ -123,13 +123,15 @@ async def keep_history(store: Store, key: SessionKey, *, after: int, upto: int) 
     return name_of(index)
 
 
-async def _put(store: Store, tenant: str, piece: tuple[int, int, bytes] | None) -> list[Piece]:
+async def _put(
+    store: Store, tenant: str, piece: tuple[int, int, bytes] | None
+) -> list[HistorySegment]:
     if piece is None:
         return []
     first, last, data = piece
     name = name_of(data)
     await store.put_blobs(tenant, {name: data})
-    return [Piece(first, last, name)]
+    return [HistorySegment(first, last, name)]
 
 
 async def keep_documents(store: Store, tenant: str, documents: Documents) -> str:
@@ -150,7 +152,7 @@ async def keep_documents(store: Store, tenant: str, documents: Documents) -> str
 
 
 async def folded(
-    store: Store, key: SessionKey, base: Base, names: Collection[str] | None
+    store: Store, key: SessionKey, base: Origin, names: Collection[str] | None
 ) -> Documents:
     """Return the documents that a base keeps, as those of the session."""
     if not base.folded:
@@ -173,7 +175,7 @@ async def folded(
 
 
 async def read(
-    store: Store, key: SessionKey, base: Base, after: int, before: int, *, reverse: bool
+    store: Store, key: SessionKey, base: Origin, after: int, before: int, *, reverse: bool
 ) -> AsyncGenerator[LogChunk, None]:
     """Read records that a base keeps, ``after < seq < before``."""
     index = decode(await _get(store, key, base.kept), Index)

@@ -26,19 +26,19 @@ from perdure.lineage import history as rebase
 from perdure.lineage.acknowledged import judged_refusal
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Base, Manifest
+from perdure.records.manifest import Manifest, Origin
 from perdure.records.records import BASE, EPOCH, Record
 from perdure.restore.validity import judged
-from perdure.store import Batch, Documents, Grant, LogChunk, Outcome, Status, Store
+from perdure.store import Batch, Documents, HeldLease, LogChunk, Outcome, Status, Store
 from perdure.stores.delegate import DelegatingStore
 
 
-class _Held:
+class _HeldSession:
     """What is known of a session that is held here and has a base."""
 
     __slots__ = ("base", "epoch", "folded", "inherited")
 
-    def __init__(self, epoch: int, base: Base) -> None:
+    def __init__(self, epoch: int, base: Origin) -> None:
         self.epoch = epoch
         self.base = base
         self.folded = False
@@ -58,7 +58,7 @@ class Lineage(DelegatingStore):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self._held: dict[SessionKey, _Held] = {}
+        self._held: dict[SessionKey, _HeldSession] = {}
         self._plain: dict[SessionKey, int] = {}  # held without a base, under this epoch
         self._begun: dict[SessionKey, tuple[int, int]] = {}  # epoch, and its first record
 
@@ -71,7 +71,7 @@ class Lineage(DelegatingStore):
 
     # what a session began with
 
-    async def base_of(self, key: SessionKey) -> Base | None:
+    async def base_of(self, key: SessionKey) -> Origin | None:
         """Return what comes before a session's own log; None for most sessions.
 
         Raises:
@@ -86,7 +86,7 @@ class Lineage(DelegatingStore):
         have = await self.inner.read_documents(key, ())
         return await self._based(key, have)
 
-    async def _based(self, key: SessionKey, have: Documents) -> Base | None:
+    async def _based(self, key: SessionKey, have: Documents) -> Origin | None:
         if have.manifest is not None:
             return have.manifest.base
         async with contextlib.aclosing(self.inner.read_log(key, limit=64)) as log:
@@ -95,25 +95,25 @@ class Lineage(DelegatingStore):
                     if record.seq > 1 and chunk.records[0].seq > 1:
                         return await self.newest_base(key)  # it was pruned, maybe more than once
                     if record.kind == BASE:
-                        return decode(record.payload, Base)
+                        return decode(record.payload, Origin)
                     if record.kind != EPOCH:
                         return None
         return None
 
-    async def newest_base(self, key: SessionKey) -> Base | None:
+    async def newest_base(self, key: SessionKey) -> Origin | None:
         """Look through a session's own log for the base that counts."""
         async with contextlib.aclosing(self.inner.read_log(key, reverse=True)) as log:
             async for chunk in log:
                 for record in chunk.records:
                     if record.kind == BASE:
-                        return decode(record.payload, Base)
+                        return decode(record.payload, Origin)
         return None
 
-    def rebased(self, key: SessionKey, epoch: int, base: Base) -> None:
+    def rebased(self, key: SessionKey, epoch: int, base: Origin) -> None:
         """Take note that a session held here has a new base in its log."""
         before = self._held.get(key)
         self._plain.pop(key, None)
-        held = self._held[key] = _Held(epoch, base)
+        held = self._held[key] = _HeldSession(epoch, base)
         if before is not None:
             held.folded, held.inherited = before.folded, before.inherited
 
@@ -189,7 +189,7 @@ class Lineage(DelegatingStore):
                             return
 
     async def _own(
-        self, key: SessionKey, base: Base, after: int, before: int | None, *, reverse: bool
+        self, key: SessionKey, base: Origin, after: int, before: int | None, *, reverse: bool
     ) -> AsyncGenerator[LogChunk, None]:
         """Read the session's own log, numbered behind what came before."""
         at = base.at
@@ -202,7 +202,7 @@ class Lineage(DelegatingStore):
                 yield chunk if not at else LogChunk(_raised(chunk.records, at), chunk.settled)
 
     async def _earlier(
-        self, key: SessionKey, base: Base, after: int, before: int | None, *, reverse: bool
+        self, key: SessionKey, base: Origin, after: int, before: int | None, *, reverse: bool
     ) -> AsyncGenerator[LogChunk, None]:
         """Read what came before, wherever it is now."""
         upto = base.at + 1 if before is None else min(before, base.at + 1)
@@ -224,7 +224,7 @@ class Lineage(DelegatingStore):
                 return bool(chunk.records) and chunk.records[0].epoch == epoch
         return False
 
-    async def _counting(self, key: SessionKey, base: Base) -> Base:
+    async def _counting(self, key: SessionKey, base: Origin) -> Origin:
         """Return the base that counts: a newer one, where the parent's history is not whole."""
         if base.parent is None:
             return base
@@ -281,7 +281,7 @@ class Lineage(DelegatingStore):
         have = rebase.raised(have, base.at)
         return await self._mended(key, base, have) if base.cut else have
 
-    async def _mended(self, key: SessionKey, base: Base, have: Documents) -> Documents:
+    async def _mended(self, key: SessionKey, base: Origin, have: Documents) -> Documents:
         """Have what a pruned session began with for what its log does not make any more."""
         have = judged(have, key)
         if not have.damaged:
@@ -290,7 +290,7 @@ class Lineage(DelegatingStore):
         return msgspec.structs.replace(have, found={**old.found, **have.found})
 
     async def _inherited(
-        self, key: SessionKey, base: Base, names: Collection[str] | None
+        self, key: SessionKey, base: Origin, names: Collection[str] | None
     ) -> Documents:
         held = self._held.get(key)
         if held is not None and held.inherited is not None:
@@ -300,7 +300,7 @@ class Lineage(DelegatingStore):
         return rebase.handed_down(found, key, base)
 
     async def documents_at(
-        self, key: SessionKey, base: Base, names: Collection[str] | None
+        self, key: SessionKey, base: Origin, names: Collection[str] | None
     ) -> Documents:
         """Return the documents that a session with this base begins with; none is well, too."""
         if base.folded:
@@ -327,7 +327,7 @@ class Lineage(DelegatingStore):
         held = self._held.get(key)
         if held is None and key not in self._plain:
             base = await self.base_of(key)  # held through another of these
-            held = None if base is None else _Held(manifest.epoch, base)
+            held = None if base is None else _HeldSession(manifest.epoch, base)
         if held is None or held.epoch != manifest.epoch:
             await self.inner.write_documents(key, documents, manifest)
             return
@@ -344,13 +344,13 @@ class Lineage(DelegatingStore):
 
     # leases
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """See the port."""
         grant = await self._acquire(key, after)
         self._begun[key] = grant.epoch, grant.head
         return grant
 
-    async def _acquire(self, key: SessionKey, after: int) -> Grant:
+    async def _acquire(self, key: SessionKey, after: int) -> HeldLease:
         grant = await self.inner.acquire(key, after=after)
         self._held.pop(key, None)
         if grant.created:
@@ -369,12 +369,12 @@ class Lineage(DelegatingStore):
         self._held[key] = held
         return msgspec.structs.replace(grant, head=grant.head + held.base.at)
 
-    async def _hold(self, key: SessionKey, epoch: int) -> _Held | None:
+    async def _hold(self, key: SessionKey, epoch: int) -> _HeldSession | None:
         have = await self.inner.read_documents(key, ())
         base = await self._based(key, have)
         if base is None:
             return None
-        held = _Held(epoch, base)
+        held = _HeldSession(epoch, base)
         if have.manifest is None:
             held.inherited = await self._inherited(key, base, None)
         if base.cut > base.at:  # a pruning may have been killed

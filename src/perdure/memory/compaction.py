@@ -215,7 +215,7 @@ def _quotes() -> Summarizer:
 Opener = Literal["user", "tool_continuation", "recovery"]
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class TurnBlock(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a turn that stays whole."""
 
     turn_id: str
@@ -266,7 +266,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 def blocks_of(
     turn_id: str, messages: Iterable[tuple[int, Message, float]], *, last: int = 0
-) -> list[Block]:
+) -> list[TurnBlock]:
     """Return a turn's messages as blocks.
 
     Args:
@@ -275,7 +275,7 @@ def blocks_of(
         last: The seq of the turn's last record.
 
     """
-    found: list[Block] = []
+    found: list[TurnBlock] = []
     part: list[tuple[int, Message, float]] = []
     for one in messages:
         if part and _opens(one[1], part[-1][1]):
@@ -292,13 +292,13 @@ def _opens(message: Message, before: Message) -> bool:
     return message.role == "user" or (message.role == "assistant" and before.role == "tool")
 
 
-def _block(turn_id: str, part: Sequence[tuple[int, Message, float]], *, first: bool) -> Block:
+def _block(turn_id: str, part: Sequence[tuple[int, Message, float]], *, first: bool) -> TurnBlock:
     opener: Opener = "tool_continuation"
     if part[0][1].role == "user":
         opener = "user"
     elif first:
         opener = "recovery"
-    return Block(
+    return TurnBlock(
         turn_id=turn_id,
         opener=opener,
         messages=tuple(message for _, message, _ in part),
@@ -319,11 +319,11 @@ class Frontier:
     def __init__(self, keep_turns: int, room: float) -> None:
         self.keep_turns: int = keep_turns
         self.room: float = room
-        self._raw: deque[Block] = deque()
+        self._raw: deque[TurnBlock] = deque()
         self._share = 0.0
 
     @property
-    def raw(self) -> tuple[Block, ...]:
+    def raw(self) -> tuple[TurnBlock, ...]:
         """The blocks that stay."""
         return tuple(self._raw)
 
@@ -332,7 +332,7 @@ class Frontier:
         """How much of the budget they take."""
         return self._share
 
-    def add(self, blocks: Iterable[Block]) -> Iterator[Block]:
+    def add(self, blocks: Iterable[TurnBlock]) -> Iterator[TurnBlock]:
         """Take in the next turn's blocks; return those that leave for them."""
         for block in blocks:
             self._raw.append(block)
@@ -343,7 +343,7 @@ class Frontier:
                 return
             yield from self._leave(leaving)
 
-    def squeeze(self, room: float) -> Iterator[Block]:
+    def squeeze(self, room: float) -> Iterator[TurnBlock]:
         """Keep as much as fits a smaller room; return what leaves."""
         self.room = min(self.room, room)
         return self.add(())
@@ -376,7 +376,7 @@ class Frontier:
                 return count
         return 0
 
-    def _leave(self, count: int) -> Iterator[Block]:
+    def _leave(self, count: int) -> Iterator[TurnBlock]:
         for _ in range(count):
             block = self._raw.popleft()
             self._share = self._share - block.share if self._raw else 0.0

@@ -84,7 +84,7 @@ class _Rebuilt(msgspec.Struct):
     reason: str = ""
 
 
-class Retraction(msgspec.Struct):
+class RetractionPayload(msgspec.Struct):
     """The payload of a record that takes back what came after another one."""
 
     after: int
@@ -137,7 +137,7 @@ class WorkingContext:
         elif kind == CONTEXT:
             self._replace(seq, payload)
         elif kind == RETRACT:
-            self._take_back(seq, decode(payload, Retraction).after)
+            self._take_back(seq, decode(payload, RetractionPayload).after)
 
     def messages(self) -> Iterator[bytes]:
         """Return the messages as they would be sent: the system message first.

@@ -17,7 +17,7 @@ from perdure.memory.index import (
     MEMORY,
 )
 from perdure.memory.ledger import LEDGER, LEDGER_KINDS
-from perdure.records.checkpoints import CHECKPOINTS, Stamp
+from perdure.records.checkpoints import CHECKPOINTS, TimestampPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About
@@ -50,7 +50,7 @@ def stamp_of(payload: bytes) -> int:
     7
     """
     try:
-        return decode(payload, Stamp).timestamp
+        return decode(payload, TimestampPayload).timestamp
     except FormatError:
         return 0
 
@@ -73,7 +73,7 @@ TAKEN_IDS = 1000
 """How many posts back a retry by key is known."""
 
 
-class Turned(msgspec.Struct, omit_defaults=True, kw_only=True):
+class TurnPayload(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The payload of a turn's begin, end or interruption."""
 
     turn: str
@@ -88,7 +88,7 @@ class Turned(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Whether the id is the caller's own, by which a retry is known."""
 
 
-class Taken(msgspec.Struct):
+class InboxTakenPayload(msgspec.Struct):
     """The payload of the record that ends the group of what was posted."""
 
     ops: list[str]
@@ -97,7 +97,7 @@ class Taken(msgspec.Struct):
     """Seconds since 1970."""
 
 
-class Meta(msgspec.Struct, omit_defaults=True):
+class MetadataPayload(msgspec.Struct, omit_defaults=True):
     """The payload of a change to what is said about a session."""
 
     title: str | None = None
@@ -133,7 +133,7 @@ class _Item(msgspec.Struct):
     item: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class ItemsBack(msgspec.Struct):
+class ItemsRestoredPayload(msgspec.Struct):
     """The payload that makes a long-term memory what it was: its first items stay."""
 
     memory: str
@@ -337,7 +337,7 @@ def _count(document: SessionDocument, record: Record) -> None:
     if record.kind in MESSAGE_KINDS:
         document.messages += 1
     elif record.kind == TURN:
-        turned = decode(record.payload, Turned)
+        turned = decode(record.payload, TurnPayload)
         document.turns = max(document.turns, turned.number)
         note_turn(document.turn_ids, turned)
     elif record.kind == TAKEN:
@@ -345,7 +345,7 @@ def _count(document: SessionDocument, record: Record) -> None:
     elif record.kind in TIMED_KINDS:
         document.clock = max(document.clock or 0, stamp_of(record.payload)) or msgspec.UNSET
     elif record.kind == META:
-        meta = decode(record.payload, Meta)
+        meta = decode(record.payload, MetadataPayload)
         _describe(document.metadata, meta)
         document.agent_type = meta.agent_type or document.agent_type
         if meta.created_at is not None:
@@ -361,7 +361,7 @@ def _time_of(record: Record) -> float | None:
     return None
 
 
-def note_turn(turn_ids: dict[str, int], turned: Turned) -> None:
+def note_turn(turn_ids: dict[str, int], turned: TurnPayload) -> None:
     """Remember a turn that ended, by the id that its caller gave it."""
     if turned.given and turned.phase == "end":
         turn_ids[turned.turn] = turned.number
@@ -371,12 +371,12 @@ def note_turn(turn_ids: dict[str, int], turned: Turned) -> None:
 
 def note_taken(taken: dict[str, int], seq: int, payload: bytes) -> None:
     """Remember what was posted and is in the log."""
-    taken.update(dict.fromkeys(decode(payload, Taken).ops, seq))
+    taken.update(dict.fromkeys(decode(payload, InboxTakenPayload).ops, seq))
     while len(taken) > TAKEN_IDS:
         del taken[next(iter(taken))]
 
 
-def _describe(metadata: SessionMetadata, meta: Meta) -> None:
+def _describe(metadata: SessionMetadata, meta: MetadataPayload) -> None:
     if meta.title is not None:
         metadata.title = meta.title
     if meta.tags is not None:
@@ -398,7 +398,7 @@ def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:
     """Return episodic.jsonl or semantic.jsonl after ``records``: a line an item."""
     parts = [old or b""]
     for record in records:
-        back = decode(record.payload, ItemsBack)
+        back = decode(record.payload, ItemsRestoredPayload)
         if back.keep < 0:
             parts.append(bytes(decode(record.payload, _Item).item) + b"\n")
         else:

@@ -56,7 +56,7 @@ class MemoryEntry(msgspec.Struct, rename="camel", kw_only=True):
         return msgspec.structs.replace(self, value=_NOTHING)
 
 
-class _Apart(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
+class _EntryWithoutValue(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
     """An entry in the document without its value: no more bytes than it takes."""
 
     key: str
@@ -80,7 +80,7 @@ class MemoryChange(MemoryEntry):
     """When entries were read since the last change, in milliseconds since 1970."""
 
 
-class Dropped(msgspec.Struct):
+class DroppedPayload(msgspec.Struct):
     """The payload of a record that drops an entry."""
 
     key: str
@@ -108,7 +108,7 @@ class MemoryDocument(msgspec.Struct, kw_only=True):
 
 class _Written(msgspec.Struct, kw_only=True):
     version: int
-    entries: list[MemoryEntry | _Apart]
+    entries: list[MemoryEntry | _EntryWithoutValue]
     stats: MemoryStats
 
 
@@ -142,11 +142,11 @@ class Index:
             self.entries[entry.key] = entry
             self.size += entry.size_bytes
         elif record.kind == MEMORY_DROP:
-            dropped = decode(record.payload, Dropped)
+            dropped = decode(record.payload, DroppedPayload)
             self._touch(dropped)
             self._remove(dropped.key)
 
-    def _touch(self, change: Dropped | _Touched) -> None:
+    def _touch(self, change: DroppedPayload | _Touched) -> None:
         touched = change.touched
         if touched is UNSET or not touched:
             return
@@ -190,10 +190,10 @@ def _name(entry: MemoryEntry, seq: int) -> None:
     entry.seq = seq if large else UNSET
 
 
-def _written(entry: MemoryEntry) -> MemoryEntry | _Apart:
+def _written(entry: MemoryEntry) -> MemoryEntry | _EntryWithoutValue:
     if entry.sha256 is UNSET:
         return entry
-    fields = {name: getattr(entry, name) for name in _Apart.__struct_fields__}
+    fields = {name: getattr(entry, name) for name in _EntryWithoutValue.__struct_fields__}
     for name in ("scope", "base_priority"):
         if fields[name] == getattr(_DEFAULT, name):
             fields[name] = UNSET
@@ -201,7 +201,7 @@ def _written(entry: MemoryEntry) -> MemoryEntry | _Apart:
         fields["last_accessed_at"] = UNSET
     elif entry.last_accessed_at <= 0:
         fields["last_accessed_at"] = -1
-    return _Apart(**fields)
+    return _EntryWithoutValue(**fields)
 
 
 _DEFAULT = MemoryEntry(key="")

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from perdure.records.json import decode, decode_with, decoder_of, encode
-from perdure.records.manifest import Base
+from perdure.records.manifest import Origin
 from perdure.records.records import ADMITTED, APPROVAL, BASE, EFFECT, Entry, Record
 
 LEDGER: Final = "ledger.json"
@@ -114,7 +114,7 @@ class Ledger:
     def feed(self, kind: str, payload: bytes) -> None:
         """Take in the next record of one of the ledger's kinds."""
         if kind == BASE:
-            if decode(payload, Base).begins_fork:
+            if decode(payload, Origin).begins_fork:
                 self._document = _Document()
             return
         change = decode_with(_FIELDS, payload)

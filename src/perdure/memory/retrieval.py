@@ -60,7 +60,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     """The newest memory counts 1, the oldest next to nothing."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class RetrievedMemory(msgspec.Struct, frozen=True):
     """A memory that answers a query."""
 
     item: Item
@@ -184,7 +184,7 @@ class Retriever:
         *,
         limit: int = 10,
         kind: Literal["episodic", "semantic"] | None = None,
-    ) -> list[Found]:
+    ) -> list[RetrievedMemory]:
         """Return the memories that fit a query, the best first; errors as ``retrieve``.
 
         An empty query fits all: what is salient and new comes first.
@@ -265,12 +265,14 @@ def _checked(
     return vectors
 
 
-def scored(items: Sequence[Item], matches: Sequence[float], weights: Weights) -> list[Found]:
+def scored(
+    items: Sequence[Item], matches: Sequence[float], weights: Weights
+) -> list[RetrievedMemory]:
     """Return items with their scores, the best first; of equals the newest."""
     by_age = sorted(range(len(items)), key=lambda at: (items[at].ts, at))
     recency = {at: (place + 1) / len(items) for place, at in enumerate(by_age)}
     found = [
-        Found(
+        RetrievedMemory(
             item,
             weights.text * match
             + weights.salience * min(item.salience / _HEAVIEST, 1.0)

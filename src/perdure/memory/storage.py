@@ -108,7 +108,7 @@ class MemoryStorage(Protocol):
 # A storage of working memory that keeps its entries with a session
 
 
-class Remembering(Protocol):
+class MemoryOwner(Protocol):
     """What has a working memory that is saved with it: a session."""
 
     @property
@@ -130,7 +130,7 @@ class SessionMemoryStorage:
 
     """
 
-    def __init__(self, session: Remembering) -> None:
+    def __init__(self, session: MemoryOwner) -> None:
         self._session = session
 
     def __repr__(self) -> str:

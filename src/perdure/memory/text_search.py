@@ -125,7 +125,7 @@ _WORD_OF_TEXT, _IN_TEXT, _IN_VALUE = 4, 2, 1
 _PARTS: Final = re.compile(r"[^\W_]+")
 
 
-class Words:
+class QueryWords:
     """A query's words.
 
     >>> Words("Favorite city").points("favorite_city", "where she would live", "")

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from perdure.memory.context import Retraction
-from perdure.memory.documents import Turned
+from perdure.memory.context import RetractionPayload
+from perdure.memory.documents import TurnPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message
@@ -77,7 +77,7 @@ class Turns:
         return self._turn
 
     def _boundary(self, record: Record) -> RawTurn | None:
-        turned, turn = decode(record.payload, Turned), self._turn
+        turned, turn = decode(record.payload, TurnPayload), self._turn
         within, self._is_within = self._is_within, False
         if turned.phase == "begin":
             self._turn = RawTurn(id=turned.turn, last=record.seq)
@@ -199,7 +199,7 @@ class _Live:
         if self._upto is not None and record.seq > self._upto:
             return False
         if record.kind == RETRACT:
-            self._upto = decode(record.payload, Retraction).after
+            self._upto = decode(record.payload, RetractionPayload).after
             return False
         if record.kind == CONTEXT and decode(record.payload, _Reason).reason == BEGIN:
             self.is_over = True
@@ -211,7 +211,7 @@ def begun_by(record: Record) -> str | None:
     """Return the id of the turn that a record begins, None if it begins none."""
     if record.kind != TURN:
         return None
-    turned = decode(record.payload, Turned)
+    turned = decode(record.payload, TurnPayload)
     return turned.turn if turned.phase == "begin" else None
 
 

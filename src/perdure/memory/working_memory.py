@@ -23,10 +23,17 @@ from msgspec import UNSET, UnsetType
 from perdure.errors import ConfigError, CorruptRecordError
 from perdure.memory.eviction import check_priority, evicted
 from perdure.memory.index import MEMORY as DOCUMENT
-from perdure.memory.index import Dropped, Index, MemoryChange, MemoryEntry, changes_of, hash_of
+from perdure.memory.index import (
+    DroppedPayload,
+    Index,
+    MemoryChange,
+    MemoryEntry,
+    changes_of,
+    hash_of,
+)
 from perdure.memory.lazy import Lazy
 from perdure.memory.storage import MemoryInfo, MemoryItem
-from perdure.memory.text_search import Words, entry_text, ranked
+from perdure.memory.text_search import QueryWords, entry_text, ranked
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, Entry, Record
@@ -48,7 +55,7 @@ KEPT_BYTES: Final = 8 * 1024 * 1024
 """How many bytes of values that were read stay at hand; the newest stays in any case."""
 
 
-class Values:
+class SessionValues:
     """The values of one session's memory."""
 
     __slots__ = ("_flights", "_kept", "_key", "_size", "_store")
@@ -135,7 +142,7 @@ MOST_TOUCHED: Final = 256
 """How many times of access one record takes along."""
 
 
-class Room(msgspec.Struct, frozen=True):
+class MemoryLimit(msgspec.Struct, frozen=True):
     """How much fits, and who is told what went."""
 
     limit: int | None = None
@@ -149,7 +156,12 @@ class WorkingMemory:
     __slots__ = ("_accept", "_index", "_read", "_registry", "_room", "_touched", "_values")
 
     def __init__(
-        self, read: Read, accept: Accept, registry: Registry, values: Values, room: Room
+        self,
+        read: Read,
+        accept: Accept,
+        registry: Registry,
+        values: SessionValues,
+        room: MemoryLimit,
     ) -> None:
         self._read = read
         self._accept = accept
@@ -212,7 +224,7 @@ class WorkingMemory:
         """Forget a key (no error if it is not there), and return the session's version."""
         require_text("memory key", key)
         touched = self._noted()
-        version = self._accept((Entry(MEMORY_DROP, encode(Dropped(key, touched))),))
+        version = self._accept((Entry(MEMORY_DROP, encode(DroppedPayload(key, touched))),))
         self._forget(touched)
         return version
 
@@ -239,7 +251,7 @@ class WorkingMemory:
             values: Whether to look into the values, too, which reads each of them.
 
         """
-        words, index = Words(query), await self._index.get()
+        words, index = QueryWords(query), await self._index.get()
         found: list[tuple[int, MemoryEntry]] = []
         for entry in list(index.entries.values()) if words else ():
             if scope is not None and entry.scope != scope:
@@ -256,7 +268,7 @@ class WorkingMemory:
         """Append an entry, and in the same group the end of others."""
         infos = [self._info(entry) for entry in gone]
         touched = change.touched = self._noted()
-        drops = [Entry(MEMORY_DROP, encode(Dropped(one.key)), end=False) for one in gone]
+        drops = [Entry(MEMORY_DROP, encode(DroppedPayload(one.key)), end=False) for one in gone]
         version = self._accept((*drops, Entry(MEMORY_SET, encode(change))))
         self._forget(touched)
         if infos and self._room.told is not None:

@@ -21,20 +21,20 @@ from perdure.providers.context_fit import (
     EMPTY,
     OPENING,
     CallIds,
+    MessageBlocks,
     Turns,
-    Whole,
     alternating,
     arguments_of,
     clean,
     function_name,
     result_text,
 )
-from perdure.providers.history import Entry, Given, content_in, misfit, role_in, text_in
+from perdure.providers.history import Entry, PlainHistory, content_in, misfit, role_in, text_in
 from perdure.providers.issued import (
     Issued,
     Issuer,
     Item,
-    Placed,
+    PlacedPart,
     fields_of,
     laid_out,
     opaque,
@@ -56,7 +56,7 @@ from perdure.providers.parts import (
     words_of,
 )
 from perdure.providers.replies import as_dict, check_role, issuer_of, listed, not_a_reply
-from perdure.providers.target import RenderedContext, Target
+from perdure.providers.target import ContextTarget, RenderedContext
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
@@ -130,7 +130,7 @@ MAX_NAME: Final = 128
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 
 
-def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
+def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
     """Return exchanges as the messages of a request, and the instructions."""
     given = [turn for turn in _turns(exchanges, target) if turn[1]]
     said = settled(given, _stop_reason(exchanges, target))
@@ -141,13 +141,15 @@ def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
 
 
 def _message(role: str, blocks: list[Block]) -> Block:
-    if not isinstance(blocks, Whole):
+    if not isinstance(blocks, MessageBlocks):
         return {"role": role, "content": _short(blocks)}
     content = blocks[0]["text"] if blocks.text and len(blocks) == 1 else list(blocks)
     return {**blocks.fields, "role": role, "content": content}
 
 
-def _turns(exchanges: Sequence[Exchange], target: Target) -> Iterator[tuple[str, list[Block]]]:
+def _turns(
+    exchanges: Sequence[Exchange], target: ContextTarget
+) -> Iterator[tuple[str, list[Block]]]:
     ids = CallIds(CALL_ID, unique=True)
     for exchange in exchanges:
         head = exchange.head
@@ -167,7 +169,7 @@ def _as_sent(message: Message, own: Issued | None, blocks: list[Block]) -> list[
     if own is None or not own.sent or own.follows or not blocks:
         return blocks
     is_text = isinstance(message.content, str) and not own.items
-    return Whole(blocks, opaque(message.extra), text=is_text)
+    return MessageBlocks(blocks, opaque(message.extra), text=is_text)
 
 
 def _stands_among(message: Message, own: Issued | None) -> bool:
@@ -176,7 +178,7 @@ def _stands_among(message: Message, own: Issued | None) -> bool:
 
 
 def _results(
-    exchange: Exchange, call_ids: Sequence[str], target: Target
+    exchange: Exchange, call_ids: Sequence[str], target: ContextTarget
 ) -> Iterator[tuple[str, list[Block]]]:
     for at, message in zip(exchange.answered(), exchange.results, strict=True):
         own = target.own(stamp_of(message))
@@ -184,7 +186,7 @@ def _results(
         yield "user", _as_sent(message, own, [block])
 
 
-def _system(exchanges: Sequence[Exchange], target: Target) -> str | list[Block] | None:
+def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[Block] | None:
     """Return all instructions: as text, or as blocks where they are given as parts."""
     given = [
         (one.head, target.own(stamp_of(one.head))) for one in exchanges if one.head.role == "system"
@@ -220,7 +222,7 @@ def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) ->
     return [block for block in placed if block is not None]
 
 
-def _own_block(placed: Placed, message: Message, call_ids: Sequence[str]) -> Block | None:
+def _own_block(placed: PlacedPart, message: Message, call_ids: Sequence[str]) -> Block | None:
     block = placed.block
     if placed.texts:
         block = {**block, "type": "text", "text": clean("".join(placed.texts))}
@@ -241,7 +243,7 @@ def _ended(role: str, blocks: list[Block]) -> list[Block]:
     return blocks if end == len(blocks) else blocks[:end]
 
 
-def _stop_reason(exchanges: Sequence[Exchange], target: Target) -> str | None:
+def _stop_reason(exchanges: Sequence[Exchange], target: ContextTarget) -> str | None:
     """Return why the newest answer ended, if it came from this provider."""
     for exchange in reversed(exchanges):
         if exchange.head.role == "assistant":
@@ -411,7 +413,7 @@ def _is_plain(blocks: Sequence[Mapping[str, Any]]) -> bool:
     return all(shape == {"type", "id", "name", "input"} for shape in calls)
 
 
-def parse_history(given: Given, by: Issuer) -> list[Message]:
+def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
     """Return the messages of a request.
 
     Raises:

@@ -201,7 +201,7 @@ EMPTY: Final = "[empty message]"
 """What stands for a message of the user's with nothing in it."""
 
 
-class Whole(list[dict[str, Any]]):
+class MessageBlocks(list[dict[str, Any]]):
     """The blocks of one message of a history: it is not joined with another one of it."""
 
     def __init__(
@@ -229,8 +229,12 @@ def alternating(
     for role, blocks in turns:
         if not blocks:
             continue
-        is_whole = isinstance(blocks, Whole)
-        if found and found[-1][0] == role and not (is_whole and isinstance(found[-1][1], Whole)):
+        is_whole = isinstance(blocks, MessageBlocks)
+        if (
+            found
+            and found[-1][0] == role
+            and not (is_whole and isinstance(found[-1][1], MessageBlocks))
+        ):
             found[-1][1].extend(blocks)
         else:
             found.append((role, blocks if is_whole else list(blocks)))

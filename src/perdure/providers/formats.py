@@ -9,10 +9,10 @@ from typing import Any, Final, Protocol, cast, get_args
 import msgspec
 
 from perdure.errors import ConfigError
-from perdure.providers.history import Given, entries_of
+from perdure.providers.history import PlainHistory, entries_of
 from perdure.providers.issued import Issuer, stamp_of
 from perdure.providers.parts import Unknown, plain, read_part
-from perdure.providers.target import Format, ReasoningPolicy, RenderedContext, Target
+from perdure.providers.target import ContextTarget, Format, ReasoningPolicy, RenderedContext
 from perdure.providers.tool_pairs import Exchange, paired
 from perdure.records.messages import Message
 
@@ -25,7 +25,7 @@ _POLICIES: Final = get_args(ReasoningPolicy)
 class Rules(Protocol):
     """A provider's module."""
 
-    def render(self, exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
+    def render(self, exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
         """Return exchanges as the provider takes them."""
         ...
 
@@ -33,7 +33,7 @@ class Rules(Protocol):
         """Return a reply as a message."""
         ...
 
-    def parse_history(self, given: Given, by: Issuer) -> list[Message]:
+    def parse_history(self, given: PlainHistory, by: Issuer) -> list[Message]:
         """Return the messages of another program's history."""
         ...
 
@@ -61,7 +61,7 @@ def render(
     if reasoning not in _POLICIES:
         message = f"reasoning={reasoning!r} does not fit: choose {', '.join(_POLICIES)}"
         raise ConfigError(message, option="reasoning")
-    target = Target(format, _issuer(format, to), reasoning)
+    target = ContextTarget(format, _issuer(format, to), reasoning)
     shown = [_shown(message, format) for message in messages]
     return rules_of(format).render(paired(shown).exchanges, target)
 

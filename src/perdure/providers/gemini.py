@@ -17,7 +17,7 @@ import msgspec
 from perdure.providers.context_fit import (
     EMPTY,
     OPENING,
-    Whole,
+    MessageBlocks,
     alternating,
     arguments_of,
     clean,
@@ -25,12 +25,12 @@ from perdure.providers.context_fit import (
     json_value,
     system_texts,
 )
-from perdure.providers.history import Entry, Given, misfit, objects_in, role_in, text_in
+from perdure.providers.history import Entry, PlainHistory, misfit, objects_in, role_in, text_in
 from perdure.providers.issued import (
     Issued,
     Issuer,
     Item,
-    Placed,
+    PlacedPart,
     fields_of,
     laid_out,
     opaque,
@@ -41,7 +41,7 @@ from perdure.providers.issued import (
 )
 from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, words_of
 from perdure.providers.replies import as_dict, check_role, issuer_of, not_a_reply
-from perdure.providers.target import RenderedContext, Target
+from perdure.providers.target import ContextTarget, RenderedContext
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
@@ -66,17 +66,21 @@ _CAMEL: Final = {
 }
 
 
-def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
+def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
     """Return exchanges as the contents of a request, and the instructions."""
     turns = alternating(_turns(exchanges, target), {"text": OPENING})
     contents: list[Block] = [
-        {**(parts.fields if isinstance(parts, Whole) else {}), "role": role, "parts": list(parts)}
+        {
+            **(parts.fields if isinstance(parts, MessageBlocks) else {}),
+            "role": role,
+            "parts": list(parts),
+        }
         for role, parts in turns
     ]
     return RenderedContext(target.format, contents, _system(exchanges, target))
 
 
-def _system(exchanges: Sequence[Exchange], target: Target) -> str | list[Block] | None:
+def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[Block] | None:
     """Return the instructions: as text, or as parts where one message of a history has several."""
     heads = [one.head for one in exchanges if one.head.role == "system"]
     if len(heads) == 1 and isinstance(heads[0].content, list) and len(heads[0].content) > 1:
@@ -86,7 +90,9 @@ def _system(exchanges: Sequence[Exchange], target: Target) -> str | list[Block] 
     return clean("\n\n".join(system_texts(heads))) or None
 
 
-def _turns(exchanges: Sequence[Exchange], target: Target) -> Iterator[tuple[str, list[Block]]]:
+def _turns(
+    exchanges: Sequence[Exchange], target: ContextTarget
+) -> Iterator[tuple[str, list[Block]]]:
     for exchange in exchanges:
         head = exchange.head
         own = target.own(stamp_of(head))
@@ -115,14 +121,14 @@ def _as_sent(message: Message, own: Issued | None, parts: list[Block]) -> list[B
     """Return parts as those of one content, if a history had them in one."""
     if own is None or not own.sent or own.follows or not parts:
         return parts
-    return Whole(parts, opaque(message.extra))
+    return MessageBlocks(parts, opaque(message.extra))
 
 
-def _placed(message: Message, own: Issued | None) -> list[Placed]:
+def _placed(message: Message, own: Issued | None) -> list[PlacedPart]:
     if own is not None and own.items:
         return laid_out(message, own)
-    said = Placed({}, (words_of(message),))
-    return [said, *(Placed({}, call=at) for at in range(len(message.tool_calls)))]
+    said = PlacedPart({}, (words_of(message),))
+    return [said, *(PlacedPart({}, call=at) for at in range(len(message.tool_calls)))]
 
 
 def _model(parts: list[Block], own: Issued | None) -> list[Block]:
@@ -136,7 +142,7 @@ def _model(parts: list[Block], own: Issued | None) -> list[Block]:
     return [] if all(part.get("thought") for part in said) else said
 
 
-def _own_part(placed: Placed, message: Message) -> Block:
+def _own_part(placed: PlacedPart, message: Message) -> Block:
     if placed.call is not None:
         return _call(message.tool_calls[placed.call], placed.block)
     if placed.texts:
@@ -160,7 +166,7 @@ def _name(name: str) -> str:
     return fit if fit[0].isalpha() or fit[0] == "_" else f"_{fit}"[:MAX_NAME]
 
 
-def _responses(exchange: Exchange, placed: list[Placed]) -> Iterator[Block]:
+def _responses(exchange: Exchange, placed: list[PlacedPart]) -> Iterator[Block]:
     """Return the results in the order of their calls, under the calls' names and ids."""
     results = dict(zip(exchange.answered(), exchange.results, strict=True))
     for one in placed:
@@ -178,7 +184,7 @@ def _responses(exchange: Exchange, placed: list[Placed]) -> Iterator[Block]:
         yield {"functionResponse": {**named, "response": response}}
 
 
-def _sent_responses(exchange: Exchange, target: Target) -> Iterator[tuple[str, list[Block]]]:
+def _sent_responses(exchange: Exchange, target: ContextTarget) -> Iterator[tuple[str, list[Block]]]:
     """Return the results of a history in the order and the shape that it had."""
     for message in exchange.results:
         own, result = target.own(stamp_of(message)), message.tool_result
@@ -343,7 +349,7 @@ def _rest_names(value: Any) -> Any:
 _HUMP: Final = re.compile("(?<=[a-z0-9])_([a-z0-9])")
 
 
-def parse_history(given: Given, by: Issuer) -> list[Message]:
+def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
     """Return the messages of a request's contents.
 
     Raises:

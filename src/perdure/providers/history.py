@@ -37,7 +37,7 @@ _INSTRUCTIONS: Final = {
 """The names of the instructions in a request."""
 
 
-class Given:
+class PlainHistory:
     """A history as plain values."""
 
     __slots__ = ("entries", "system")
@@ -48,7 +48,7 @@ class Given:
         """The instructions, where they came beside the conversation; None for none."""
 
 
-def entries_of(history: object, format: str) -> Given:
+def entries_of(history: object, format: str) -> PlainHistory:
     """Return a history, or the conversation of a whole request, as plain values.
 
     Raises:
@@ -71,7 +71,7 @@ def entries_of(history: object, format: str) -> Given:
         is_a = f"is a {type(history).__name__}"
         raise misfit(format, "history", is_a, "give the list of messages that a request has")
     entries = [_entry(one, format, f"history[{at}]") for at, one in enumerate(history)]
-    return Given(entries, None if system is None else _plain(system, format, "system"))
+    return PlainHistory(entries, None if system is None else _plain(system, format, "system"))
 
 
 def _entry(value: object, format: str, where: str) -> Any:

@@ -156,7 +156,7 @@ def pieces(text: str, lengths: Sequence[int]) -> list[str] | None:
 # A stamped message, taken apart again into the parts of the reply that it was
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlacedPart(msgspec.Struct, frozen=True):
     """A part of a reply, and what of the message stands in it."""
 
     block: dict[str, Any]
@@ -167,7 +167,7 @@ class Placed(msgspec.Struct, frozen=True):
     """The place of the tool call among the message's calls."""
 
 
-def laid_out(message: Message, own: Issued) -> list[Placed]:
+def laid_out(message: Message, own: Issued) -> list[PlacedPart]:
     """Return the parts of a message in the order in which its issuer wrote them.
 
     Text that has changed since stands where the first text was; reasoning that has changed, and
@@ -176,31 +176,31 @@ def laid_out(message: Message, own: Issued) -> list[Placed]:
     texts = _texts(message, own.items)
     thoughts = _thoughts(message, own.items)
     left: list[ToolCall | None] = list(message.tool_calls)
-    found: list[Placed] = []
+    found: list[PlacedPart] = []
     if message.text and not any(item.texts for item in own.items):
-        found.append(Placed({}, (message.text,)))
+        found.append(PlacedPart({}, (message.text,)))
     for item in own.items:
         placed = _placed(item, texts, thoughts, left)
         if placed is not None:
             found.append(placed)
-    added = (Placed({}, call=at) for at, call in enumerate(left) if call is not None)
+    added = (PlacedPart({}, call=at) for at, call in enumerate(left) if call is not None)
     return [*found, *added]
 
 
 def _placed(
     item: Item, texts: Iterator[str], thoughts: Iterator[str] | None, left: list[ToolCall | None]
-) -> Placed | None:
+) -> PlacedPart | None:
     block = msgspec.json.decode(item.block)
     if item.texts:
-        return Placed(block, tuple(next(texts) for _ in item.texts))
+        return PlacedPart(block, tuple(next(texts) for _ in item.texts))
     if item.reasoning is not None:
-        return None if thoughts is None else Placed(block, reasoning=next(thoughts))
+        return None if thoughts is None else PlacedPart(block, reasoning=next(thoughts))
     if item.call is None:
-        return Placed(block)
+        return PlacedPart(block)
     for at, call in enumerate(left):
         if call is not None and call.id == item.call:
             left[at] = None
-            return Placed(block, call=at)
+            return PlacedPart(block, call=at)
     return None
 
 

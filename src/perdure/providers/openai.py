@@ -23,7 +23,7 @@ from perdure.providers.context_fit import (
 )
 from perdure.providers.history import (
     Entry,
-    Given,
+    PlainHistory,
     content_in,
     misfit,
     objects_in,
@@ -61,7 +61,7 @@ from perdure.providers.replies import (
     not_a_reply,
     plain_text,
 )
-from perdure.providers.target import RenderedContext, Target
+from perdure.providers.target import ContextTarget, RenderedContext
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
@@ -77,7 +77,7 @@ NATIVE: Final = frozenset({"image_url", "input_audio", "file"})
 SOUNDS: Final = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 
 
-def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
+def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
     """Return exchanges as the messages of a request."""
     ids = CallIds(CALL_ID)
     field = _reasoning_field(exchanges, target)
@@ -102,7 +102,7 @@ def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
 
 
 def _results(
-    exchange: Exchange, call_ids: Sequence[str], target: Target
+    exchange: Exchange, call_ids: Sequence[str], target: ContextTarget
 ) -> Iterator[dict[str, Any]]:
     for at, message in zip(exchange.answered(), exchange.results, strict=True):
         result = message.tool_result
@@ -120,7 +120,7 @@ def _results(
             yield {**fields, "role": "tool", "tool_call_id": call_ids[at], "content": content}
 
 
-def _reasoning_field(exchanges: Sequence[Exchange], target: Target) -> str | None:
+def _reasoning_field(exchanges: Sequence[Exchange], target: ContextTarget) -> str | None:
     """Return the name of the field that the reader's own messages with calls have to have."""
     for exchange in reversed(exchanges):
         own = target.own(stamp_of(exchange.head))
@@ -130,7 +130,7 @@ def _reasoning_field(exchanges: Sequence[Exchange], target: Target) -> str | Non
 
 
 def _assistant(
-    message: Message, call_ids: Sequence[str], target: Target, field: str | None
+    message: Message, call_ids: Sequence[str], target: ContextTarget, field: str | None
 ) -> dict[str, Any] | None:
     own = target.own(stamp_of(message))
     if own is not None and own.sent:
@@ -195,7 +195,7 @@ def _call(call: ToolCall, call_id: str, own: Issued | None) -> dict[str, Any]:
     return {"type": "function", **extra, "id": call_id, "function": function}
 
 
-def _part(part: Part, source: Any, target: Target) -> dict[str, Any]:
+def _part(part: Part, source: Any, target: ContextTarget) -> dict[str, Any]:
     if isinstance(part, Unknown):
         return part.part
     if isinstance(part, Text):
@@ -208,7 +208,7 @@ def _part(part: Part, source: Any, target: Target) -> dict[str, Any]:
     return block
 
 
-def _marks(source: Any, target: Target) -> dict[str, Any]:
+def _marks(source: Any, target: ContextTarget) -> dict[str, Any]:
     """Return what a text part says beside its text; OpenAI refuses the marks of others."""
     if not isinstance(source, dict) or source.get("type") != "text":
         return {}
@@ -314,7 +314,7 @@ def _keep_beside(extra: Extra, name: str, owner: Mapping[str, Any], said: str) -
         extra[name] = raw(beside)
 
 
-def parse_history(given: Given, by: Issuer) -> list[Message]:
+def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
     """Return the messages of a request.
 
     Raises:

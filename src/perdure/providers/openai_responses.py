@@ -23,7 +23,7 @@ from perdure.providers.context_fit import (
 )
 from perdure.providers.history import (
     Entry,
-    Given,
+    PlainHistory,
     content_in,
     misfit,
     role_in,
@@ -34,7 +34,7 @@ from perdure.providers.issued import (
     Issued,
     Issuer,
     Item,
-    Placed,
+    PlacedPart,
     fields_of,
     laid_out,
     opaque,
@@ -65,7 +65,7 @@ from perdure.providers.replies import (
     not_a_reply,
     plain_text,
 )
-from perdure.providers.target import RenderedContext, Target
+from perdure.providers.target import ContextTarget, RenderedContext
 from perdure.providers.tool_pairs import Exchange
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
@@ -108,7 +108,7 @@ ECHO: Final = frozenset(
 Block = dict[str, Any]
 
 
-def render(exchanges: Sequence[Exchange], target: Target) -> RenderedContext:
+def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
     """Return exchanges as the input items of a request."""
     ids = CallIds(CALL_ID, unique=True)
     items: list[Block] = []
@@ -150,7 +150,7 @@ def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) ->
     return [*said, *(_call(call, call_id, {}) for call, call_id in calls)]
 
 
-def _own_item(placed: Placed, message: Message, call_ids: Sequence[str], own: Issued) -> Block:
+def _own_item(placed: PlacedPart, message: Message, call_ids: Sequence[str], own: Issued) -> Block:
     block = placed.block
     if placed.call is not None:
         call = message.tool_calls[placed.call]
@@ -227,7 +227,7 @@ def _call(call: ToolCall, call_id: str, block: Block) -> Block:
 
 
 def _outputs(
-    exchange: Exchange, call_ids: Sequence[str], custom: set[str], target: Target
+    exchange: Exchange, call_ids: Sequence[str], custom: set[str], target: ContextTarget
 ) -> Iterator[Block]:
     for at, message in zip(exchange.answered(), exchange.results, strict=True):
         result = message.tool_result
@@ -352,7 +352,7 @@ def _parsed_call(item: Mapping[str, Any]) -> ToolCall:
     return ToolCall(call_id, name, arguments(item.get("arguments")))
 
 
-def parse_history(given: Given, by: Issuer) -> list[Message]:
+def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
     """Return the messages of a request's input items.
 
     Items of the model's that stand together are one message, as an answer is.

@@ -16,7 +16,7 @@ import msgspec
 
 from perdure.providers.context_fit import clean
 from perdure.providers.issued import STAMP, marks, stamp_of
-from perdure.providers.target import Target
+from perdure.providers.target import ContextTarget
 from perdure.records.messages import Extra, Message
 
 # The parts of a message's content, whichever provider's shape they have
@@ -291,7 +291,7 @@ def _kind(media_type: str, otherwise: Kind) -> Kind:
 # Reasoning taken out of a message for good
 
 
-def without_reasoning(message: Message, target: Target) -> Message:
+def without_reasoning(message: Message, target: ContextTarget) -> Message:
     """Return a message without what its reader may not get; the same object if it may get all.
 
     Reasoning, signatures and unknown fields go; what was said, the calls, and who said it stay.

@@ -16,7 +16,7 @@ ReasoningPolicy = Literal["keep", "strip_foreign", "strip_all"]
 they came in, only to the one who issued them, or to nobody."""
 
 
-class Target(msgspec.Struct, frozen=True):
+class ContextTarget(msgspec.Struct, frozen=True):
     """Who will read a context."""
 
     format: Format

@@ -45,7 +45,7 @@ class Exchange(msgspec.Struct, frozen=True):
         return places
 
 
-class Paired(msgspec.Struct, frozen=True):
+class PairedHistory(msgspec.Struct, frozen=True):
     """A conversation in exchanges, and what had to be done for it."""
 
     exchanges: tuple[Exchange, ...]
@@ -80,7 +80,7 @@ def is_synthetic(message: Message) -> bool:
     return MADE_UP in message.extra
 
 
-def paired(messages: Sequence[Message], policy: Dangling = "interrupted") -> Paired:
+def paired(messages: Sequence[Message], policy: Dangling = "interrupted") -> PairedHistory:
     """Return the conversation in exchanges; what it has open is treated by the policy.
 
     Pairing what is paired changes nothing.
@@ -103,7 +103,7 @@ def paired(messages: Sequence[Message], policy: Dangling = "interrupted") -> Pai
             empty += 1
         else:
             exchanges.append(Exchange(block.head, tuple(block.results)))
-    return Paired(
+    return PairedHistory(
         tuple(exchanges), closed, dropped, blocks.orphans, blocks.moved, empty, blocks.joined
     )
 

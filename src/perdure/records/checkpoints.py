@@ -25,7 +25,7 @@ FIRST = ""
 """What comes before the first link."""
 
 
-class Captured(msgspec.Struct, frozen=True, tag_field="of", tag="session"):
+class CapturedState(msgspec.Struct, frozen=True, tag_field="of", tag="session"):
     """The session itself, as of the checkpoint's ``event_seq``."""
 
     since: int
@@ -34,7 +34,7 @@ class Captured(msgspec.Struct, frozen=True, tag_field="of", tag="session"):
     """The digest of the records from there up to ``event_seq``."""
 
 
-class Given(
+class ExplicitState(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="of", tag="caller"
 ):
     """A state that the caller gave."""
@@ -59,7 +59,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, tag_field="link", ta
     """When, on the session's logical clock."""
     event_seq: int
     """The last record before it: a replay goes on with the events behind."""
-    state: Captured | Given
+    state: CapturedState | ExplicitState
     previous: str
     """The hash of the link before it."""
     hash: str
@@ -115,7 +115,7 @@ class KernelEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     detail: dict[str, Any] = {}
 
 
-class Stamp(msgspec.Struct, frozen=True):
+class TimestampPayload(msgspec.Struct, frozen=True):
     """What tells the time of a record that has one."""
 
     timestamp: int

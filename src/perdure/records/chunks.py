@@ -101,7 +101,7 @@ class _Line(msgspec.Struct, frozen=True, array_like=True):
     payload: msgspec.Raw
 
 
-class Cutter:
+class RunCutter:
     """Cut a history, fed oldest record first, into pieces."""
 
     def __init__(self) -> None:

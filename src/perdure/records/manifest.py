@@ -1,7 +1,7 @@
 """Where a session's history begins, if its own log is not all of it.
 
 A fork's log goes on behind a record of its parent's; a copy's behind records that it keeps
-as blobs; a pruned session's behind what was removed. Each says so in a `Base`, the
+as blobs; a pruned session's behind what was removed. Each says so in a `Origin`, the
 payload of a record of the kind ``base``. The records before it keep the numbers that they had:
 the log's own first record counts as ``at + 1``.
 """
@@ -15,7 +15,7 @@ from perdure.records.keys import SessionKey
 # Where a session's history begins, if its own log is not all of it
 
 
-class Base(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What comes before a log."""
 
     at: int = 0
@@ -39,7 +39,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.parent is not None and not (self.kept or self.folded or self.cut)
 
 
-class Piece(msgspec.Struct, frozen=True):
+class HistorySegment(msgspec.Struct, frozen=True):
     """A run of records in a blob."""
 
     first: int
@@ -50,10 +50,10 @@ class Piece(msgspec.Struct, frozen=True):
 class Index(msgspec.Struct, frozen=True):
     """The pieces of a history, oldest first, without a gap."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[HistorySegment, ...]
 
 
-class Forking(msgspec.Struct, frozen=True):
+class ForkNote(msgspec.Struct, frozen=True):
     """The payload of a parent's note that a fork begins."""
 
     child: SessionKey
@@ -113,7 +113,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Counters that go on after a restore: turns, messages, compactions."""
     documents: dict[str, FoldedDocument] = {}
     about: About = About()
-    base: Base | None = None
+    base: Origin | None = None
     """Where the history before this log is, if the log is not all of it."""
     position: msgspec.Raw = msgspec.Raw(b"null")
     """Where the log goes on behind ``as_of_seq``; the store's own, opaque to everybody else."""

@@ -337,7 +337,7 @@ _KIND = re.compile(r"[A-Za-z][A-Za-z0-9_:.-]{0,63}")
 
 
 @final
-class Encoded:
+class EncodedRecord:
     """A record of a kind of one's own, as the bytes that are stored.
 
     A payload is one JSON value in one line. Under a message's kind ("message", "tool_call",
@@ -376,7 +376,7 @@ class Encoded:
         return self.entry.payload
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Encoded) and self.entry == other.entry
+        return isinstance(other, EncodedRecord) and self.entry == other.entry
 
     def __hash__(self) -> int:
         return hash(self.entry)

@@ -19,7 +19,7 @@ UNREADABLE = "damaged:"
 """What a store's own id of an item begins with whose op id cannot be read any more."""
 
 
-class Posted(msgspec.Struct, frozen=True, omit_defaults=True):
+class PendingItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something that anybody left for a session, until its holder takes it."""
 
     op_id: str
@@ -82,7 +82,7 @@ class InboxLimit(msgspec.Struct, frozen=True):
 class DeadLetter(msgspec.Struct, frozen=True):
     """An item that was posted, could not be delivered, and was set aside."""
 
-    item: Posted
+    item: PendingItem
     reason: str
     """Why it was not delivered."""
     tries: int
@@ -91,7 +91,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """When it was set aside, in seconds since 1970, by the holder's clock."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class HeartbeatRequests(msgspec.Struct, frozen=True):
     """What a heartbeat brings: what others want of this owner, since it was last asked."""
 
     handovers: tuple[SessionKey, ...] = ()
@@ -130,7 +130,7 @@ def decode_dead_letter(key: SessionKey, op_id: str, data: bytes) -> DeadLetter:
     if stored is not None and stored.key == key:
         return stored.letter
     damage = "what the store keeps of the dead letter does not fit its checksum, or its session"
-    return DeadLetter(Posted(op_id, "", data, 0.0, damage), "unknown: it is damaged", 0, 0.0)
+    return DeadLetter(PendingItem(op_id, "", data, 0.0, damage), "unknown: it is damaged", 0, 0.0)
 
 
 def oldest_first(letters: list[DeadLetter]) -> list[DeadLetter]:
@@ -195,7 +195,7 @@ def key_of(op_id: str) -> str:
     return op_id.rpartition("/")[0] or op_id
 
 
-def to_take(items: Sequence[Posted], taken: Collection[str]) -> Iterator[list[Posted]]:
+def to_take(items: Sequence[PendingItem], taken: Collection[str]) -> Iterator[list[PendingItem]]:
     """Give what is not in the log yet, oldest first, a post at a time."""
     new = (item for item in items if item.op_id not in taken)
     for _, post in groupby(new, lambda item: key_of(item.op_id)):

@@ -81,7 +81,7 @@ class Documents(msgspec.Struct, frozen=True):
     """What lies in a damaged one's place, where the store does not keep it as evidence itself."""
 
 
-class Grant(msgspec.Struct, frozen=True):
+class HeldLease(msgspec.Struct, frozen=True):
     """The right to write one session."""
 
     key: SessionKey
@@ -92,7 +92,7 @@ class Grant(msgspec.Struct, frozen=True):
     """Whether the log was empty before."""
 
 
-class Holder(msgspec.Struct, frozen=True):
+class LeaseState(msgspec.Struct, frozen=True):
     """Who has, or last had, the right to write a session."""
 
     epoch: int
@@ -129,7 +129,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What was folded cannot be read, so owner, title, tags and turns are not known."""
 
 
-class Swept(msgspec.Struct, frozen=True):
+class BlobSweep(msgspec.Struct, frozen=True):
     """What a blob sweep did."""
 
     quarantined: int = 0

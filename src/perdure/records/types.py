@@ -27,12 +27,12 @@ from perdure.errors import (
 )
 from perdure.records import json
 from perdure.records.records import Entry
-from perdure.records.values import UNKNOWN, Opaque, Tags, label_of, lift, lower, parse_label
+from perdure.records.values import UNKNOWN, OpaqueValue, Tags, label_of, lift, lower, parse_label
 
 # How instances of a class come apart into data, and together again
 
 
-class Shape(NamedTuple):
+class TypeAdapter(NamedTuple):
     """What to do with the instances of one class."""
 
     dump: Callable[[Any], Any]
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     """For classes without an ``__eq__``: whether two instances hold the same."""
 
 
-def shape_of(cls: type) -> Shape | None:
+def shape_of(cls: type) -> TypeAdapter | None:
     """Return the shape of a class's instances, None where there is none.
 
     Raises:
@@ -59,22 +59,22 @@ def shape_of(cls: type) -> Shape | None:
     return None
 
 
-def _enum(cls: Any) -> Shape:
+def _enum(cls: Any) -> TypeAdapter:
     def dump(one: Any) -> Any:
         return one.value if type(one.value) in (str, int) else {"name": one.name}
 
     def load(data: Any) -> Any:
         return cls[data["name"]] if isinstance(data, dict) else cls(data)
 
-    return Shape(dump, load, lambda one, other: one is other)
+    return TypeAdapter(dump, load, lambda one, other: one is other)
 
 
-def _by_fields(cls: type, names: dict[str, str]) -> Shape:
+def _by_fields(cls: type, names: dict[str, str]) -> TypeAdapter:
     def dump(one: Any) -> dict[str, Any]:
         pairs = ((stored, getattr(one, name)) for name, stored in names.items())
         return {stored: value for stored, value in pairs if value is not msgspec.UNSET}
 
-    return Shape(dump, _loader(cls), lambda one, other: dump(one) == dump(other))
+    return TypeAdapter(dump, _loader(cls), lambda one, other: dump(one) == dump(other))
 
 
 def _loader(cls: type) -> Callable[[Any], Any]:
@@ -92,12 +92,12 @@ def _loader(cls: type) -> Callable[[Any], Any]:
     return lambda data: msgspec.convert(data, cls)
 
 
-def _pydantic(cls: Any) -> Shape:
+def _pydantic(cls: Any) -> TypeAdapter:
     def dump(one: Any) -> Any:
         return one.model_dump(mode="json", by_alias=True, round_trip=True)
 
     # Private attributes are no data: what counts is what the fields hold.
-    return Shape(dump, cls.model_validate, lambda one, other: bool(vars(one) == vars(other)))
+    return TypeAdapter(dump, cls.model_validate, lambda one, other: bool(vars(one) == vars(other)))
 
 
 # The user's own types: which there are, under which stable tags, in which versions
@@ -108,7 +108,7 @@ def _pydantic(cls: Any) -> Shape:
 # registered types and their upcasts.
 # A type that changes shape gets a higher version, and an upcast for each older one that may be
 # stored. What cannot be read here, because its tag is not registered or its version is newer,
-# comes back as an `Opaque` and is written again as it was.
+# comes back as an `OpaqueValue` and is written again as it was.
 
 
 log: logging.Logger = logging.getLogger("perdure.records")
@@ -172,9 +172,9 @@ def _check_versions(tag: str, version: int, upcasts: Mapping[int, Upcast]) -> No
         raise ConfigError(message, option="upcasts", tag=tag, version=gap[0])
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _RegisteredType(msgspec.Struct, frozen=True):
     registered: Registered
-    shape: Shape
+    shape: TypeAdapter
     label: str
 
 
@@ -200,9 +200,9 @@ class Registry:
     __slots__ = ("_by_tag", "_by_type", "_parts", "_warned")
 
     def __init__(self, types: Iterable[type | Registered] = ()) -> None:
-        self._by_type: dict[type, _Known] = {}
-        self._by_tag: dict[str, _Known] = {}
-        self._parts: dict[type, Shape | None] = {}
+        self._by_type: dict[type, _RegisteredType] = {}
+        self._by_tag: dict[str, _RegisteredType] = {}
+        self._parts: dict[type, TypeAdapter | None] = {}
         self._warned: set[str] = set()
         for one in types:
             self._add(one if isinstance(one, Registered) else register(one))
@@ -222,7 +222,7 @@ class Registry:
                 "Struct, an enum or a pydantic model"
             )
             raise ConfigError(message, option="types", tag=tag)
-        known = _Known(registered, shape, label_of(tag, registered.version))
+        known = _RegisteredType(registered, shape, label_of(tag, registered.version))
         self._by_type[cls] = self._by_tag[tag] = known
 
     @property
@@ -231,14 +231,14 @@ class Registry:
         return tuple(self._by_tag)
 
     def encode_record(self, value: Any) -> Entry:
-        """Return an instance of a registered type, or an `Opaque`, as a record by itself.
+        """Return an instance of a registered type, or an `OpaqueValue`, as a record by itself.
 
         Raises:
             NotStorableError: Its type is not registered, or some part of it cannot be stored.
 
         """
         known = self._by_type.get(type(value))
-        if not isinstance(value, Opaque) and known is None:
+        if not isinstance(value, OpaqueValue) and known is None:
             name, cure = type(value).__name__, "put it into a Message, such as Message.user(…)"
             if type(value).__module__ != "builtins":
                 cure = "register the type, connect(types=[…]), or put it into a Message"
@@ -253,7 +253,7 @@ class Registry:
         return Entry(KIND_PREFIX + tag, json.encode(wire))
 
     def decode_record(self, kind: str, payload: bytes) -> Any:
-        """Return the instance that a record of kind ``x:<tag>`` holds, or an `Opaque`.
+        """Return the instance that a record of kind ``x:<tag>`` holds, or an `OpaqueValue`.
 
         Raises:
             CorruptRecordError: The payload is damaged, or does not fit the type.
@@ -264,7 +264,7 @@ class Registry:
         label = label_of(kind.removeprefix(KIND_PREFIX), wire.v)
         if not self.knows(label):
             data = msgspec.Raw(bytes(wire.data))  # a copy: it does not keep the payload alive
-            return Opaque(kind.removeprefix(KIND_PREFIX), wire.v, data, wire.types or {})
+            return OpaqueValue(kind.removeprefix(KIND_PREFIX), wire.v, data, wire.types or {})
         return lift(json.decode(bytes(wire.data)), {**(wire.types or {}), "": label}, self)
 
     # what values need: `perdure.records.values.Types`

@@ -20,7 +20,7 @@ a part becomes its repr instead, under the tag ``repr``.
 
 What comes back is checked before it is stored for registered types (a field may hold what
 its annotation does not say), and follows by construction for the others. A tag that is not
-known on reading gives an `Opaque`, which encodes to what it was.
+known on reading gives an `OpaqueValue`, which encodes to what it was.
 
 Pure.
 """
@@ -62,7 +62,7 @@ from perdure.records.json import (
 Tags: TypeAlias = dict[str, str]
 
 
-class Opaque(msgspec.Struct, frozen=True):
+class OpaqueValue(msgspec.Struct, frozen=True):
     """A value whose type is not registered here; encodes to exactly what it was."""
 
     tag: str
@@ -131,7 +131,7 @@ def parse_label(label: str) -> tuple[str, int]:
     return label, 0
 
 
-class Native(NamedTuple):
+class NativeType(NamedTuple):
     """How values of one type of Python's own go down to JSON and come back."""
 
     tag: str
@@ -149,23 +149,23 @@ def _unbase64(text: str) -> bytes:
 
 _MICROSECOND = dt.timedelta(microseconds=1)
 
-NATIVE: dict[type, Native] = {
-    bytes: Native("bytes", _base64, _unbase64),
-    bytearray: Native("bytearray", _base64, lambda text: bytearray(_unbase64(text))),
-    dt.datetime: Native("datetime", dt.datetime.isoformat, dt.datetime.fromisoformat),
-    dt.date: Native("date", dt.date.isoformat, dt.date.fromisoformat),
-    dt.time: Native("time", dt.time.isoformat, dt.time.fromisoformat),
-    dt.timedelta: Native(
+NATIVE: dict[type, NativeType] = {
+    bytes: NativeType("bytes", _base64, _unbase64),
+    bytearray: NativeType("bytearray", _base64, lambda text: bytearray(_unbase64(text))),
+    dt.datetime: NativeType("datetime", dt.datetime.isoformat, dt.datetime.fromisoformat),
+    dt.date: NativeType("date", dt.date.isoformat, dt.date.fromisoformat),
+    dt.time: NativeType("time", dt.time.isoformat, dt.time.fromisoformat),
+    dt.timedelta: NativeType(
         "timedelta",
         lambda span: span // _MICROSECOND,
         lambda number: dt.timedelta(microseconds=number),
     ),
-    Decimal: Native("decimal", str, Decimal),
-    UUID: Native("uuid", str, UUID),
-    tuple: Native("tuple", list, tuple),
-    set: Native("set", list, set),
-    frozenset: Native("frozenset", list, frozenset),
-    type(Path()): Native("path", str, Path),
+    Decimal: NativeType("decimal", str, Decimal),
+    UUID: NativeType("uuid", str, UUID),
+    tuple: NativeType("tuple", list, tuple),
+    set: NativeType("set", list, set),
+    frozenset: NativeType("frozenset", list, frozenset),
+    type(Path()): NativeType("path", str, Path),
 }
 LIFTS: dict[str, Callable[[Any], Any]] = {native.tag: native.lift for native in NATIVE.values()}
 LIFTS["repr"] = str
@@ -240,9 +240,9 @@ def _outermost(pointer: str, places: Mapping[str, object] | set[str]) -> str | N
     return pointer if pointer in places else None
 
 
-def _as_opaque(label: str, value: Any, below: Tags) -> Opaque:
+def _as_opaque(label: str, value: Any, below: Tags) -> OpaqueValue:
     tag, version = parse_label(label)
-    return Opaque(tag, version, msgspec.Raw(json.encode(value)), below)
+    return OpaqueValue(tag, version, msgspec.Raw(json.encode(value)), below)
 
 
 def _place(root: list[Any], pointer: str) -> tuple[Any, Any]:
@@ -333,7 +333,7 @@ def _look(node: Any, below: list[Any]) -> bool:
     return True
 
 
-class Lowering:
+class ValueEncoder:
     """One value on its way down: where it is, which tags it has set."""
 
     def __init__(self, types: Types, on_unstorable: OnUnstorable, at: str) -> None:
@@ -362,7 +362,7 @@ class Lowering:
             return value
         if kind in NATIVE:
             return self._native(value, NATIVE[kind])
-        if isinstance(value, Opaque):
+        if isinstance(value, OpaqueValue):
             return self._opaque(value)
         dumped = self._types.dump(value)
         if dumped is not None:
@@ -455,7 +455,7 @@ class Lowering:
             raise too_deep(self._at, MAX_VALUE_DEPTH)
         return "it is too deep"
 
-    def _native(self, value: Any, native: Native) -> Any:
+    def _native(self, value: Any, native: NativeType) -> Any:
         data = native.lower(value)
         if isinstance(value, set | frozenset):
             data.sort(key=self._order)  # the same set gives the same bytes, in every process
@@ -465,10 +465,10 @@ class Lowering:
         return self._list(data) if isinstance(data, list) else data
 
     def _order(self, item: Any) -> bytes:
-        work = Lowering(self._types, "repr", self._at)
+        work = ValueEncoder(self._types, "repr", self._at)
         return json.encode([work.lower(item), work.tags])
 
-    def _opaque(self, value: Opaque) -> Any:
+    def _opaque(self, value: OpaqueValue) -> Any:
         pointer, data = self._pointer(), bytes(value.data)
         if is_deeper(data, MAX_VALUE_DEPTH - len(self._trail)):
             raise too_deep(self._at, MAX_VALUE_DEPTH)
@@ -575,7 +575,9 @@ def encode_value(
     try:
         return json.encode(lowered), tags
     except NotStorableError:
-        Lowering(types, on_unstorable, at).run(value)  # names the place from the value's own root
+        ValueEncoder(types, on_unstorable, at).run(
+            value
+        )  # names the place from the value's own root
         raise
 
 
@@ -599,4 +601,4 @@ def lower(
     """
     if on_unstorable == "raise" and is_plain(value):
         return value, None
-    return Lowering(types, on_unstorable, at).run(value)
+    return ValueEncoder(types, on_unstorable, at).run(value)

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from perdure.memory.context import WorkingContextSnapshot as WorkingContextSnapshot
     from perdure.restore.bootstrapper import Bootstrapped as Bootstrapped
     from perdure.restore.bootstrapper import RestorableMemory as RestorableMemory
-    from perdure.restore.bootstrapper import Retrieving as Retrieving
     from perdure.restore.bootstrapper import SnapshotStore as SnapshotStore
+    from perdure.restore.bootstrapper import SupportsRetrieve as SupportsRetrieve
     from perdure.restore.bootstrapper import (
         WorkingContextSnapshotBootstrapOptions as WorkingContextSnapshotBootstrapOptions,
     )
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from perdure.restore.serializer import (
         WorkingContextSnapshotSerializer as WorkingContextSnapshotSerializer,
     )
-    from perdure.restore.snapshot_store import Exclusively as Exclusively
+    from perdure.restore.snapshot_store import RunExclusively as RunExclusively
     from perdure.restore.snapshot_store import (
         WorkingContextSnapshotStore as WorkingContextSnapshotStore,
     )
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "Bootstrapped": "bootstrapper",
     "CompactionSnapshotBuilder": "rebuild",
-    "Exclusively": "snapshot_store",
+    "RunExclusively": "snapshot_store",
     "Repair": "repair",
     "RestorableMemory": "bootstrapper",
     "RestoreStep": "report",
-    "Retrieving": "bootstrapper",
+    "SupportsRetrieve": "bootstrapper",
     "SnapshotStore": "bootstrapper",
     "WorkingContextSnapshot": "serializer",
     "WorkingContextSnapshotBootstrapOptions": "bootstrapper",

@@ -109,7 +109,7 @@ class SnapshotStore(Protocol):
         ...
 
 
-class Retrieving(Protocol):
+class SupportsRetrieve(Protocol):
     """What finds memories."""
 
     async def retrieve(self, max_episodic: int, max_semantic: int) -> MemoryBundle:
@@ -146,7 +146,7 @@ class RestorableMemory(Protocol):
         ...
 
     @property
-    def retriever(self) -> Retrieving:
+    def retriever(self) -> SupportsRetrieve:
         """What finds memories."""
         ...
 

@@ -20,7 +20,7 @@ from perdure.memory.documents import (
     SESSION,
     TIMED_KINDS,
     SessionDocument,
-    Turned,
+    TurnPayload,
     note_taken,
     note_turn,
     stamp_of,
@@ -57,7 +57,7 @@ KEPT_FOR_LATER = (
 """Kinds whose documents load when they are first awaited: the tail's records wait for that."""
 
 
-class Restored(msgspec.Struct, kw_only=True):
+class RestoredSession(msgspec.Struct, kw_only=True):
     """A session's state as of the log's head."""
 
     key: SessionKey
@@ -87,7 +87,7 @@ class Restored(msgspec.Struct, kw_only=True):
 
 async def restore(
     store: Store, key: SessionKey, *, context_bytes: int, strict: bool = False
-) -> Restored:
+) -> RestoredSession:
     """Read a session back.
 
     Args:
@@ -180,8 +180,8 @@ def _described(documents: Documents) -> tuple[SessionDocument | None, int]:
 
 def _as_folded(
     key: SessionKey, context: WorkingContext, documents: Documents, info: SessionDocument | None
-) -> Restored:
-    return Restored(
+) -> RestoredSession:
+    return RestoredSession(
         key=key,
         context=context,
         documents=documents,
@@ -196,7 +196,9 @@ def _as_folded(
     )
 
 
-def _take_in(restored: Restored, record: Record, since: int, counted: int, folded: int) -> None:
+def _take_in(
+    restored: RestoredSession, record: Record, since: int, counted: int, folded: int
+) -> None:
     seq, kind = record.seq, record.kind
     restored.head = seq
     if seq > since:
@@ -210,12 +212,12 @@ def _take_in(restored: Restored, record: Record, since: int, counted: int, folde
         restored.tail_records += 1
 
 
-def _count(restored: Restored, record: Record) -> None:
+def _count(restored: RestoredSession, record: Record) -> None:
     kind = record.kind
     if kind in MESSAGE_KINDS:
         restored.messages += 1
     elif kind == TURN:
-        turned = decode(record.payload, Turned)
+        turned = decode(record.payload, TurnPayload)
         restored.turns = max(restored.turns, turned.number)
         note_turn(restored.turn_ids, turned)
     elif kind == TAKEN:
@@ -225,7 +227,7 @@ def _count(restored: Restored, record: Record) -> None:
 
 
 def _report(
-    restored: Restored,
+    restored: RestoredSession,
     documents: Documents,
     steps: list[RestoreStep],
     since: int,

@@ -13,7 +13,7 @@ from perdure.memory.context import SNAPSHOT
 from perdure.memory.documents import SESSION, names_of
 from perdure.providers.issued import Issuer, stamp_of
 from perdure.providers.parts import without_reasoning
-from perdure.providers.target import Format, Target
+from perdure.providers.target import ContextTarget, Format
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message
 from perdure.records.records import EPOCH, Record
@@ -136,7 +136,7 @@ def _changes_after(tail: Sequence[Record]) -> Mapping[str, list[int]]:
 
 def stripped_for(messages: Sequence[Message], target: Format) -> tuple[RestoreStep, ...]:
     """Return what of a context a provider would not get: reasoning and signatures of others."""
-    reader = Target(target, Issuer(target))
+    reader = ContextTarget(target, Issuer(target))
     foreign = Counter(
         _issuer_of(message)
         for message in messages

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.providers.parts import without_reasoning
-from perdure.providers.target import Target
+from perdure.providers.target import ContextTarget
 from perdure.providers.tool_pairs import (
     Dangling,
     paired,
@@ -38,7 +38,10 @@ class Repair(msgspec.Struct, frozen=True):
 
 
 def repair(
-    messages: Sequence[Message], policy: Dangling = "interrupted", *, target: Target | None = None
+    messages: Sequence[Message],
+    policy: Dangling = "interrupted",
+    *,
+    target: ContextTarget | None = None,
 ) -> Repair:
     """Return the messages as every provider takes them.
 

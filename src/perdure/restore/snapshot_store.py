@@ -36,7 +36,7 @@ JSON = dict[str, Any]
 _ALL: Final = 2**62
 
 
-class Exclusively(Protocol):
+class RunExclusively(Protocol):
     """Runs a job while nothing else writes a session's documents."""
 
     async def __call__(self, job: Callable[[], Awaitable[None]], *, fold: bool = False) -> None:
@@ -63,7 +63,7 @@ class WorkingContextSnapshotStore:
         key: SessionKey,
         *,
         epoch: int | None = None,
-        exclusively: Exclusively | None = None,
+        exclusively: RunExclusively | None = None,
     ) -> None:
         self._store = store
         self._key = key

@@ -13,12 +13,12 @@ from perdure._lib.tasks import wait_through
 from perdure.checkpoints.chain import LogDigest
 from perdure.checkpoints.engine import CheckpointEngine, CheckpointReader
 from perdure.checkpoints.events import EventReader, EventStream
-from perdure.checkpoints.journal import Journal, Reading, Walk, WayBack
+from perdure.checkpoints.journal import Journal, JournalReader, LogWalk, RollbackEntries
 from perdure.errors import CorruptRecordError
 from perdure.lineage.store import Lineage, followed
-from perdure.memory.working_memory import Values
+from perdure.memory.working_memory import SessionValues
 from perdure.session.options import Limits
-from perdure.session.point_in_time import FoldedAt, folded_at, picture
+from perdure.session.point_in_time import HistoricalFold, folded_at, picture
 from perdure.session.rollback import conversation_back, items_back, memory_back, states_back
 
 if TYPE_CHECKING:
@@ -66,16 +66,16 @@ class _Reading(ABC):
     async def settle(self, seq: int) -> None:  # noqa: B027  # what a view shows is durable
         """See that a record that was accepted is durable."""
 
-    async def folded_at(self, seq: int, *, onto: FoldedAt | None = None) -> FoldedAt:
+    async def folded_at(self, seq: int, *, onto: HistoricalFold | None = None) -> HistoricalFold:
         limits = Limits(context_bytes=self.contents.context.limit)
         return await folded_at(self.store, self.key, seq, limits, onto=onto)
 
-    def walk(self) -> Walk:
+    def walk(self) -> LogWalk:
         return _Walk(self)
 
     @property
-    def values(self) -> Values:
-        return Values(self.store, self.key)
+    def values(self) -> SessionValues:
+        return SessionValues(self.store, self.key)
 
 
 @final
@@ -86,7 +86,7 @@ class _Walk:
 
     def __init__(self, reading: _Reading) -> None:
         self._reading = reading
-        self._last: FoldedAt | None = None
+        self._last: HistoricalFold | None = None
 
     async def at(self, seq: int) -> dict[str, Any]:
         reading, last = self._reading, self._last
@@ -192,11 +192,11 @@ class _SessionJournal(_Reading):
         if self._session.contributors is not None:
             await runtime.host.call(runtime.saver.contribute, self._session.tracked)
 
-    async def way_back(self, seq: int) -> WayBack:
+    async def way_back(self, seq: int) -> RollbackEntries:
         await self._session.save()  # contributors are asked, too
         version = self._session.version
         if version > self._session.durable_version:
-            return WayBack(-1, ())
+            return RollbackEntries(-1, ())
         before = await self.folded_at(seq)
         now, then = (await self.folded_at(version, onto=before)).data, before.data
         entries = [
@@ -205,7 +205,7 @@ class _SessionJournal(_Reading):
             *states_back(now, then),
             *items_back(now, then),
         ]
-        return WayBack(version, tuple(entries))
+        return RollbackEntries(version, tuple(entries))
 
     def going_back(self) -> None:
         if self._session.contributors is not None:
@@ -256,6 +256,6 @@ def journal_of(session: Session) -> Journal:
     return _SessionJournal(session)
 
 
-def reading_of(view: SessionView) -> Reading:
+def reading_of(view: SessionView) -> JournalReader:
     """Return a view as its checkpoints see it."""
     return _ViewReading(view)

@@ -37,10 +37,10 @@ async def catch_up(runtime: Runtime) -> float:
     # second checkpoint: trio runs what is ready in any order.
     await checkpoint()
     await checkpoint()
-    for key, flight in list(runtime.flights.items()):
+    for key, pending_load in list(runtime.pending_loads.items()):
         session = runtime.sessions.get(key)
         if session is not None and _at_rest(session):
-            await flight.done.wait()
+            await pending_load.done.wait()
     return due
 
 

@@ -19,20 +19,20 @@ from perdure.autosave import events
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.events import Event
 from perdure.autosave.health import NAMED, Health
-from perdure.autosave.options import Autosave, Engine, Shutdown
-from perdure.lease import Lease, beat
+from perdure.autosave.options import Autosave, EngineOptions, Shutdown
+from perdure.lease import LeaseOptions, beat
 from perdure.records.types import Registry
 from perdure.session.clock import Clock, catch_up
 from perdure.session.hooks import EventName, Hooks
 from perdure.session.inbox import Inbox
-from perdure.session.lifecycle import Keeper
+from perdure.session.lifecycle import SessionLifecycle
 from perdure.session.open import Opener
 from perdure.session.options import Limits, require_sessions
 from perdure.session.process_exit import ExitHandler
 from perdure.session.runtime import Runtime
-from perdure.session.shutdown import Closing
+from perdure.session.shutdown import ManagerShutdown
 from perdure.session.signals import SignalWatch
-from perdure.store import Asked, Store
+from perdure.store import HeartbeatRequests, Store
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -53,7 +53,7 @@ _NAMES: dict[type, EventName] = {
 }
 
 
-class Connected:
+class ManagerParts:
     """What a connected manager consists of."""
 
     __slots__ = (
@@ -63,7 +63,7 @@ class Connected:
         "at_exit",
         "closing",
         "inbox",
-        "keeper",
+        "lifecycle",
         "opener",
         "runtime",
         "signals",
@@ -71,10 +71,10 @@ class Connected:
 
     def __init__(self, runtime: Runtime, close: Callable[[], Awaitable[object]]) -> None:
         self.runtime: Runtime = runtime
-        self.keeper: Keeper = Keeper(runtime)
+        self.lifecycle: SessionLifecycle = SessionLifecycle(runtime)
         self.inbox: Inbox = Inbox(runtime)
-        self.opener: Opener = Opener(runtime, self.keeper, self.inbox)
-        self.closing: Closing = Closing(runtime, self.keeper)
+        self.opener: Opener = Opener(runtime, self.lifecycle, self.inbox)
+        self.closing: ManagerShutdown = ManagerShutdown(runtime, self.lifecycle)
         self._exit: Exit | None = None
         self._is_late = False
         self._beat_at = runtime.clock()
@@ -126,13 +126,13 @@ class Connected:
                     self.inbox.again()
                 await anyio.sleep(GATHER)
 
-    def _heard(self, asked: Asked) -> None:
+    def _heard(self, asked: HeartbeatRequests) -> None:
         """Begin with what others want."""
         spawn = self.runtime.host.spawn
         for key in asked.mail:
             spawn(self.inbox.attend, key)
         for key in asked.handovers:
-            spawn(self.keeper.hand_over, key)
+            spawn(self.lifecycle.hand_over, key)
 
     def health(self) -> Health:
         """Say how it stands: saving, and whether the leases are renewed."""
@@ -223,13 +223,13 @@ async def connected(
     *,
     registry: Registry,
     autosave: Autosave | None,
-    engine: Engine,
-    lease: Lease,
+    engine: EngineOptions,
+    lease: LeaseOptions,
     shutdown: Shutdown,
     limits: Limits,
     clock: Clock | None = None,
     close: Callable[[], Awaitable[object]],
-) -> Connected:
+) -> ManagerParts:
     """Open the store, and start everything."""
     host = Host()
     try:
@@ -275,4 +275,4 @@ async def connected(
     )
     if clock is not None:
         clock.drive(partial(catch_up, runtime))
-    return Connected(runtime, close)
+    return ManagerParts(runtime, close)

@@ -14,11 +14,11 @@ import msgspec
 
 from perdure.checkpoints.chain import Chain, LogDigest
 from perdure.errors import StoreError
-from perdure.memory.context import CONTEXT_KINDS, Retraction, WorkingContext
+from perdure.memory.context import CONTEXT_KINDS, RetractionPayload, WorkingContext
 from perdure.memory.documents import (
     TIMED_KINDS,
     SessionDocument,
-    Turned,
+    TurnPayload,
     fold_session,
     fold_state,
     names_of,
@@ -28,7 +28,7 @@ from perdure.memory.documents import (
 from perdure.memory.lazy import Lazy
 from perdure.memory.state import States
 from perdure.memory.storage import MemoryInfo
-from perdure.memory.working_memory import Room, Values, WorkingMemory
+from perdure.memory.working_memory import MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
@@ -48,7 +48,7 @@ from perdure.records.records import (
     Record,
 )
 from perdure.records.types import Registry
-from perdure.restore.ladder import KEPT_FOR_LATER, Restored, restore
+from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession, restore
 from perdure.restore.report import RestoreReport
 from perdure.restore.validity import judged
 from perdure.session.hooks import MemoryEvicted
@@ -76,7 +76,7 @@ class HistoryItem(msgspec.Struct, frozen=True):
     """A Message, an object of a registered type, or the record's JSON as plain values."""
 
 
-class _Below:
+class _RetractionFilter:
     """Going backwards through a log, pass over what was taken back."""
 
     __slots__ = ("_newest",)
@@ -89,7 +89,7 @@ class _Below:
         if record.seq > self._newest:
             return False
         if record.kind == RETRACT:
-            self._newest = decode(record.payload, Retraction).after
+            self._newest = decode(record.payload, RetractionPayload).after
         return True
 
 
@@ -116,10 +116,10 @@ class _Attempt:
         elif kind == RETRACT:  # an attempt before it was taken back
             return False
         elif kind == TURN:
-            return self._is_its(decode(record.payload, Turned), record.seq)
+            return self._is_its(decode(record.payload, TurnPayload), record.seq)
         return True
 
-    def _is_its(self, turned: Turned, seq: int) -> bool:
+    def _is_its(self, turned: TurnPayload, seq: int) -> bool:
         if turned.turn != self._id or not turned.given or turned.phase == "end":
             return False
         if turned.phase == "begin":
@@ -161,10 +161,10 @@ class Contents:
         self,
         store: Store,
         registry: Registry,
-        restored: Restored,
+        restored: RestoredSession,
         accept: Callable[[tuple[Entry, ...]], int],
         catch_up: Callable[[], None] = lambda: None,
-        room: Room = Room(),  # noqa: B008  # frozen
+        room: MemoryLimit = MemoryLimit(),  # noqa: B008  # frozen
     ) -> None:
         self._store = store
         self._catch_up = catch_up
@@ -192,7 +192,7 @@ class Contents:
         self.names: set[str] = set() if manifest is None else set(manifest.documents)
         self._overlay = [record for record in restored.tail if record.kind != META]
         self._session_tail = [record for record in restored.tail if record.kind == META]
-        values = Values(store, restored.key)
+        values = SessionValues(store, restored.key)
         self.memory: WorkingMemory = WorkingMemory(self._read, accept, registry, values, room)
         self.state: States = States(self._read, self._state_names, accept, registry)
 
@@ -350,7 +350,7 @@ class Contents:
 
         """
         items: list[HistoryItem] = []
-        below = _Below()
+        below = _RetractionFilter()
         newer = (record for record in unsaved if before is None or record.seq < before)
         self._show_newest(filter(below.shows, newer), items, limit)
         stop = before
@@ -403,7 +403,7 @@ MOST_SAVES = 100
 """How many saves a read may meet in a row."""
 
 
-def room_of(runtime: Runtime, key: SessionKey) -> Room:
+def room_of(runtime: Runtime, key: SessionKey) -> MemoryLimit:
     """Return how much a session's memory holds; what goes for it is an event."""
 
     def told(gone: Sequence[MemoryInfo]) -> None:
@@ -411,7 +411,7 @@ def room_of(runtime: Runtime, key: SessionKey) -> Room:
         facts = MemoryEvicted(str(key), keys, sum(entry.size_bytes for entry in gone))
         runtime.hooks.emit("memory_evicted", facts)
 
-    return Room(runtime.limits.memory_bytes, told)
+    return MemoryLimit(runtime.limits.memory_bytes, told)
 
 
 async def read_again(session: Session) -> None:

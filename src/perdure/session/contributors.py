@@ -37,7 +37,7 @@ LARGE = 32 * KIB
 """Above this, only what changed is written."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredContribution(msgspec.Struct, frozen=True):
     """What the log has of a contributor's state, by hashes."""
 
     digest: bytes = b""
@@ -52,7 +52,9 @@ def state_name(name: str) -> str:
     return f"plugins/{name}.json"
 
 
-def kept_of(state: Any, version: int, types: Types) -> tuple[Kept, bytes, dict[str, str] | None]:
+def kept_of(
+    state: Any, version: int, types: Types
+) -> tuple[StoredContribution, bytes, dict[str, str] | None]:
     """Return a state's hashes, its JSON, and the table of what JSON cannot tell of it.
 
     Raises:
@@ -64,10 +66,12 @@ def kept_of(state: Any, version: int, types: Types) -> tuple[Kept, bytes, dict[s
     if len(data) > LARGE and not tags and isinstance(state, dict):
         keys = {key: _hash(bytes(raw)) for key, raw in _fields(data).items()}
     told = data if not tags else data + encode(tags)
-    return Kept(_hash(told), version, keys), data, tags
+    return StoredContribution(_hash(told), version, keys), data, tags
 
 
-def change_of(name: str, state: Any, version: int, before: Kept, types: Types) -> _Change | None:
+def change_of(
+    name: str, state: Any, version: int, before: StoredContribution, types: Types
+) -> _Change | None:
     """Return the record that brings a state up to date, None if it is.
 
     Args:
@@ -85,7 +89,7 @@ def change_of(name: str, state: Any, version: int, before: Kept, types: Types) -
     if state is None:
         if not before.digest:
             return None
-        return _Change(_entry(StateSet(document, dropped=True)), Kept())
+        return _Change(_entry(StateSet(document, dropped=True)), StoredContribution())
     now, data, tags = kept_of(state, version, types)
     if (now.digest, now.version) == (before.digest, before.version):
         return None
@@ -116,7 +120,7 @@ def state_of(bare: bytes | None, beside: bytes | None, types: Types) -> tuple[An
 
 class _Change(msgspec.Struct, frozen=True):
     entry: Entry
-    kept: Kept
+    kept: StoredContribution
 
 
 def _entry(change: StateSet) -> Entry:
@@ -179,10 +183,12 @@ class Attachment:
 
     __slots__ = ("_owner", "contributor", "kept")
 
-    def __init__(self, owner: Contributors, contributor: Contributor, kept: Kept) -> None:
+    def __init__(
+        self, owner: Contributors, contributor: Contributor, kept: StoredContribution
+    ) -> None:
         self._owner = owner
         self.contributor: Contributor = contributor
-        self.kept: Kept = kept  # what the log has of it
+        self.kept: StoredContribution = kept  # what the log has of it
 
     def __repr__(self) -> str:
         return f"<Attachment {self.contributor.name}>"
@@ -244,7 +250,7 @@ class Contributors:
     def forget(self) -> None:
         """Write every state anew: what the log had of them was dropped."""
         for one in self._attached.values():
-            one.kept = Kept()
+            one.kept = StoredContribution()
 
     def set_aside(self) -> None:
         """Ask nobody until `take_back`: what is stored is about to become what it was."""
@@ -288,14 +294,14 @@ class Contributors:
         finally:
             self._asked = False
 
-    async def _restore(self, contributor: Contributor, *, wanted: bool) -> Kept:
+    async def _restore(self, contributor: Contributor, *, wanted: bool) -> StoredContribution:
         session, name = self._session, contributor.name
         types = session._runtime.registry
         found = state_of(
             await self._read(state_name(name)), await self._read(typed(state_name(name))), types
         )
         if found is None:
-            return Kept()
+            return StoredContribution()
         state, version = found
         kept, _, _ = kept_of(state, version, types)
         if not wanted:

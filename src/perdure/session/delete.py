@@ -19,10 +19,10 @@ from perdure.errors import CorruptRecordError, FormatError, PerdureError
 from perdure.records.chunks import named_in
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Base, Forking
+from perdure.records.manifest import ForkNote, Origin
 from perdure.records.records import ENDING, FORK, Entry
 from perdure.session import spill as spilling
-from perdure.session.exclusive import Hold, Tending, Terms
+from perdure.session.exclusive import ExclusiveAccess, HeldSession, Terms
 from perdure.session.filter import _PAGE
 from perdure.session.fork import Forker
 from perdure.store import Store
@@ -40,7 +40,7 @@ _INBOX = 1_000_000
 _DOES, _MAY = "reaches it too", "cannot be read, and may reach it"
 
 
-class Kept(msgspec.Struct, frozen=True):
+class RetainedItem(msgspec.Struct, frozen=True):
     """Something that was not removed, and why."""
 
     what: str
@@ -62,7 +62,7 @@ class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
     spill_files: int = 0
     bytes: int = 0
     """Of the records' and documents' values, the blobs and the spill files."""
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[RetainedItem, ...] = ()
     places: tuple[str, ...] = ()
     """Where was looked: the store, and the folder of spill files."""
     dry_run: bool = False
@@ -81,10 +81,10 @@ class _Sum:
 class Forgetter:
     """Remove sessions, and keep what others reach."""
 
-    def __init__(self, tending: Tending, forker: Forker) -> None:
-        self._tending = tending
+    def __init__(self, access: ExclusiveAccess, forker: Forker) -> None:
+        self._access = access
         self._forker = forker
-        self._store = tending.store
+        self._store = access.store
         self._lock = anyio.Lock()
         """For those who settle forks: they are alone with several sessions at a time."""
 
@@ -105,7 +105,7 @@ class Forgetter:
             return await self._delete(key, terms, settling=True)
 
     async def _delete(self, key: SessionKey, terms: Terms, *, settling: bool) -> bool:
-        async with self._tending.alone(key), AsyncExitStack() as stack:
+        async with self._access.alone(key), AsyncExitStack() as stack:
             hold = await self.ending(stack, key, terms)
             if not settling and await self._heirs(hold):
                 return False
@@ -116,7 +116,9 @@ class Forgetter:
         """Be the only one here who is alone with several sessions at a time."""
         return self._lock
 
-    async def end(self, hold: Hold, terms: Terms, last: Callable[[], Awaitable[None]]) -> None:
+    async def end(
+        self, hold: HeldSession, terms: Terms, last: Callable[[], Awaitable[None]]
+    ) -> None:
         """Delete a session that is held, within ``settling``; its forks keep what they reach.
 
         *last* is done right before the session goes.
@@ -126,37 +128,37 @@ class Forgetter:
         await last()
         await hold.delete()
 
-    async def _end(self, hold: Hold, terms: Terms) -> None:
+    async def _end(self, hold: HeldSession, terms: Terms) -> None:
         await self._settle_heirs_of(hold, terms)
         await hold.delete()
 
-    async def _settle_heirs_of(self, hold: Hold, terms: Terms) -> None:
+    async def _settle_heirs_of(self, hold: HeldSession, terms: Terms) -> None:
         for heir, base in await self._heirs(hold):
             await self._settle(heir, base, terms)
 
-    async def ending(self, stack: AsyncExitStack, key: SessionKey, terms: Terms) -> Hold:
+    async def ending(self, stack: AsyncExitStack, key: SessionKey, terms: Terms) -> HeldSession:
         """Hold a session to delete it, open here or not, and say so in its log."""
-        runtime = self._tending.runtime
+        runtime = self._access.runtime
         mine = runtime.sessions.get(key)
         if mine is not None:
             # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
             with suppress(PerdureError), anyio.move_on_after(_SAVING):
                 await runtime.saver.save(mine.tracked)
-            await self._tending.keeper.delete(mine)
+            await self._access.lifecycle.delete(mine)
             head = await self._store.head(key)
-            hold = Hold(self._store, key, mine.epoch, head)
+            hold = HeldSession(self._store, key, mine.epoch, head)
             stack.push_async_callback(self._let_go, hold)
         else:
-            hold = await stack.enter_async_context(self._tending.held(key, terms))
+            hold = await stack.enter_async_context(self._access.held(key, terms))
         await hold.append(Entry(ENDING, b"{}"))
         return hold
 
-    async def _let_go(self, hold: Hold) -> None:
+    async def _let_go(self, hold: HeldSession) -> None:
         if hold.is_there:
             with anyio.CancelScope(shield=True), anyio.move_on_after(5):
                 await self._store.release(hold.key, hold.epoch)
 
-    async def _heirs(self, hold: Hold) -> list[tuple[SessionKey, Base]]:
+    async def _heirs(self, hold: HeldSession) -> list[tuple[SessionKey, Origin]]:
         """Return the forks that go on behind a session's history, each with its base."""
         children = await self._noted(hold.key) | await self._told(hold.key, hold.epoch)
         return await self._reaching(hold.key, children)
@@ -165,7 +167,7 @@ class Forgetter:
         """Return the forks that a session's log knows of."""
         async with aclosing(self._store.inner.read_log(key)) as log:
             return {
-                decode(record.payload, Forking).child
+                decode(record.payload, ForkNote).child
                 async for chunk in log
                 for record in chunk.records
                 if record.kind == FORK
@@ -180,11 +182,11 @@ class Forgetter:
                 f"session until the post is set aside, then look at it with `perdure inbox {key}`"
             )
             raise CorruptRecordError(message, key=str(key))
-        return {decode(one.payload, Forking).child for one in waiting if one.kind == FORK}
+        return {decode(one.payload, ForkNote).child for one in waiting if one.kind == FORK}
 
     async def _reaching(
         self, key: SessionKey, children: set[SessionKey]
-    ) -> list[tuple[SessionKey, Base]]:
+    ) -> list[tuple[SessionKey, Origin]]:
         """Return those that still go on behind a session, each with the base that counts."""
         heirs = []
         for child in sorted(children):
@@ -198,10 +200,10 @@ class Forgetter:
         """Give each fork of a session the history that it goes on behind."""
         async with self._lock, AsyncExitStack() as stack:
             children = await self._noted(key)
-            mine = self._tending.runtime.sessions.get(key)
+            mine = self._access.runtime.sessions.get(key)
             if mine is None:
-                await stack.enter_async_context(self._tending.alone(key))
-                hold = await stack.enter_async_context(self._tending.held(key, terms))
+                await stack.enter_async_context(self._access.alone(key))
+                hold = await stack.enter_async_context(self._access.held(key, terms))
                 children |= await self._told(key, hold.epoch)
             else:
                 children |= await self._told(key, mine.epoch)
@@ -214,20 +216,20 @@ class Forgetter:
         for heir, base in await self._reaching(key, children):
             await self._settle(heir, base, terms)
 
-    async def _settle(self, key: SessionKey, base: Base, terms: Terms) -> None:
+    async def _settle(self, key: SessionKey, base: Origin, terms: Terms) -> None:
         parent = base.parent
         if parent is None or not await self._store.has(parent, base.at, base.epoch):
             return  # another life of its parent's: nothing of this one is in it
         own = await self._forker.own_base(parent, base.at)
         own = msgspec.structs.replace(own, cut=max(own.cut, base.cut), moved=base.moved)
-        async with self._tending.alone(key):
-            mine = self._tending.runtime.sessions.get(key)
+        async with self._access.alone(key):
+            mine = self._access.runtime.sessions.get(key)
             if mine is not None:
-                await self._tending.rebase_open(mine, own)
+                await self._access.rebase_open(mine, own)
                 return
-            async with self._tending.held(key, terms) as hold:
+            async with self._access.held(key, terms) as hold:
                 await hold.rebase(own)
-                await self._tending.fold(hold)
+                await self._access.fold(hold)
 
     # forgetting
 
@@ -241,11 +243,11 @@ class Forgetter:
 
         """
         async with self._lock, AsyncExitStack() as stack:
-            holds: list[Hold] = []
-            heirs: list[tuple[SessionKey, SessionKey, Base]] = []
+            holds: list[HeldSession] = []
+            heirs: list[tuple[SessionKey, SessionKey, Origin]] = []
             if not dry_run:
                 for key in sorted(keys):
-                    await stack.enter_async_context(self._tending.alone(key))
+                    await stack.enter_async_context(self._access.alone(key))
                 holds = [await self.ending(stack, key, terms) for key in sorted(keys)]
                 heirs = [
                     (hold.key, heir, base)
@@ -275,11 +277,11 @@ class Forgetter:
         sums: dict[SessionKey, _Sum],
         blobs: dict[str, int],
         spilled: list[int],
-        kept: list[Kept],
+        kept: list[RetainedItem],
         *,
         dry_run: bool,
     ) -> ForgetReport:
-        runtime = self._tending.runtime
+        runtime = self._access.runtime
         spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None
         return ForgetReport(
             sessions=tuple(sorted(sums)),
@@ -346,11 +348,11 @@ class Forgetter:
         return shared
 
     async def _spilled(self, keys: list[SessionKey], *, remove: bool) -> list[int]:
-        saver = self._tending.runtime.saver
+        saver = self._access.runtime.saver
         for tracked in saver.lost if remove else ():
             if tracked.key in keys:
                 saver.discard(tracked)
-        folder = self._tending.runtime.spill_folder
+        folder = self._access.runtime.spill_folder
         if folder is None:
             return []
         sizes: list[int] = []
@@ -376,13 +378,13 @@ async def every(store: Store, tenant: str) -> AsyncGenerator[SessionKey, None]:
         page = await store.sessions(tenant=tenant, limit=_PAGE, after=page[-1].key)
 
 
-def _history(parent: SessionKey, heir: SessionKey) -> Kept:
-    return Kept("history", f"{heir} is a fork, and goes on behind it", parent, heir)
+def _history(parent: SessionKey, heir: SessionKey) -> RetainedItem:
+    return RetainedItem("history", f"{heir} is a fork, and goes on behind it", parent, heir)
 
 
-def _blob(name: str, by: SessionKey, how: str, sums: dict[SessionKey, _Sum]) -> Kept:
+def _blob(name: str, by: SessionKey, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:
     of = next((key for key, one in sums.items() if name in one.names), min(sums))
-    return Kept("blob", f"{by} {how}: {name}", of, by)
+    return RetainedItem("blob", f"{by} {how}: {name}", of, by)
 
 
 # Which sessions are meant: by agent, owner or tag, as they are now and not as of their fold

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from perdure._lib.display import card
 
 if TYPE_CHECKING:
-    from perdure.session.connected import Connected
+    from perdure.session.connected import ManagerParts
     from perdure.session.session import Session
 
 
@@ -39,7 +39,7 @@ def _state(session: Session) -> str:
     return "open" if session.tracked.end is None else session.tracked.end.value
 
 
-def manager_facts(connected: Connected | None) -> dict[str, object]:
+def manager_facts(connected: ManagerParts | None) -> dict[str, object]:
     """Return how a manager stands; from any thread, at any time."""
     if connected is None:
         return {"state": "not connected"}

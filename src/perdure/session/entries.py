@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.errors import ConfigError, NotStorableError, TooLargeError
-from perdure.memory.documents import Meta
+from perdure.memory.documents import MetadataPayload
 from perdure.records.json import decode, encode
 from perdure.records.keys import require_text
-from perdure.records.message_format import Encoded, decode_message, encode_message
+from perdure.records.message_format import EncodedRecord, decode_message, encode_message
 from perdure.records.messages import Message
 from perdure.records.records import MESSAGE_KINDS, META, Entry
 from perdure.records.redaction import redact
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from perdure.records.types import Registry
 
 
-def entry_of(item: Message | Encoded | Any, registry: Registry) -> Entry:
+def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
     """Return an item as a record; a message without a time gets the present one.
 
     Raises:
@@ -33,7 +33,7 @@ def entry_of(item: Message | Encoded | Any, registry: Registry) -> Entry:
     """
     if isinstance(item, Message):
         return encode_message(item, registry, now=time.time())
-    if isinstance(item, Encoded):
+    if isinstance(item, EncodedRecord):
         return item.entry
     return registry.encode_record(item)
 
@@ -58,7 +58,7 @@ def meta_entry(
     """
     check_said(title=title, owner=owner, tags=tags)
     clean, redacted = redact(dict(metadata or {}))
-    meta = Meta(
+    meta = MetadataPayload(
         title=title,
         tags=tags,
         owner=owner,

@@ -17,13 +17,13 @@ from perdure.lease import OnHeld, obtain
 from perdure.lineage.store import Lineage, followed
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Base
+from perdure.records.manifest import Origin
 from perdure.records.records import BASE, EPOCH, Entry, Record
 from perdure.session.fold import fold
 from perdure.store import Batch, Status
 
 if TYPE_CHECKING:
-    from perdure.session.lifecycle import Keeper
+    from perdure.session.lifecycle import SessionLifecycle
     from perdure.session.runtime import Runtime
     from perdure.session.session import Session
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # One thing at a time with a session: its load, its close, a change of it from outside
 
 
-class Flight:
+class PendingLoad:
     """Something under way with a session, for others to wait for."""
 
     __slots__ = ("done", "error", "scope")
@@ -44,36 +44,36 @@ class Flight:
         """Around a load, if it is one: nobody wants that any more once its manager stops."""
 
 
-Flights: TypeAlias = dict[SessionKey, Flight]
+Flights: TypeAlias = dict[SessionKey, PendingLoad]
 """What is under way, one a session at most."""
 
 
-async def landed(flights: Flights, key: SessionKey) -> None:
+async def landed(pending_loads: Flights, key: SessionKey) -> None:
     """Wait until nothing is under way with a session."""
-    while (flight := flights.get(key)) is not None:
-        await flight.done.wait()
+    while (pending_load := pending_loads.get(key)) is not None:
+        await pending_load.done.wait()
 
 
 @asynccontextmanager
-async def alone(flights: Flights, key: SessionKey) -> AsyncGenerator[None, None]:
+async def alone(pending_loads: Flights, key: SessionKey) -> AsyncGenerator[None, None]:
     """Be alone with a session, once others are done with it."""
-    await landed(flights, key)
-    with alone_at_once(flights, key):
+    await landed(pending_loads, key)
+    with alone_at_once(pending_loads, key):
         yield
 
 
 @contextmanager
-def alone_at_once(flights: Flights, key: SessionKey) -> Iterator[bool]:
+def alone_at_once(pending_loads: Flights, key: SessionKey) -> Iterator[bool]:
     """Be alone with a session; False if somebody is already, and then one is not."""
-    if key in flights:
+    if key in pending_loads:
         yield False
         return
-    flight = flights[key] = Flight()
+    pending_load = pending_loads[key] = PendingLoad()
     try:
         yield True
     finally:
-        del flights[key]
-        flight.done.set()
+        del pending_loads[key]
+        pending_load.done.set()
 
 
 # Changing sessions from outside: alone with one, under its lease, as its holder appends
@@ -93,16 +93,16 @@ class Terms(msgspec.Struct, frozen=True):
     wait: float = 10.0
 
 
-class Begun(msgspec.Struct, frozen=True):
+class LogOrigin(msgspec.Struct, frozen=True):
     """How far a session's own log has come."""
 
-    base: Base | None = None
+    base: Origin | None = None
     goes_on: bool = False
     """Whether there is more than the beginning."""
 
 
 @final
-class Hold:
+class HeldSession:
     """A session that is held to be changed, and nobody here has open."""
 
     def __init__(self, store: Lineage, key: SessionKey, epoch: int, head: int) -> None:
@@ -132,16 +132,16 @@ class Hold:
                 break
         raise error or StoreError(f"session {self.key}: the store would not take a record")
 
-    async def announce(self, base: Base, *more: Entry) -> None:
+    async def announce(self, base: Origin, *more: Entry) -> None:
         """Append a base, and what is to be durable with it; it does not count yet."""
         await self.append(Entry(BASE, encode(base)), *more)
 
-    async def rebase(self, base: Base, *more: Entry) -> None:
+    async def rebase(self, base: Origin, *more: Entry) -> None:
         """Append a base, and what is to be durable with it."""
         await self.announce(base, *more)
         self.count(base)
 
-    def count(self, base: Base) -> None:
+    def count(self, base: Origin) -> None:
         """Have a base that was announced count from now on."""
         self._store.rebased(self.key, self.epoch, base)
 
@@ -152,20 +152,20 @@ class Hold:
 
 
 @final
-class Tending:
+class ExclusiveAccess:
     """The sessions of one manager, to be changed from outside."""
 
-    def __init__(self, runtime: Runtime, keeper: Keeper) -> None:
+    def __init__(self, runtime: Runtime, lifecycle: SessionLifecycle) -> None:
         self.runtime: Runtime = runtime
-        self.keeper: Keeper = keeper
+        self.lifecycle: SessionLifecycle = lifecycle
         self.store: Lineage = followed(runtime.store)
 
     def alone(self, key: SessionKey) -> AbstractAsyncContextManager[None]:
         """Keep others of this process from opening or closing a session meanwhile."""
-        return alone(self.runtime.flights, key)
+        return alone(self.runtime.pending_loads, key)
 
     @asynccontextmanager
-    async def held(self, key: SessionKey, terms: Terms) -> AsyncGenerator[Hold, None]:
+    async def held(self, key: SessionKey, terms: Terms) -> AsyncGenerator[HeldSession, None]:
         """Hold a session that is not open here; the caller is alone with it.
 
         Raises:
@@ -181,7 +181,7 @@ class Tending:
             on_held=terms.on_held,
             wait=terms.wait,
         )
-        hold = Hold(self.store, key, grant.epoch, grant.head)
+        hold = HeldSession(self.store, key, grant.epoch, grant.head)
         try:
             yield hold
         finally:
@@ -195,41 +195,41 @@ class Tending:
         saves = mine is not None and mine.is_writable and not mine.tracked.quarantined
         return mine if saves else None
 
-    async def fold(self, hold: Hold) -> None:
+    async def fold(self, hold: HeldSession) -> None:
         """Have the documents be as of the newest record, and the manifest name the base."""
         limits = self.runtime.limits
         await fold(self.store, hold.key, epoch=hold.epoch, upto=hold.head, limits=limits)
 
-    async def announce_open(self, mine: Session, base: Base) -> None:
+    async def announce_open(self, mine: Session, base: Origin) -> None:
         """Append a base to a session that is open here; it does not count yet."""
         mine.accept((Entry(BASE, encode(base)),))
         await mine.save()
 
-    async def rebase_open(self, mine: Session, base: Base) -> None:
+    async def rebase_open(self, mine: Session, base: Origin) -> None:
         """Append a base to a session that is open here, and fold."""
         await self.announce_open(mine, base)
         await self.count_open(mine, base)
 
-    async def count_open(self, mine: Session, base: Base) -> None:
+    async def count_open(self, mine: Session, base: Origin) -> None:
         """Have a base that was announced count from now on, and fold."""
         self.store.rebased(mine.key, mine.epoch, base)
         await self.fold_open(mine)
 
     async def fold_open(self, mine: Session) -> None:
         """Fold a session that is open here; a failure is logged."""
-        await self.runtime.saver.exclusive(mine.tracked, lambda: self.keeper.fold(mine))
+        await self.runtime.saver.exclusive(mine.tracked, lambda: self.lifecycle.fold(mine))
 
-    async def begun(self, key: SessionKey) -> Begun:
+    async def begun(self, key: SessionKey) -> LogOrigin:
         """Look how a session's own log begins."""
-        base: Base | None = None
+        base: Origin | None = None
         async with aclosing(self.store.inner.read_log(key)) as log:
             async for chunk in log:
                 for record in chunk.records:
                     if record.kind == BASE and base is None:
-                        base = decode(record.payload, Base)
+                        base = decode(record.payload, Origin)
                     elif record.kind != EPOCH:
-                        return Begun(base, goes_on=True)
-        return Begun(base)
+                        return LogOrigin(base, goes_on=True)
+        return LogOrigin(base)
 
     async def record(self, key: SessionKey, seq: int) -> Record | None:
         """Return one durable record of a session, None if there is none.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 import msgspec
 
-from perdure.checkpoints.audit_io import TakenPair, save_pair, take_pair
+from perdure.checkpoints.audit_io import AuditPair, save_pair, take_pair
 from perdure.checkpoints.chain import Chain
 from perdure.errors import (
     ConfigError,
@@ -29,8 +29,8 @@ from perdure.formats.migrations import Finding
 from perdure.formats.native_log import log_in, with_log
 from perdure.formats.state import FullAgentState
 from perdure.formats.to_records import (
-    Remembered,
-    Unfolded,
+    NewLog,
+    StateMemories,
     agrees,
     unfold,
     with_history,
@@ -93,7 +93,7 @@ async def export_memories(view: SessionView, folder: Path) -> list[str]:
         return await write_memories(folder, turns, memories, types=contents._registry)
 
 
-async def memories_in(folder: Path, state: FullAgentState | None) -> Remembered | None:
+async def memories_in(folder: Path, state: FullAgentState | None) -> StateMemories | None:
     """Return what a folder says beside a state; None if there is nothing, or the state has all."""
     if state is not None and log_in(state) is not None:
         return None
@@ -103,14 +103,14 @@ async def memories_in(folder: Path, state: FullAgentState | None) -> Remembered 
     return await anyio.to_thread.run_sync(read)
 
 
-def unfold_with(state: FullAgentState, read: Remembered, *, now: float) -> Unfolded:
+def unfold_with(state: FullAgentState, read: StateMemories, *, now: float) -> NewLog:
     """Return the records that a state and its memories are made of. Blocking."""
     state = with_history(state, read)
     unfolded = unfold(state, now=now)
     return with_memories(unfolded, read, _context(read, _newest(state, read)))
 
 
-def _newest(state: FullAgentState, read: Remembered) -> list[Message]:
+def _newest(state: FullAgentState, read: StateMemories) -> list[Message]:
     """Return what was said since the last compaction; the last item, if no traces tell."""
     if read.active or read.archived:
         return [one.message for one in read.active]
@@ -120,7 +120,7 @@ def _newest(state: FullAgentState, read: Remembered) -> list[Message]:
         return []
 
 
-def _context(read: Remembered, said: list[Message]) -> list[Entry]:
+def _context(read: StateMemories, said: list[Message]) -> list[Entry]:
     """Return what replaces the context: the one that was saved, else the memories and the tail."""
     if read.context is not None:
         messages = [decode_message(payload) for payload in read.context.messages()]
@@ -131,7 +131,7 @@ def _context(read: Remembered, said: list[Message]) -> list[Entry]:
     return [_rebuilt(read, said)]
 
 
-def _rebuilt(read: Remembered, said: list[Message]) -> Entry:
+def _rebuilt(read: StateMemories, said: list[Message]) -> Entry:
     old = read.context or WorkingContext(0)
     prompt = system_prompt_of([decode_message(payload) for payload in old.messages()]) or ""
     facts = sorted(read.semantic, key=lambda item: -item.salience)[:FACTS]
@@ -231,7 +231,7 @@ async def import_state(
 async def import_with(
     sessions: SessionManager,
     state: FullAgentState,
-    read: Remembered | None,
+    read: StateMemories | None,
     *,
     id: str | None,
     session: str,
@@ -262,7 +262,7 @@ async def import_with(
     return Imported(key, receipt.version, unfolded.findings)
 
 
-def _unfolded(state: FullAgentState, read: Remembered | None, key: SessionKey) -> Unfolded:
+def _unfolded(state: FullAgentState, read: StateMemories | None, key: SessionKey) -> NewLog:
     """Return the records of a state, of which it is known that they amount to a session."""
     now = time.time()
     try:
@@ -321,7 +321,7 @@ async def export_pair(view: SessionView, folder: Path) -> list[str]:
     return await save_pair(reading_of(view), folder)
 
 
-async def import_pair(session: Session, folder: Path) -> TakenPair:
+async def import_pair(session: Session, folder: Path) -> AuditPair:
     """Append the events and checkpoints of such files to a session, by their times.
 
     They go on with the session's own clock: their order stays, their numbers may become others.

@@ -10,7 +10,7 @@ import msgspec
 
 from perdure.errors import FormatError
 from perdure.lineage.store import Lineage
-from perdure.memory.documents import SESSION, Meta, SessionDocument
+from perdure.memory.documents import SESSION, MetadataPayload, SessionDocument
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.records import META
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PAGE = 500
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class SessionFilter(msgspec.Struct, frozen=True):
     """What was asked for; None for any."""
 
     id: str | None
@@ -38,7 +38,7 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 async def chosen(
-    store: Lineage, wanted: Chosen, here: Mapping[SessionKey, Session]
+    store: Lineage, wanted: SessionFilter, here: Mapping[SessionKey, Session]
 ) -> list[SessionKey]:
     """Return the sessions that are meant.
 
@@ -61,7 +61,7 @@ async def chosen(
     return found
 
 
-async def only_posted_to(store: Lineage, wanted: Chosen) -> list[SessionKey]:
+async def only_posted_to(store: Lineage, wanted: SessionFilter) -> list[SessionKey]:
     """Return the sessions of an id that nobody has opened yet, and something waits for."""
     if wanted.id is None or wanted.owner is not None or wanted.tag is not None:
         return []
@@ -75,7 +75,7 @@ async def only_posted_to(store: Lineage, wanted: Chosen) -> list[SessionKey]:
 
 
 async def _fits(
-    store: Lineage, info: SessionInfo, wanted: Chosen, here: Mapping[SessionKey, Session]
+    store: Lineage, info: SessionInfo, wanted: SessionFilter, here: Mapping[SessionKey, Session]
 ) -> bool:
     if wanted.owner is None and wanted.tag is None:
         return True
@@ -101,7 +101,7 @@ async def _described(store: Lineage, key: SessionKey) -> tuple[str | None, tuple
         async for chunk in log:
             for record in chunk.records:
                 if record.kind == META:
-                    meta = decode(record.payload, Meta)
+                    meta = decode(record.payload, MetadataPayload)
                     owner = owner if meta.owner is None else meta.owner
                     tags = tags if meta.tags is None else tuple(meta.tags)
     return owner, tags

@@ -17,7 +17,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure.checkpoints.chain import fold_chain
-from perdure.formats.foreign_fields import CARRIED, Carried
+from perdure.formats.foreign_fields import CARRIED, ForeignFields
 from perdure.formats.from_records import CONFIG, PERMISSIONS, TOOLS
 from perdure.memory.context import SNAPSHOT, WorkingContext
 from perdure.memory.documents import (
@@ -139,7 +139,7 @@ async def fold(
         old.update(more.found)
         if more.damaged and since:
             records = await _read(store, key, 0, upto)
-    work = Work(key, old, records, upto, limits)
+    work = FoldInput(key, old, records, upto, limits)
     changed = await _computed(work, touched)
     await put_blobs(store, key.tenant, work.blobs)
     manifest = manifest_of(key, epoch, upto, before, changed)
@@ -149,7 +149,7 @@ async def fold(
     return manifest
 
 
-async def _computed(work: Work, touched: set[str]) -> dict[str, bytes | None]:
+async def _computed(work: FoldInput, touched: set[str]) -> dict[str, bytes | None]:
     size = sum(len(record.payload) for record in work.records)
     size += sum(len(document.data) for document in work.old.values())
     if size > OFFLOAD:
@@ -181,7 +181,7 @@ async def _read(store: Store, key: SessionKey, after: int, upto: int) -> list[Re
     return records
 
 
-class Work(msgspec.Struct):
+class FoldInput(msgspec.Struct):
     """A fold's pure part."""
 
     key: SessionKey
@@ -216,7 +216,7 @@ class Work(msgspec.Struct):
             return b"" if names else None
 
         carried = state(CARRIED)
-        said = None if carried is None else decode(carried or b"{}", Carried).instructions
+        said = None if carried is None else decode(carried or b"{}", ForeignFields).instructions
         return AgentParts(
             system_prompt=_system_prompt(context),
             instructions=said,

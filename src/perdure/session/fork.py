@@ -21,7 +21,7 @@ from perdure.memory.traces import find_turn
 from perdure.records.checkpoints import GROUP, Checkpoint
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Base, Forking
+from perdure.records.manifest import ForkNote, Origin
 from perdure.records.records import (
     BASE,
     CHECKPOINT,
@@ -32,8 +32,15 @@ from perdure.records.records import (
     Entry,
     Record,
 )
-from perdure.session.exclusive import Begun, Hold, Tending, Terms, group_of, require_different
-from perdure.store import Posted
+from perdure.session.exclusive import (
+    ExclusiveAccess,
+    HeldSession,
+    LogOrigin,
+    Terms,
+    group_of,
+    require_different,
+)
+from perdure.store import PendingItem
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
 # Forks, copies and renames: sessions that begin with another one's history
 
 
-class Forked(msgspec.Struct, frozen=True):
+class Fork(msgspec.Struct, frozen=True):
     """A session that begins with another one's history."""
 
     key: SessionKey
@@ -55,15 +62,15 @@ class Forked(msgspec.Struct, frozen=True):
 class Forker:
     """Make sessions out of sessions."""
 
-    def __init__(self, tending: Tending) -> None:
-        self._tending = tending
-        self._store = tending.store
+    def __init__(self, access: ExclusiveAccess) -> None:
+        self._access = access
+        self._store = access.store
 
     # forks
 
     async def fork(
         self, parent: SessionKey, child: SessionKey, at: int | str | Checkpoint | None
-    ) -> Forked:
+    ) -> Fork:
         """Begin a session with another one's history up to a record, and write one record.
 
         Raises:
@@ -74,11 +81,11 @@ class Forker:
 
         """
         require_different(parent, child, "fork")
-        head = await self._tending.head(parent)
+        head = await self._access.head(parent)
         point = await self._point(parent, head, at)
         return await self._begin(parent, child, point, ())
 
-    async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Forked:
+    async def fork_unsaved(self, session: Tracked, child: SessionKey) -> Fork:
         """Begin a session with what is durable of one, and go on with what is not.
 
         If the store has lost a part of what was durable, what memory holds of that comes between.
@@ -90,7 +97,7 @@ class Forker:
         """
         require_different(session.key, child, "fork_unsaved")
         at = session.durable - session.missing
-        point = await self._tending.record(session.key, at) if at else None
+        point = await self._access.record(session.key, at) if at else None
         more = group_of(session.pending)
         if session.missing and session.rescue is not None:
             known, context = session.rescue(at)
@@ -104,19 +111,19 @@ class Forker:
 
     async def _begin_anew(
         self, parent: SessionKey, child: SessionKey, records: Sequence[Entry]
-    ) -> Forked:
+    ) -> Fork:
         """Make a session of what memory holds alone: nothing is left to go on behind."""
-        async with self._tending.alone(child):
+        async with self._access.alone(child):
             await self._is_done(child, None, records)
-            async with self._tending.held(child, Terms("raise", 0)) as hold:
-                if await self._tending.begun(child) != Begun():
+            async with self._access.held(child, Terms("raise", 0)) as hold:
+                if await self._access.begun(child) != LogOrigin():
                     raise exists(child)
                 try:
                     await hold.append(*records)
                 except StoreError:
                     await hold.delete()
                     raise
-        return Forked(child, parent, 0)
+        return Fork(child, parent, 0)
 
     async def _point(
         self, parent: SessionKey, head: int, at: int | str | Checkpoint | None
@@ -134,7 +141,7 @@ class Forker:
                 )
                 raise ConfigError(message, key=str(parent), at=at)
             seq = turn.last
-        point = await self._tending.record(parent, seq) if 0 < seq <= head else None
+        point = await self._access.record(parent, seq) if 0 < seq <= head else None
         if point is None:
             raise _no_record(parent, seq, head)
         if not point.end:
@@ -147,7 +154,7 @@ class Forker:
 
     async def _end_of(self, parent: SessionKey, checkpoint: Checkpoint) -> int:
         """Return the record that ends a checkpoint's group."""
-        record = await self._tending.record(parent, checkpoint.event_seq + 1)
+        record = await self._access.record(parent, checkpoint.event_seq + 1)
         mine = record is not None and record.kind == CHECKPOINT
         if record is None or not mine or decode(record.payload, Checkpoint) != checkpoint:
             message = (
@@ -159,7 +166,7 @@ class Forker:
 
     async def _begin(
         self, parent: SessionKey, child: SessionKey, point: Record, more: Sequence[Entry]
-    ) -> Forked:
+    ) -> Fork:
         origin = parent
         while True:  # a fork of what was shared already is a fork of whoever wrote it
             above = await self._store.base_of(origin)
@@ -168,18 +175,18 @@ class Forker:
             if not await self._store.has(above.parent, above.at, above.epoch):
                 break
             origin = above.parent
-        base = Base(at=point.seq, parent=origin, epoch=point.epoch)
-        async with self._tending.alone(child):
+        base = Origin(at=point.seq, parent=origin, epoch=point.epoch)
+        async with self._access.alone(child):
             if not await self._is_done(child, base, more):
                 await self._note(origin, child)
                 await self._create(child, base, more)
-        return Forked(child, parent, point.seq)
+        return Fork(child, parent, point.seq)
 
-    async def _is_done(self, child: SessionKey, base: Base | None, more: Sequence[Entry]) -> bool:
+    async def _is_done(self, child: SessionKey, base: Origin | None, more: Sequence[Entry]) -> bool:
         """Say whether this very beginning was made before; refuse another one."""
-        if child in self._tending.runtime.sessions:
+        if child in self._access.runtime.sessions:
             raise exists(child)
-        begun = await self._tending.begun(child)
+        begun = await self._access.begun(child)
         if begun.base == base and not begun.goes_on and not more:
             return True
         if begun.base is not None or begun.goes_on:
@@ -188,17 +195,17 @@ class Forker:
 
     async def _note(self, parent: SessionKey, child: SessionKey) -> None:
         """Tell the parent, durably, before the child refers to it; no lease is needed."""
-        note = encode(Forking(child))
-        mine = self._tending.open_here(parent)
+        note = encode(ForkNote(child))
+        mine = self._access.open_here(parent)
         if mine is not None:
             mine.accept((Entry(FORK, note),))
             await mine.save()
             return
-        await self._store.post(parent, [Posted(f"fork-{random_id()}/0", FORK, note, 0.0)])
+        await self._store.post(parent, [PendingItem(f"fork-{random_id()}/0", FORK, note, 0.0)])
 
-    async def _create(self, child: SessionKey, base: Base, more: Sequence[Entry]) -> None:
-        async with self._tending.held(child, Terms("raise", 0)) as hold:
-            begun = await self._tending.begun(child)  # nobody else can write it from here on
+    async def _create(self, child: SessionKey, base: Origin, more: Sequence[Entry]) -> None:
+        async with self._access.held(child, Terms("raise", 0)) as hold:
+            begun = await self._access.begun(child)  # nobody else can write it from here on
             if begun.base is not None or begun.goes_on:
                 raise exists(child)
             try:
@@ -210,7 +217,7 @@ class Forker:
                 await hold.delete()
                 raise error
 
-    async def _gone(self, parent: SessionKey, child: SessionKey, base: Base) -> Exception | None:
+    async def _gone(self, parent: SessionKey, child: SessionKey, base: Origin) -> Exception | None:
         """Return why a fork's history is not there, or is about to go without its parent's notice.
 
         One look at the parent's newest records tells: they are few, and behind them is the one
@@ -224,24 +231,24 @@ class Forker:
                 for record in chunk.records:
                     newest = newest or record
                     point = record
-                    pruned |= record.kind == BASE and decode(record.payload, Base).cut >= base.at
+                    pruned |= record.kind == BASE and decode(record.payload, Origin).cut >= base.at
         is_there = point is not None and (point.seq, point.epoch) == (base.at, base.epoch)
         if newest is None or newest.kind == ENDING or not is_there:
             message = f"session {parent} was deleted while {child} was made of it"
             return SessionNotFoundError(message, key=str(parent))
         return _no_record(parent, base.at, base.at) if pruned else None
 
-    async def _undo(self, hold: Hold) -> None:
+    async def _undo(self, hold: HeldSession) -> None:
         """Leave no empty session behind, if nothing is in it."""
-        begun = await self._tending.begun(hold.key)
-        if begun == Begun():
+        begun = await self._access.begun(hold.key)
+        if begun == LogOrigin():
             await hold.delete()
 
     # copies
 
     async def copy(
         self, key: SessionKey, new: SessionKey, *, moved: SessionKey | None = None
-    ) -> Forked:
+    ) -> Fork:
         """Make a session with the same history and state, which needs the other no more.
 
         Raises:
@@ -251,17 +258,19 @@ class Forker:
 
         """
         require_different(key, new, "copy")
-        head = await self._tending.head(key)
+        head = await self._access.head(key)
         base = await self.own_base(key, head, moved=moved)
-        async with self._tending.alone(new):
+        async with self._access.alone(new):
             if not await self._is_done(new, base, ()):
                 await self._create(new, base, ())
-        return Forked(new, key, head)
+        return Fork(new, key, head)
 
-    async def own_base(self, key: SessionKey, at: int, *, moved: SessionKey | None = None) -> Base:
+    async def own_base(
+        self, key: SessionKey, at: int, *, moved: SessionKey | None = None
+    ) -> Origin:
         """Keep a session's history up to a record as blobs; return the base that names them."""
         store = self._store
-        point = await self._tending.record(key, at)
+        point = await self._access.record(key, at)
         if point is None:
             raise _no_record(key, at, at)
         above = await store.base_of(key)
@@ -269,7 +278,7 @@ class Forker:
         kept = await keep_history(store, key, after=cut, upto=at)
         documents = await store.documents_upto(key, at)
         folded = await keep_documents(store, key.tenant, documents)
-        return Base(at=at, epoch=point.epoch, kept=kept, cut=cut, folded=folded, moved=moved)
+        return Origin(at=at, epoch=point.epoch, kept=kept, cut=cut, folded=folded, moved=moved)
 
 
 def _can_move(entry: Entry) -> bool:

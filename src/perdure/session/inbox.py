@@ -27,7 +27,7 @@ from perdure._lib.backoff import backoff
 from perdure._lib.ids import random_id
 from perdure._lib.logs import log_failure
 from perdure.errors import ConfigError, LeaseLostError, NotStorableError, SessionError
-from perdure.memory.documents import TAKEN_IDS, Taken
+from perdure.memory.documents import TAKEN_IDS, InboxTakenPayload
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.posts import checked_key, key_of, op_ids, to_take
@@ -36,7 +36,7 @@ from perdure.session.entries import check_readable, check_sizes, entry_of
 from perdure.session.exclusive import landed
 from perdure.session.hooks import SessionPosted
 from perdure.session.runtime import Runtime
-from perdure.store import DeadLetter, InboxLimit, Posted
+from perdure.store import DeadLetter, InboxLimit, PendingItem
 
 if TYPE_CHECKING:
     from perdure.session.session import Session
@@ -59,7 +59,7 @@ MOST_REASON = 2000
 """Characters of why a post was refused."""
 
 
-class _Trouble(msgspec.Struct, frozen=True):
+class _InboxFailure(msgspec.Struct, frozen=True):
     """That the posts of a session could not be taken."""
 
     failures: int
@@ -77,7 +77,7 @@ class _Refused(msgspec.Struct, frozen=True):
     due: float
     size: int
     """How many items it has."""
-    items: tuple[Posted, ...] = ()
+    items: tuple[PendingItem, ...] = ()
     """The items themselves, once they are to be set aside."""
 
 
@@ -99,7 +99,7 @@ class Inbox:
         self._random = Random().random
         self._taking: set[SessionKey] = set()
         self._again: set[SessionKey] = set()
-        self._troubles: dict[SessionKey, _Trouble] = {}
+        self._troubles: dict[SessionKey, _InboxFailure] = {}
         """Sessions whose posts could not be taken when that was tried last."""
         self._timers: dict[SessionKey, float] = {}
         """When each is attended to next, without being told to."""
@@ -125,7 +125,7 @@ class Inbox:
         check_sizes(key, entries, runtime.max_record_bytes, most=runtime.store_record_bytes)
         now = time.time()
         posted = [
-            Posted(op_id, entry.kind, entry.payload, now)
+            PendingItem(op_id, entry.kind, entry.payload, now)
             for op_id, entry in zip(op_ids(op, len(entries)), entries, strict=True)
         ]
         limit = InboxLimit(runtime.limits.inbox_items, runtime.limits.inbox_bytes)
@@ -232,7 +232,7 @@ class Inbox:
     async def attend(self, key: SessionKey, now: bool = False) -> None:  # noqa: FBT001, FBT002  # for spawn
         """Take what waits for a session that is open here, between two of its turns."""
         runtime = self._runtime
-        await landed(runtime.flights, key)
+        await landed(runtime.pending_loads, key)
         session = runtime.sessions.get(key)
         if session is None or runtime.draining:
             self._troubles.pop(key, None)
@@ -273,7 +273,7 @@ class Inbox:
         before = self._troubles.get(key)
         failures = 1 if before is None else before.failures + 1
         due = self._runtime.clock() + self._pause(failures)
-        self._troubles[key] = _Trouble(failures, str(error) or type(error).__name__, due)
+        self._troubles[key] = _InboxFailure(failures, str(error) or type(error).__name__, due)
         extra = {"session": str(key)}
         log_failure(log, logging.WARNING, "taking posts failed", error, extra=extra)
         self._later(key, due)
@@ -320,7 +320,9 @@ class Inbox:
         await self._reject(session)
         return came
 
-    async def _waiting(self, session: Session, passed: dict[str, int]) -> tuple[list[Posted], bool]:
+    async def _waiting(
+        self, session: Session, passed: dict[str, int]
+    ) -> tuple[list[PendingItem], bool]:
         """Return what waits and is not passed over, as whole posts; and whether there is more.
 
         A post of more items than are known after a kill is taken in parts.
@@ -341,7 +343,12 @@ class Inbox:
         return whole or items, True
 
     async def _enter(
-        self, session: Session, items: Sequence[Posted], passed: dict[str, int], *, opening: bool
+        self,
+        session: Session,
+        items: Sequence[PendingItem],
+        passed: dict[str, int],
+        *,
+        opening: bool,
     ) -> list[str]:
         """Append what is not in the log yet, and return the op ids of what is."""
         if opening or all(item.op_id in session._contents.taken for item in items):
@@ -353,7 +360,7 @@ class Inbox:
             session._turns.leave()
 
     def _append(
-        self, session: Session, items: Sequence[Posted], passed: dict[str, int]
+        self, session: Session, items: Sequence[PendingItem], passed: dict[str, int]
     ) -> list[str]:
         taken = session._contents.taken
         done = [item.op_id for item in items if item.op_id in taken]
@@ -373,7 +380,7 @@ class Inbox:
             self._runtime.hooks.emit("posted", facts)
         return done
 
-    def _refusal(self, session: Session, post: Sequence[Posted]) -> str | None:
+    def _refusal(self, session: Session, post: Sequence[PendingItem]) -> str | None:
         """Append a post, or return why it cannot be."""
         damaged = next((item for item in post if item.damage), None)
         if damaged is not None:
@@ -386,12 +393,12 @@ class Inbox:
         entries = [Entry(item.kind, item.payload, end=False) for item in post]
         ops = [item.op_id for item in post]
         try:
-            session.accept((*entries, Entry(TAKEN, encode(Taken(ops, at=time.time())))))
+            session.accept((*entries, Entry(TAKEN, encode(InboxTakenPayload(ops, at=time.time())))))
         except NotStorableError as error:  # accepted elsewhere, under other limits
             return str(error)
         return None
 
-    def _refuse(self, key: SessionKey, post: Sequence[Posted], reason: str) -> None:
+    def _refuse(self, key: SessionKey, post: Sequence[PendingItem], reason: str) -> None:
         refused, name = self._refused.setdefault(key, {}), post[0].key
         before = refused.get(name)
         tries = 1 if before is None else before.tries + 1
@@ -425,6 +432,6 @@ class Inbox:
             log.error("a post was set aside as a dead letter", extra=extra)
 
 
-def _is_cut(items: Sequence[Posted], limit: int) -> bool:
+def _is_cut(items: Sequence[PendingItem], limit: int) -> bool:
     """Say whether all that was asked for is of one post, which may go on."""
     return len(items) >= limit and items[0].key == items[-1].key

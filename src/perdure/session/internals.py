@@ -77,8 +77,8 @@ def home_of(session: Session) -> Affinity:
 
 async def let_go(session: Session) -> None:
     """Unpin a session, and let other processes have it at once if nobody here does."""
-    session._keeper.unpin(session)
-    await session._runtime.host.call(session._keeper.idle, session)
+    session._lifecycle.unpin(session)
+    await session._runtime.host.call(session._lifecycle.idle, session)
 
 
 def registry_of(session: Session | SessionView) -> Registry:
@@ -108,8 +108,8 @@ def was_folded(session: Session | SessionView) -> bool:
 
 
 def fold_soon(session: Session) -> None:
-    """Have the documents written in the background, as soon as the lane of folds has room."""
-    session._keeper.fold_soon(session)
+    """Have the documents written in the background, as soon as the background jobs have room."""
+    session._lifecycle.fold_soon(session)
 
 
 async def exclusively(
@@ -131,7 +131,7 @@ async def exclusively(
     async def run() -> None:
         nonlocal done
         if fold:
-            await session._keeper.fold(session)
+            await session._lifecycle.fold(session)
         if not fold or session._contents.as_of_seq >= upto:
             await job()
             done = True

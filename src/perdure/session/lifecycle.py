@@ -15,7 +15,7 @@ import anyio
 
 from perdure._lib.host import HostClosedError
 from perdure._lib.logs import log_failure
-from perdure._lib.tasks import ThisTask
+from perdure._lib.tasks import CurrentTask
 from perdure.autosave.errors import ended, require_outside
 from perdure.errors import (
     LeaseLostError,
@@ -48,7 +48,7 @@ MOST_GIVEN = 1000
 """Sessions that we know to have given away."""
 
 
-class Keeper:
+class SessionLifecycle:
     """What happens to sessions between open and close."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -176,7 +176,7 @@ class Keeper:
 
     async def idle(self, session: Session) -> None:
         """Hibernate a session that nobody holds and nobody has changed for long."""
-        with alone_at_once(self._runtime.flights, session.key) as free:
+        with alone_at_once(self._runtime.pending_loads, session.key) as free:
             if free and session.contributors is not None and session.closed_by is None:
                 await self._runtime.saver.contribute(session.tracked)
             if free and session.closed_by is None and not session.pins and session.tracked.clean:
@@ -200,7 +200,7 @@ class Keeper:
 
     async def _hand_over(self, key: SessionKey) -> None:
         runtime = self._runtime
-        await landed(runtime.flights, key)
+        await landed(runtime.pending_loads, key)
         session = runtime.sessions.get(key)
         if session is None:
             await self._release_stray(key)
@@ -208,7 +208,7 @@ class Keeper:
         # Whoever has just got it has a turn first, or two who ask would get none done.
         await session._turns.used(FIRST_TURN)
         await runtime.saver.save(session.tracked)  # as long as the store takes, turns go on
-        with alone_at_once(runtime.flights, key) as free:
+        with alone_at_once(runtime.pending_loads, key) as free:
             if not free or runtime.draining or runtime.sessions.get(key) is not session:
                 return  # it is being let go of already, or will be when the manager stops
             await session._turns.enter(str(key))  # behind those that wait already
@@ -236,7 +236,7 @@ class Keeper:
     async def _release_stray(self, key: SessionKey) -> None:
         """Release a lease of ours that no session here has: a load or a release has failed."""
         store = self._runtime.store
-        with alone_at_once(self._runtime.flights, key) as free:
+        with alone_at_once(self._runtime.pending_loads, key) as free:
             holder = await store.holder(key) if free else None
             if holder is not None and holder.owner == store.owner and not holder.released:
                 await store.release(key, holder.epoch)
@@ -255,13 +255,13 @@ class Keeper:
             raise SessionError(message, key=str(session.key))
         if session.closed_by is None:
             require_outside(session.tracked, "to close")
-            session._turns.require_no_wait(str(session.key), ThisTask())
+            session._turns.require_no_wait(str(session.key), CurrentTask())
             await self._runtime.host.call(self._close, session)
 
     async def _close(self, session: Session) -> None:
         deadline = self._runtime.shutdown.deadline
         with anyio.move_on_after(deadline):
-            async with alone(self._runtime.flights, session.key):
+            async with alone(self._runtime.pending_loads, session.key):
                 if session.closed_by is None:
                     await self._close_alone(session)
         if session.closed_by is None:

@@ -24,8 +24,8 @@ from perdure.records.records import (
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
-    from perdure.session.fork import Forked
-    from perdure.session.lifecycle import Keeper
+    from perdure.session.fork import Fork
+    from perdure.session.lifecycle import SessionLifecycle
     from perdure.session.runtime import Runtime
     from perdure.session.session import Session
 
@@ -50,11 +50,11 @@ class LostSession:
     From ``sessions.lost``. Fork or discard them, or they are named when the manager stops.
     """
 
-    __slots__ = ("_keeper", "_runtime", "_tracked")
+    __slots__ = ("_lifecycle", "_runtime", "_tracked")
 
-    def __init__(self, runtime: Runtime, keeper: Keeper, tracked: Tracked) -> None:
+    def __init__(self, runtime: Runtime, lifecycle: SessionLifecycle, tracked: Tracked) -> None:
         self._runtime = runtime
-        self._keeper = keeper
+        self._lifecycle = lifecycle
         self._tracked = tracked
 
     def __repr__(self) -> str:
@@ -95,13 +95,13 @@ class LostSession:
         """Return the records that are only in memory."""
         return unsaved_records(self._tracked)
 
-    async def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Forked:
+    async def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then.
 
         As `Session.fork_unsaved`. What was lost is decided with that.
         """
         return await fork_unsaved(
-            self._runtime, self._keeper, self._tracked, new_id, new_session=new_session
+            self._runtime, self._lifecycle, self._tracked, new_id, new_session=new_session
         )
 
     async def discard_unsaved(self) -> int:
@@ -138,17 +138,22 @@ def _kind_of(payload: bytes) -> str:
 
 
 async def fork_unsaved(
-    runtime: Runtime, keeper: Keeper, tracked: Tracked, new_id: str, *, new_session: str | None
-) -> Forked:
+    runtime: Runtime,
+    lifecycle: SessionLifecycle,
+    tracked: Tracked,
+    new_id: str,
+    *,
+    new_session: str | None,
+) -> Fork:
     """Begin a session with what is durable of another one, and what is not."""
-    from perdure.session.exclusive import Tending
+    from perdure.session.exclusive import ExclusiveAccess
     from perdure.session.fork import Forker
 
     key = tracked.key
     new = SessionKey(new_id, new_session or key.session, key.tenant)
-    forker = Forker(Tending(runtime, keeper))
+    forker = Forker(ExclusiveAccess(runtime, lifecycle))
 
-    async def fork() -> Forked:
+    async def fork() -> Fork:
         forked = await forker.fork_unsaved(tracked, new)
         runtime.saver.settle_lost(tracked)  # here: it goes on though the caller is cancelled
         return forked

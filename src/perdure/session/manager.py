@@ -18,10 +18,10 @@ from perdure._lib.display import card
 from perdure._lib.host import Host
 from perdure._lib.tasks import wait_through
 from perdure.autosave.errors import require_outside
-from perdure.autosave.options import INHERIT, Autosave, Engine, Inherit, Shutdown
+from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Inherit, Shutdown
 from perdure.autosave.shutdown import ShutdownReport
 from perdure.errors import ConfigError, SessionClosedError, StoreError
-from perdure.lease import Lease, OnHeld
+from perdure.lease import LeaseOptions, OnHeld
 from perdure.lineage.store import followed
 from perdure.providers.target import Format
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
@@ -30,16 +30,16 @@ from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.plan import RestorePlan
 from perdure.session.clock import Clock
-from perdure.session.connected import Connected, connected
+from perdure.session.connected import ManagerParts, connected
 from perdure.session.delete import ForgetReport, Forgetter
 from perdure.session.display import manager_facts
-from perdure.session.exclusive import Tending, Terms
-from perdure.session.filter import Chosen, chosen, only_posted_to
-from perdure.session.fork import Forked, Forker
+from perdure.session.exclusive import ExclusiveAccess, Terms
+from perdure.session.filter import SessionFilter, chosen, only_posted_to
+from perdure.session.fork import Fork, Forker
 from perdure.session.hooks import EventName, Hook
 from perdure.session.inbox import PostReceipt
 from perdure.session.lost import LostSession
-from perdure.session.open import Opening, Wanted
+from perdure.session.open import OpenRequest, SessionOpening
 from perdure.session.options import Limits, require_options
 from perdure.session.prune import Pruner, PruneReport
 from perdure.session.rebuild import RebuildReport, rebuild_session
@@ -62,21 +62,21 @@ class SessionManager:
     another of the same event loop.
     """
 
-    _acts: Acts | None = None
+    _acts: ManagerCore | None = None
 
     def __init__(
         self,
         store: Store,
         *,
         autosave: Autosave | None,
-        lease: Lease,
+        lease: LeaseOptions,
         shutdown: Shutdown,
         limits: Limits,
         types: Sequence[Any] = (),
-        engine: Engine | None = None,
+        engine: EngineOptions | None = None,
         clock: Clock | None = None,
     ) -> None:
-        engine = Engine() if engine is None else engine
+        engine = EngineOptions() if engine is None else engine
         require_options(
             autosave=autosave, lease=lease, shutdown=shutdown, limits=limits, engine=engine
         )
@@ -88,7 +88,7 @@ class SessionManager:
         self._shutdown = shutdown
         self._limits = limits
         self._clock = clock  # a test's, for autosave
-        self._connected: Connected | None = None
+        self._connected: ManagerParts | None = None
         self._started = False
 
     def __repr__(self) -> str:
@@ -149,7 +149,7 @@ class SessionManager:
         )
         return self
 
-    def _check(self) -> Connected:
+    def _check(self) -> ManagerParts:
         if self._connected is None:
             message = (
                 "this manager is not connected: use `async with connect(…) as sessions` "
@@ -181,7 +181,7 @@ class SessionManager:
         force: bool = False,
         strict: bool = False,
         autosave: Autosave | Inherit | None = INHERIT,
-    ) -> Opening:
+    ) -> SessionOpening:
         """Open a session to write: await it, or ``async with`` it.
 
         Everybody in this process who opens the same id shares one object, and what the last of
@@ -215,7 +215,7 @@ class SessionManager:
             StoreUnavailableError: The store cannot be reached.
 
         """
-        wanted = Wanted(
+        wanted = OpenRequest(
             key=SessionKey(id, session, tenant),
             owner=owner,
             tags=tags,
@@ -227,7 +227,7 @@ class SessionManager:
             strict=strict,
             autosave=autosave,
         )
-        return Opening(self._check().opener, wanted)
+        return SessionOpening(self._check().opener, wanted)
 
     async def load(
         self,
@@ -386,7 +386,7 @@ class SessionManager:
         """
         connected = self._check()
         off = connected.runtime.hooks.on(event, hook)
-        connected.keeper.heed_hooks()
+        connected.lifecycle.heed_hooks()
         return off
 
     async def flush(self, deadline: float | None = None) -> None:
@@ -410,8 +410,8 @@ class SessionManager:
         connected = self._connected
         if connected is None:
             return ()
-        runtime, keeper = connected.runtime, connected.keeper
-        return tuple([LostSession(runtime, keeper, tracked) for tracked in runtime.saver.lost])
+        runtime, lifecycle = connected.runtime, connected.lifecycle
+        return tuple([LostSession(runtime, lifecycle, tracked) for tracked in runtime.saver.lost])
 
     def tune(self, autosave: Autosave | None) -> None:
         """Change the autosave settings of all sessions without settings of their own.
@@ -465,7 +465,7 @@ class SessionManager:
             raise StoreError("the shutdown itself failed; the log says how")
         return closing.report
 
-    async def _disconnect(self, connected: Connected) -> None:
+    async def _disconnect(self, connected: ManagerParts) -> None:
         connected.signals.uninstall()
         host = connected.runtime.host
         with anyio.CancelScope(shield=True):
@@ -493,10 +493,10 @@ class SessionManager:
         if errors:
             raise errors[0]
 
-    def _acting(self) -> Acts:
+    def _acting(self) -> ManagerCore:
         connected = self._check()
         if self._acts is None:
-            self._acts = Acts(connected)
+            self._acts = ManagerCore(connected)
         return self._acts
 
     async def fork(
@@ -508,7 +508,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",
-    ) -> Forked:
+    ) -> Fork:
         """Begin a session with another one's history; both go on, each for itself.
 
         Writes one short record, however long that history is, and needs no lease on it. Doing it
@@ -532,7 +532,7 @@ class SessionManager:
         """
         acts, key = self._acting(), SessionKey(id, session, tenant)
         child = SessionKey(new_id, new_session or session, tenant)
-        return await acts.tending.runtime.host.call(acts.forker.fork, key, child, at)
+        return await acts.access.runtime.host.call(acts.forker.fork, key, child, at)
 
     async def copy(
         self,
@@ -542,7 +542,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",
-    ) -> Forked:
+    ) -> Fork:
         """Make a session with all of another one's history and state, which does not need it.
 
         Raises:
@@ -553,7 +553,7 @@ class SessionManager:
         """
         acts, key = self._acting(), SessionKey(id, session, tenant)
         new = SessionKey(new_id, new_session or session, tenant)
-        return await acts.tending.runtime.host.call(acts.forker.copy, key, new)
+        return await acts.access.runtime.host.call(acts.forker.copy, key, new)
 
     async def rename(
         self,
@@ -565,7 +565,7 @@ class SessionManager:
         tenant: str = "",
         on_held: OnHeld = "handover",
         wait: float = 10.0,
-    ) -> Forked:
+    ) -> Fork:
         """Give a session another id; whoever has it open here has to open it anew.
 
         Killed anywhere, one of the ids opens with everything; doing it again finishes.
@@ -579,7 +579,7 @@ class SessionManager:
         """
         acts, key = self._acting(), SessionKey(id, session, tenant)
         new = SessionKey(new_id, new_session or session, tenant)
-        call = acts.tending.runtime.host.call
+        call = acts.access.runtime.host.call
         return await call(acts.renamer.rename, key, new, Terms(on_held, wait))
 
     async def delete(
@@ -601,7 +601,7 @@ class SessionManager:
 
         """
         acts, key = self._acting(), SessionKey(id, session, tenant)
-        call = acts.tending.runtime.host.call
+        call = acts.access.runtime.host.call
         return await call(acts.forgetter.delete, key, Terms(on_held, wait))
 
     async def forget(
@@ -639,13 +639,13 @@ class SessionManager:
         """
         acts = self._acting()
         require_filters(tenant=tenant, owner=owner, tag=tag)
-        wanted = Chosen(id, session, tenant, owner, tag)
+        wanted = SessionFilter(id, session, tenant, owner, tag)
         if id is None and owner is None and tag is None:
             message = "forget: give an id, an owner or a tag, so that not everything is forgotten"
             raise ConfigError(message, option="id")
         terms = Terms(on_held, wait)
         call = partial(_forget, acts, wanted, terms, dry_run=dry_run)
-        return await acts.tending.runtime.host.call(call)
+        return await acts.access.runtime.host.call(call)
 
     async def prune(
         self,
@@ -677,10 +677,10 @@ class SessionManager:
 
         """
         acts = self._acting()
-        wanted = Chosen(id, session, tenant, None, None)
+        wanted = SessionFilter(id, session, tenant, None, None)
         terms = Terms(on_held, wait)
         call = partial(_prune, acts, retention, wanted, terms, dry_run=dry_run)
-        return await acts.tending.runtime.host.call(call)
+        return await acts.access.runtime.host.call(call)
 
     async def plan_restore(
         self,
@@ -756,38 +756,40 @@ class SessionManager:
 
         """
         acts, key = self._acting(), SessionKey(id, session, tenant)
-        call = partial(rebuild_session, acts.tending, key, Terms(on_held, wait), dry_run=dry_run)
-        return await acts.tending.runtime.host.call(call)
+        call = partial(rebuild_session, acts.access, key, Terms(on_held, wait), dry_run=dry_run)
+        return await acts.access.runtime.host.call(call)
 
 
 # How sessions begin with others and how they end: the part of the manager that says so
 
 
-class Acts:
+class ManagerCore:
     """What can be done to one manager's sessions from outside."""
 
-    __slots__ = ("forgetter", "forker", "pruner", "renamer", "tending")
+    __slots__ = ("access", "forgetter", "forker", "pruner", "renamer")
 
-    def __init__(self, connected: Connected) -> None:
-        self.tending: Tending = Tending(connected.runtime, connected.keeper)
-        self.forker: Forker = Forker(self.tending)
-        self.forgetter: Forgetter = Forgetter(self.tending, self.forker)
-        self.renamer: Renamer = Renamer(self.tending, self.forker, self.forgetter)
-        self.pruner: Pruner = Pruner(self.tending, self.forgetter)
+    def __init__(self, connected: ManagerParts) -> None:
+        self.access: ExclusiveAccess = ExclusiveAccess(connected.runtime, connected.lifecycle)
+        self.forker: Forker = Forker(self.access)
+        self.forgetter: Forgetter = Forgetter(self.access, self.forker)
+        self.renamer: Renamer = Renamer(self.access, self.forker, self.forgetter)
+        self.pruner: Pruner = Pruner(self.access, self.forgetter)
 
 
-async def _forget(acts: Acts, wanted: Chosen, terms: Terms, *, dry_run: bool) -> ForgetReport:
-    keys = await chosen(acts.tending.store, wanted, acts.tending.runtime.sessions)
-    keys += await only_posted_to(acts.tending.store, wanted)
+async def _forget(
+    acts: ManagerCore, wanted: SessionFilter, terms: Terms, *, dry_run: bool
+) -> ForgetReport:
+    keys = await chosen(acts.access.store, wanted, acts.access.runtime.sessions)
+    keys += await only_posted_to(acts.access.store, wanted)
     return await acts.forgetter.forget(keys, wanted.tenant, terms, dry_run=dry_run)
 
 
 async def _prune(
-    acts: Acts, retention: Retention, wanted: Chosen, terms: Terms, *, dry_run: bool
+    acts: ManagerCore, retention: Retention, wanted: SessionFilter, terms: Terms, *, dry_run: bool
 ) -> PruneReport:
     keys = (
         None
         if wanted.id is None
-        else await chosen(acts.tending.store, wanted, acts.tending.runtime.sessions)
+        else await chosen(acts.access.store, wanted, acts.access.runtime.sessions)
     )
     return await acts.pruner.prune(retention, keys, wanted.tenant, terms, dry_run=dry_run)

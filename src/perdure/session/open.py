@@ -31,22 +31,22 @@ from perdure.restore.ladder import restore
 from perdure.session import spill
 from perdure.session.contents import read_again
 from perdure.session.entries import check_said
-from perdure.session.exclusive import Flight
+from perdure.session.exclusive import PendingLoad
 from perdure.session.hooks import SessionOpened
 from perdure.session.inbox import Inbox
-from perdure.session.lifecycle import Keeper
+from perdure.session.lifecycle import SessionLifecycle
 from perdure.session.options import require_options
 from perdure.session.runtime import Runtime, wrong_loop
 from perdure.session.session import Session
-from perdure.session.spill import Spilled
-from perdure.store import Grant
+from perdure.session.spill import SpillFile
+from perdure.store import HeldLease
 
 log: logging.Logger = logging.getLogger("perdure")
 
 _LONGEST_OWNER = 64
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody asked to open."""
 
     key: SessionKey
@@ -73,12 +73,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @final
-class Opening:
+class SessionOpening:
     """What ``sessions.open(…)`` returns: await it, or enter it."""
 
     __slots__ = ("_opener", "_session", "_wanted")
 
-    def __init__(self, opener: Opener, wanted: Wanted) -> None:
+    def __init__(self, opener: Opener, wanted: OpenRequest) -> None:
         self._opener = opener
         self._wanted = wanted
         self._session: Session | None = None
@@ -109,13 +109,13 @@ class Opening:
 class Opener:
     """Load sessions, each once, in the manager's own task."""
 
-    def __init__(self, runtime: Runtime, keeper: Keeper, inbox: Inbox) -> None:
+    def __init__(self, runtime: Runtime, lifecycle: SessionLifecycle, inbox: Inbox) -> None:
         self._runtime = runtime
-        self._keeper = keeper
+        self._lifecycle = lifecycle
         self._inbox = inbox
         self._loads = anyio.CapacityLimiter(runtime.limits.loads)
 
-    async def open(self, wanted: Wanted) -> Session:
+    async def open(self, wanted: OpenRequest) -> Session:
         """Return the session, pinned once more."""
         runtime = self._runtime
         while True:
@@ -125,38 +125,38 @@ class Opener:
             if runtime.draining:
                 message = f"session {wanted.key} cannot be opened: the manager is stopping"
                 raise SessionClosedError(message, key=str(wanted.key))
-            flight = runtime.flights.get(wanted.key)
+            pending_load = runtime.pending_loads.get(wanted.key)
             session = runtime.sessions.get(wanted.key)
             mine = session is not None and session._turns.mine and session.closed_by is None
-            if flight is None or mine:
+            if pending_load is None or mine:
                 # Inside of a turn that a handover waits for, too.
                 if session is not None:
                     return self._pinned(session, wanted)
-                flight = runtime.flights[wanted.key] = Flight()
+                pending_load = runtime.pending_loads[wanted.key] = PendingLoad()
                 try:
-                    runtime.host.spawn(self._fly, flight, wanted)
+                    runtime.host.spawn(self._fly, pending_load, wanted)
                 except BaseException:
-                    del runtime.flights[wanted.key]
+                    del runtime.pending_loads[wanted.key]
                     raise
                 wanted = msgspec.structs.replace(wanted, new=False)  # what it makes is ours
             # Cancelled while waiting: the load goes on, and the next open finds the session.
-            await flight.done.wait()
-            if flight.error is not None:
-                raise flight.error.with_traceback(None)
+            await pending_load.done.wait()
+            if pending_load.error is not None:
+                raise pending_load.error.with_traceback(None)
 
-    def _pinned(self, session: Session, wanted: Wanted) -> Session:
+    def _pinned(self, session: Session, wanted: OpenRequest) -> Session:
         if wanted.new:
             raise _exists(wanted.key)
         _require_owner(session, wanted)
-        self._keeper.pin(session, force=wanted.force)
+        self._lifecycle.pin(session, force=wanted.force)
         try:
             self._told(session, wanted)
         except BaseException:
-            self._keeper.unpin(session)
+            self._lifecycle.unpin(session)
             raise
         return session
 
-    def _told(self, session: Session, wanted: Wanted) -> None:
+    def _told(self, session: Session, wanted: OpenRequest) -> None:
         """Take over what this opener says about the session, whoever else has it open."""
         autosave = wanted.autosave
         if not isinstance(autosave, Inherit) and autosave != session.tracked.options:
@@ -165,21 +165,21 @@ class Opener:
         if changes:
             session.describe(**changes)
 
-    async def _fly(self, flight: Flight, wanted: Wanted) -> None:
+    async def _fly(self, pending_load: PendingLoad, wanted: OpenRequest) -> None:
         try:
-            with flight.scope:
+            with pending_load.scope:
                 async with self._loads:
                     await self._load(wanted)
         except Exception as error:  # noqa: BLE001  # it goes to those who wait
-            flight.error = error
+            pending_load.error = error
         except (KeyboardInterrupt, SystemExit):
-            flight.error = HostClosedError("the load ended with its program")
+            pending_load.error = HostClosedError("the load ended with its program")
             raise
         finally:
-            del self._runtime.flights[wanted.key]
-            flight.done.set()
+            del self._runtime.pending_loads[wanted.key]
+            pending_load.done.set()
 
-    async def _load(self, wanted: Wanted) -> None:
+    async def _load(self, wanted: OpenRequest) -> None:
         runtime, key = self._runtime, wanted.key
         await self._check_exists(wanted)
         grant = await obtain(
@@ -189,7 +189,7 @@ class Opener:
             watch=runtime.watch,
             on_held=wanted.on_held,
             wait=wanted.wait,
-            given=self._keeper.given(key),
+            given=self._lifecycle.given(key),
         )
         session: Session | None = None
         try:
@@ -201,11 +201,11 @@ class Opener:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1):
                 await self._give_up(grant, session)
             raise
-        self._keeper.keep(session)
+        self._lifecycle.keep(session)
         runtime.hooks.emit("opened", SessionOpened(str(key), grant.epoch, session.restore_report))
         await self._inbox.begin(session)
 
-    async def _give_up(self, grant: Grant, session: Session | None) -> None:
+    async def _give_up(self, grant: HeldLease, session: Session | None) -> None:
         """Leave a session as it was found: what was not replayed is still in its spill file."""
         runtime = self._runtime
         try:
@@ -217,7 +217,7 @@ class Opener:
             extra = {"session": str(grant.key)}
             log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
-    async def _check_exists(self, wanted: Wanted) -> None:
+    async def _check_exists(self, wanted: OpenRequest) -> None:
         """Refuse to make a session, or to go on with one, against what was asked."""
         key = wanted.key
         if wanted.create and not wanted.new:
@@ -246,7 +246,7 @@ class Opener:
             await anyio.to_thread.run_sync(spill.remove, folder, found.name)
             session.report_step("spill replayed", f"{len(left)} records of {found.name}")
 
-    async def _left_of(self, found: Spilled, key: SessionKey) -> tuple[Record, ...] | str:
+    async def _left_of(self, found: SpillFile, key: SessionKey) -> tuple[Record, ...] | str:
         """Return what the log does not hold yet of a spill file, or why it cannot go on with it."""
         try:
             spilled = await spill.opened(self._runtime.store, key, found)
@@ -268,7 +268,7 @@ class Opener:
         left = spill.left_of(spilled, records)
         return "the log has gone on without it" if left is None else left
 
-    async def _restore(self, grant: Grant, wanted: Wanted) -> Session:
+    async def _restore(self, grant: HeldLease, wanted: OpenRequest) -> Session:
         if wanted.new and not grant.created:  # somebody was faster
             raise _exists(grant.key)
         runtime = self._runtime
@@ -287,7 +287,7 @@ class Opener:
         tracked = runtime.saver.track(
             grant.key, epoch=grant.epoch, head=grant.head, autosave=wanted.autosave
         )
-        return Session(runtime, self._keeper, restored, tracked)
+        return Session(runtime, self._lifecycle, restored, tracked)
 
 
 def _exists(key: SessionKey) -> SessionError:
@@ -308,7 +308,7 @@ def _groups(records: Sequence[Record]) -> Iterator[tuple[Entry, ...]]:
             group = []
 
 
-def _require_owner(session: Session, wanted: Wanted) -> None:
+def _require_owner(session: Session, wanted: OpenRequest) -> None:
     """Refuse to label somebody else's session by opening it: `forget(owner=…)` would miss it.
 
     Raises:
@@ -330,7 +330,7 @@ def _clipped(owner: str) -> str:
     return repr(owner if len(owner) <= _LONGEST_OWNER else f"{owner[: _LONGEST_OWNER - 1]}…")
 
 
-def _changes(session: Session, wanted: Wanted) -> dict[str, Any]:
+def _changes(session: Session, wanted: OpenRequest) -> dict[str, Any]:
     """Return what the opener says about the session and it does not know yet."""
     if wanted.owner is None and not wanted.tags:
         return {}

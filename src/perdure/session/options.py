@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from perdure._lib.tasks import each
-from perdure.autosave.options import INHERIT, Autosave, Engine, Shutdown
+from perdure.autosave.options import INHERIT, Autosave, EngineOptions, Shutdown
 from perdure.errors import ConfigError
-from perdure.lease import Lease
+from perdure.lease import LeaseOptions
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey, keyring_of
 from perdure.store import Store
 
@@ -74,10 +74,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 _KINDS = {
     "autosave": Autosave,
-    "lease": Lease,
+    "lease": LeaseOptions,
     "shutdown": Shutdown,
     "limits": Limits,
-    "engine": Engine,
+    "engine": EngineOptions,
 }
 
 

@@ -15,13 +15,13 @@ from perdure.lineage.store import Lineage, followed
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC, StateSet, names_of
 from perdure.memory.index import MEMORY, Index, blob_names
-from perdure.memory.working_memory import Values
+from perdure.memory.working_memory import SessionValues
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import Record
 from perdure.restore.validity import snapshot_of
-from perdure.session.fold import Work, manifest_of
+from perdure.session.fold import FoldInput, manifest_of
 from perdure.session.options import Limits
 from perdure.store import Document, Documents, Store
 
@@ -35,7 +35,7 @@ PART: Final = 8 * 1024 * 1024
 """Bytes of the log that are folded at a time: its length may be any."""
 
 
-class FoldedAt(msgspec.Struct, frozen=True):
+class HistoricalFold(msgspec.Struct, frozen=True):
     """What a session was."""
 
     found: dict[str, Document]
@@ -51,8 +51,8 @@ class FoldedAt(msgspec.Struct, frozen=True):
 
 
 async def folded_at(
-    store: Lineage, key: SessionKey, seq: int, limits: Limits, *, onto: FoldedAt | None = None
-) -> FoldedAt:
+    store: Lineage, key: SessionKey, seq: int, limits: Limits, *, onto: HistoricalFold | None = None
+) -> HistoricalFold:
     """Return a session's documents as of a durable record; nothing of it is changed.
 
     Args:
@@ -81,15 +81,15 @@ async def folded_at(
             records += chunk.records
             size += sum(len(record.payload) for record in chunk.records)
             if size >= PART and records[-1].seq >= furthest:
-                work = Work(key, have.found, records, records[-1].seq, limits)
+                work = FoldInput(key, have.found, records, records[-1].seq, limits)
                 part = await anyio.to_thread.run_sync(_folded, work, have, blobs)
                 have, blobs = Documents(part.manifest, part.found), part.blobs
                 records, size = [], 0
-    work = Work(key, have.found, records, seq, limits)
+    work = FoldInput(key, have.found, records, seq, limits)
     return await anyio.to_thread.run_sync(_folded, work, have, blobs)
 
 
-def _folded(work: Work, have: Documents, blobs: Mapping[str, bytes]) -> FoldedAt:
+def _folded(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> HistoricalFold:
     touched = {name for record in work.records for name in names_of(record)} | set(have.damaged)
     changed = work.documents(touched)
     manifest = manifest_of(work.key, 0, work.upto, have.manifest, changed)
@@ -100,7 +100,7 @@ def _folded(work: Work, have: Documents, blobs: Mapping[str, bytes]) -> FoldedAt
     found = {name: found[name] for name in manifest.documents}
     needed = blob_names({name: one.data for name, one in found.items()})
     known = {**blobs, **work.blobs}
-    return FoldedAt(found, manifest, {name: known[name] for name in known.keys() & needed})
+    return HistoricalFold(found, manifest, {name: known[name] for name in known.keys() & needed})
 
 
 async def require_known(store: Lineage, key: SessionKey, seq: int) -> None:
@@ -160,7 +160,7 @@ async def context_at(store: Store, key: SessionKey, seq: int, limit: int) -> Wor
 _FOLDERS = {"state": "state/", "plugins": "plugins/"}
 
 
-async def picture(documents: Mapping[str, bytes], values: Values) -> dict[str, Any]:
+async def picture(documents: Mapping[str, bytes], values: SessionValues) -> dict[str, Any]:
     """Return a session's documents as one JSON value.
 
     ``context`` has its messages, each under the record that brought it; ``memory``, ``state`` and

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 if TYPE_CHECKING:
     import asyncio
 
-    from perdure.session.shutdown import Closing
+    from perdure.session.shutdown import ManagerShutdown
 
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -49,8 +49,8 @@ _main_has_ended = False
 class ExitHandler:
     """One manager's part: watch from `install` to `uninstall` for the end of the process."""
 
-    def __init__(self, closing: Closing, close: Callable[[], Awaitable[object]]) -> None:
-        self.closing: Closing = closing
+    def __init__(self, closing: ManagerShutdown, close: Callable[[], Awaitable[object]]) -> None:
+        self.closing: ManagerShutdown = closing
         self._close = close
         self._loop: Any = closing.runtime.loop
         self._thread = threading.current_thread()

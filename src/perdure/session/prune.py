@@ -31,18 +31,18 @@ from perdure.memory.documents import (
     EPISODIC,
     SEMANTIC,
     SESSION,
-    Meta,
+    MetadataPayload,
     SessionDocument,
     StateSet,
-    Turned,
+    TurnPayload,
     typed,
 )
 from perdure.memory.index import MEMORY, Index, MemoryDocument, MemoryEntry
-from perdure.memory.working_memory import Values
+from perdure.memory.working_memory import SessionValues
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
-from perdure.records.manifest import Base
+from perdure.records.manifest import Origin
 from perdure.records.records import (
     CONTEXT,
     EPOCH,
@@ -55,10 +55,10 @@ from perdure.records.records import (
     Record,
 )
 from perdure.session.delete import Forgetter, every
-from perdure.session.exclusive import Tending, Terms
+from perdure.session.exclusive import ExclusiveAccess, Terms
 from perdure.session.fold import put_blobs
 from perdure.session.point_in_time import base_documents, folded_at
-from perdure.session.retention import Ended, Retention, cut_after, is_expired
+from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
 from perdure.store import Document, Documents, Store
 
 # What a retention lets go: old turns of a session's history, and sessions nobody uses any more
@@ -79,7 +79,7 @@ class Pruned(msgspec.Struct, frozen=True):
     """What the store has freed at once; it removes whole files or rows."""
 
 
-class KeptFor(msgspec.Struct, frozen=True):
+class CheckpointHold(msgspec.Struct, frozen=True):
     """A session whose history a checkpoint keeps from going as far as it might."""
 
     key: SessionKey
@@ -97,7 +97,7 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that another process holds: they were left alone."""
     damaged: tuple[SessionKey, ...] = ()
     """Sessions that cannot be read: they were left alone, too."""
-    kept_for: tuple[KeptFor, ...] = ()
+    kept_for: tuple[CheckpointHold, ...] = ()
     """Sessions that keep more than the retention asks for, since they have checkpoints."""
     dry_run: bool = False
 
@@ -105,11 +105,11 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
 class _Cut(msgspec.Struct):
     after: int
     turns: int
-    kept_for: tuple[KeptFor, ...] = ()
+    kept_for: tuple[CheckpointHold, ...] = ()
     """What holds it back."""
 
 
-class _Found:
+class _PruneProgress:
     """What comes of a pruning, as it goes on."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class _Found:
         self.expired: list[SessionKey] = []
         self.held: list[SessionKey] = []
         self.damaged: list[SessionKey] = []
-        self.kept_for: list[KeptFor] = []
+        self.kept_for: list[CheckpointHold] = []
 
     @contextmanager
     def unless_refused(self, key: SessionKey) -> Iterator[None]:
@@ -145,10 +145,10 @@ class _Found:
 class Pruner:
     """Let go of what a retention does not keep."""
 
-    def __init__(self, tending: Tending, forgetter: Forgetter) -> None:
-        self._tending = tending
+    def __init__(self, access: ExclusiveAccess, forgetter: Forgetter) -> None:
+        self._access = access
         self._forgetter = forgetter
-        self._store = tending.store
+        self._store = access.store
 
     async def prune(
         self,
@@ -160,7 +160,7 @@ class Pruner:
         dry_run: bool,
     ) -> PruneReport:
         """Prune sessions of a tenant; those of *keys*, or all of them."""
-        now, found = time.time(), _Found()
+        now, found = time.time(), _PruneProgress()
         expired = await self._expired(retention, keys, tenant, now)
         for key in expired:
             with found.unless_refused(key):
@@ -185,7 +185,7 @@ class Pruner:
         if retention.expire_days is None:
             return []
         found, after = list[SessionKey](), None
-        used = {key.agent for key in self._tending.runtime.sessions if key.tenant == tenant}
+        used = {key.agent for key in self._access.runtime.sessions if key.tenant == tenant}
         while page := await self._store.sessions(tenant=tenant, after=after, limit=500):
             after = page[-1].key
             for info in page:
@@ -196,7 +196,7 @@ class Pruner:
         return [
             key
             for key in found
-            if key not in self._tending.runtime.sessions
+            if key not in self._access.runtime.sessions
             and not (key.session == DEFAULT_SESSION and key.agent in used)
         ]
 
@@ -214,20 +214,20 @@ class Pruner:
         return [Pruned(key, cut.after, cut.turns, freed)]
 
     async def _cut(self, key: SessionKey, retention: Retention, now: float) -> _Cut:
-        turns: list[Ended] = []
+        turns: list[TurnEndAt] = []
         async with aclosing(self._store.read_log(key)) as log:
             async for chunk in log:
                 for record in chunk.records:
                     if record.kind == TURN:
-                        turned = decode(record.payload, Turned)
+                        turned = decode(record.payload, TurnPayload)
                         if turned.phase != "begin":
-                            turns.append(Ended(record.seq, turned.at))
+                            turns.append(TurnEndAt(record.seq, turned.at))
         after = cut_after(turns, retention, now)
         needed = (await self._chain(key)).needed
         if needed is None or needed.event_seq >= after:
             return _Cut(after, sum(turn.seq <= after for turn in turns))
         left = [turn for turn in turns if turn.seq <= needed.event_seq]
-        kept_for = (KeptFor(key, needed.id),)
+        kept_for = (CheckpointHold(key, needed.id),)
         return _Cut(left[-1].seq if left else 0, len(left), kept_for)
 
     async def _chain(self, key: SessionKey) -> Chain:
@@ -243,19 +243,19 @@ class Pruner:
                     chain.apply(record.kind, record.payload)
         return chain
 
-    async def _base(self, key: SessionKey, cut: int) -> Base:
+    async def _base(self, key: SessionKey, cut: int) -> Origin:
         """Keep what the session was at the cut, and what is behind it of others' history."""
         store = self._store
-        before = await store.base_of(key) or Base()
+        before = await store.base_of(key) or Origin()
         folded = await self._documents(key, cut)
         kept = ""
         if before.at > cut:
             kept = await keep_history(store, key, after=cut, upto=before.at)
-        return Base(at=before.at, kept=kept, cut=cut, folded=folded, moved=before.moved)
+        return Origin(at=before.at, kept=kept, cut=cut, folded=folded, moved=before.moved)
 
     async def _documents(self, key: SessionKey, cut: int) -> str:
         store = self._store
-        was = await folded_at(store, key, cut, self._tending.runtime.limits)
+        was = await folded_at(store, key, cut, self._access.runtime.limits)
         await put_blobs(store, key.tenant, was.blobs)
         await self._keep_values(key, was.data)
         found = {name: Document(data, cut) for name, data in was.data.items()}
@@ -269,30 +269,30 @@ class Pruner:
         for entry in large:
             if entry.sha256 is not UNSET and entry.sha256 not in there:
                 with suppress(CorruptRecordError):  # the log has lost it, too
-                    value = await Values(self._store, key).read(entry)
+                    value = await SessionValues(self._store, key).read(entry)
                     await self._store.put_blobs(key.tenant, {entry.sha256: value})
 
-    async def _rebase(self, key: SessionKey, base: Base, terms: Terms) -> int:
+    async def _rebase(self, key: SessionKey, base: Origin, terms: Terms) -> int:
         # Who forks it first tells it, makes the fork, then looks whether it is being pruned here:
         # so each fork is found below, or finds what was announced.
-        tending, forgetter = self._tending, self._forgetter
-        async with forgetter.settling(), tending.alone(key):
-            mine = tending.runtime.sessions.get(key)
+        access, forgetter = self._access, self._forgetter
+        async with forgetter.settling(), access.alone(key):
+            mine = access.runtime.sessions.get(key)
             if mine is not None:
-                await tending.fold_open(mine)
+                await access.fold_open(mine)
                 await self._require_folded(key, base.cut)
-                await tending.announce_open(mine, base)
+                await access.announce_open(mine, base)
                 await forgetter.settle_told(key, mine.epoch, terms)
-                await tending.count_open(mine, base)
+                await access.count_open(mine, base)
                 await self._require_counted(key, base)
                 return await self._store.trim(key, mine.epoch, base.cut + 1)
-            async with tending.held(key, terms) as hold:
-                await tending.fold(hold)
+            async with access.held(key, terms) as hold:
+                await access.fold(hold)
                 await self._require_folded(key, base.cut)
                 await hold.announce(base)
                 await forgetter.settle_told(key, hold.epoch, terms)
                 hold.count(base)
-                await tending.fold(hold)
+                await access.fold(hold)
                 await self._require_counted(key, base)
                 return await self._store.trim(key, hold.epoch, base.cut + 1)
 
@@ -303,7 +303,7 @@ class Pruner:
         if manifest is None or manifest.as_of_seq + (before.at if before else 0) < cut:
             raise _not_folded(key)
 
-    async def _require_counted(self, key: SessionKey, base: Base) -> None:
+    async def _require_counted(self, key: SessionKey, base: Origin) -> None:
         """Go no further unless the manifest names what is left instead of what is about to go."""
         manifest = (await self._store.inner.read_documents(key, ())).manifest
         if manifest is None or manifest.base != base:
@@ -330,7 +330,7 @@ async def remains(store: Store, key: SessionKey) -> list[Record]:
         return []
     found = {name: one.data for name, one in (await base_documents(lineage, key)).found.items()}
     entries = [*_described(found.pop(SESSION, None)), *_items(found)]
-    values = Values(lineage, key)
+    values = SessionValues(lineage, key)
     memory = decode(found.pop(MEMORY, b"{}"), MemoryDocument)
     entries += [_remembered(entry, await values.of(entry)) for entry in memory.entries]
     snapshot = found.pop(SNAPSHOT, None)
@@ -352,7 +352,7 @@ def _described(data: bytes | None) -> list[Entry]:
         return []
     document = decode(data, SessionDocument)
     metadata, about = document.metadata, document.about
-    meta = Meta(
+    meta = MetadataPayload(
         title=metadata.title,
         tags=metadata.tags or None,
         owner=metadata.owner,
@@ -361,12 +361,12 @@ def _described(data: bytes | None) -> list[Entry]:
         created_at=about.created_at,
     )
     turns = [
-        Turned(turn=turn, number=number, phase="end", given=True, at=about.updated_at or 0.0)
+        TurnPayload(turn=turn, number=number, phase="end", given=True, at=about.updated_at or 0.0)
         for turn, number in document.turn_ids.items()
     ]
     if document.turns > max((one.number for one in turns), default=0):
         at = about.updated_at or 0.0
-        turns.append(Turned(turn="", number=document.turns, phase="end", at=at))
+        turns.append(TurnPayload(turn="", number=document.turns, phase="end", at=at))
     return [Entry(META, encode(meta)), *(Entry(TURN, encode(turned)) for turned in turns)]
 
 

@@ -30,13 +30,13 @@ from perdure.records.records import Record
 from perdure.restore.ladder import keep_evidence, require_plain
 from perdure.restore.validity import judged
 from perdure.session.exclusive import Terms
-from perdure.session.fold import Work, manifest_of, put_blobs
+from perdure.session.fold import FoldInput, manifest_of, put_blobs
 from perdure.session.options import Limits
 from perdure.session.point_in_time import base_documents
 from perdure.store import Document, Documents, Store
 
 if TYPE_CHECKING:
-    from perdure.session.exclusive import Tending
+    from perdure.session.exclusive import ExclusiveAccess
     from perdure.session.session import Session
 
 
@@ -54,10 +54,10 @@ def fold_afresh(
 
     The log of a pruned session goes on from documents: those that it *began* with.
     """
-    return _folded(Work(key, began or {}, list(records), records[-1].seq, limits))
+    return _folded(FoldInput(key, began or {}, list(records), records[-1].seq, limits))
 
 
-def _folded(work: Work) -> dict[str, bytes]:
+def _folded(work: FoldInput) -> dict[str, bytes]:
     touched = {name for record in work.records for name in names_of(record)}
     documents = work.documents(touched)
     kept = {name: one.data for name, one in work.old.items() if name not in documents}
@@ -106,7 +106,7 @@ async def rebuild(
     if not records:
         message = f"session {key} has no records to rebuild from: check its id"
         raise CorruptRecordError(message, key=str(key))
-    work = Work(key, began, records, records[-1].seq, limits)
+    work = FoldInput(key, began, records, records[-1].seq, limits)
     documents = await anyio.to_thread.run_sync(_folded, work)
     remains = {name: have.found[name].data for name in wrong if name in have.found}
     have = msgspec.structs.replace(have, remains={**remains, **have.remains})
@@ -131,7 +131,7 @@ async def _read_all(store: Store, key: SessionKey) -> list[Record]:
 # to; only the log can tell.
 
 
-class Difference(NamedTuple):
+class DocumentDifference(NamedTuple):
     """A document that is not what it should be."""
 
     name: str
@@ -157,12 +157,12 @@ class WholeLog(msgspec.Struct):
         return fold_afresh(self.key, records, limits=limits, began=self.began)
 
 
-def differences(log: WholeLog, documents: Documents) -> Iterator[Difference]:
+def differences(log: WholeLog, documents: Documents) -> Iterator[DocumentDifference]:
     """Give what is wrong with the documents."""
     for name in documents.damaged:
         why = documents.why.get(name)
         lost = f"{name} is lost, or not what its manifest says"
-        yield Difference(name, f"{name}: {why}" if why else lost)
+        yield DocumentDifference(name, f"{name}: {why}" if why else lost)
     manifest = documents.manifest
     if manifest is None:
         return
@@ -175,11 +175,13 @@ def differences(log: WholeLog, documents: Documents) -> Iterator[Difference]:
             continue
         if name in {SNAPSHOT, SESSION} and _is_cut_elsewhere(log, name, documents):
             continue
-        yield Difference(name, f"{name} differs from a fresh fold of the log up to record {upto}")
+        yield DocumentDifference(
+            name, f"{name} differs from a fresh fold of the log up to record {upto}"
+        )
     upto = manifest.as_of_seq
     fresh = folds.get(upto) or log.fold(upto, Limits())
     for name in sorted(fresh.keys() - documents.found.keys() - set(documents.damaged)):
-        yield Difference(name, f"{name} is missing from the manifest")
+        yield DocumentDifference(name, f"{name} is missing from the manifest")
 
 
 def _is_cut_elsewhere(log: WholeLog, name: str, documents: Documents) -> bool:
@@ -233,10 +235,10 @@ class RebuildReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
 
 
 async def rebuild_session(
-    tending: Tending, key: SessionKey, terms: Terms, *, dry_run: bool
+    access: ExclusiveAccess, key: SessionKey, terms: Terms, *, dry_run: bool
 ) -> RebuildReport:
     """Compare a session's documents with its log, and write those that are wrong anew."""
-    records, wrong = await _compared(tending, key)
+    records, wrong = await _compared(access, key)
     report = RebuildReport(
         key=key,
         records=records,
@@ -246,28 +248,28 @@ async def rebuild_session(
     if dry_run:
         return report
     names = frozenset(one.name for one in wrong)
-    async with tending.alone(key):
-        mine = tending.runtime.sessions.get(key)
+    async with access.alone(key):
+        mine = access.runtime.sessions.get(key)
         if mine is not None:
-            manifest = await _rebuild_open(tending, mine, names)
+            manifest = await _rebuild_open(access, mine, names)
         else:
-            async with tending.held(key, terms) as hold:
-                limits = tending.runtime.limits
+            async with access.held(key, terms) as hold:
+                limits = access.runtime.limits
                 manifest = await rebuild(
-                    tending.store, key, epoch=hold.epoch, limits=limits, wrong=names
+                    access.store, key, epoch=hold.epoch, limits=limits, wrong=names
                 )
     return msgspec.structs.replace(report, rebuilt=tuple(sorted(manifest.documents)))
 
 
-async def _rebuild_open(tending: Tending, mine: Session, wrong: frozenset[str]) -> Manifest:
+async def _rebuild_open(access: ExclusiveAccess, mine: Session, wrong: frozenset[str]) -> Manifest:
     """Rebuild what lies behind a session that is open here; what it holds stays as it is."""
-    runtime = tending.runtime
+    runtime = access.runtime
     await mine.save()
 
     async def work() -> Manifest:
         tail = (mine.tail_bytes, mine.tail_records)
         manifest = await rebuild(
-            tending.store, mine.key, epoch=mine.epoch, limits=runtime.limits, wrong=wrong
+            access.store, mine.key, epoch=mine.epoch, limits=runtime.limits, wrong=wrong
         )
         mine.folded(manifest, tail)
         return manifest
@@ -279,9 +281,11 @@ async def _rebuild_open(tending: Tending, mine: Session, wrong: frozenset[str]) 
     return manifest
 
 
-async def _compared(tending: Tending, key: SessionKey) -> tuple[int, list[Difference]]:
+async def _compared(
+    access: ExclusiveAccess, key: SessionKey
+) -> tuple[int, list[DocumentDifference]]:
     """Return how many records there are, and what of the documents does not follow from them."""
-    store = tending.store
+    store = access.store
     documents = judged(await store.read_documents(key, None), key)
     records: list[Record] = []
     async with contextlib.aclosing(store.read_log(key)) as log:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 
 from perdure.errors import SessionError, SessionNotFoundError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Base
+from perdure.records.manifest import Origin
 from perdure.records.records import (
     BASE,
     ENDING,
@@ -21,12 +21,12 @@ from perdure.records.records import (
     FORK,
 )
 from perdure.session.delete import Forgetter
-from perdure.session.exclusive import Hold, Tending, Terms, require_different
+from perdure.session.exclusive import ExclusiveAccess, HeldSession, Terms, require_different
 from perdure.store import DeadLetter
 
 if TYPE_CHECKING:
     pass
-from perdure.session.fork import Forked, Forker, exists
+from perdure.session.fork import Fork, Forker, exists
 
 _QUIET = frozenset({BASE, ENDING, EPOCH, FORK})
 """Kinds that say nothing of what the session holds."""
@@ -36,13 +36,13 @@ _QUIET = frozenset({BASE, ENDING, EPOCH, FORK})
 class Renamer:
     """Give sessions other names."""
 
-    def __init__(self, tending: Tending, forker: Forker, forgetter: Forgetter) -> None:
-        self._tending = tending
+    def __init__(self, access: ExclusiveAccess, forker: Forker, forgetter: Forgetter) -> None:
+        self._access = access
         self._forker = forker
         self._forgetter = forgetter
-        self._store = tending.store
+        self._store = access.store
 
-    async def rename(self, old: SessionKey, new: SessionKey, terms: Terms) -> Forked:
+    async def rename(self, old: SessionKey, new: SessionKey, terms: Terms) -> Fork:
         """Give a session another name; what is unsaved of it here is saved, and it is closed.
 
         Raises:
@@ -52,27 +52,27 @@ class Renamer:
 
         """
         require_different(old, new, "rename")
-        mine = self._tending.runtime.sessions.get(old)
+        mine = self._access.runtime.sessions.get(old)
         if mine is not None:
             await mine.aclose()
         async with self._forgetter.settling(), AsyncExitStack() as stack:
             for key in sorted((old, new)):
-                await stack.enter_async_context(self._tending.alone(key))
-            if new in self._tending.runtime.sessions:
+                await stack.enter_async_context(self._access.alone(key))
+            if new in self._access.runtime.sessions:
                 raise exists(new)
-            made = (await self._tending.begun(new)).base
+            made = (await self._access.begun(new)).base
             if await self._store.inner.head(old) == 0:
                 if made is None or made.moved != old:
                     raise SessionNotFoundError(f"there is no session {old}", key=str(old))
-                return Forked(new, old, made.at)
-            hold = await stack.enter_async_context(self._tending.held(old, terms))
+                return Fork(new, old, made.at)
+            hold = await stack.enter_async_context(self._access.held(old, terms))
             base = await self._copied(hold, new, made)
             await self._forgetter.end(hold, terms, lambda: self._forward(hold, new))
-            return Forked(new, old, base.at)
+            return Fork(new, old, base.at)
 
-    async def _copied(self, old: Hold, new: SessionKey, made: Base | None) -> Base:
+    async def _copied(self, old: HeldSession, new: SessionKey, made: Origin | None) -> Origin:
         """Return the base of the copy, made now or before."""
-        begun = await self._tending.begun(new)
+        begun = await self._access.begun(new)
         if begun.goes_on and (made is None or made.moved != old.key):
             raise exists(new)
         if made is not None:
@@ -86,10 +86,10 @@ class Renamer:
                     "delete the one that you do not need"
                 )
                 raise SessionError(message, key=str(old.key), new=str(new))
-            async with self._tending.held(new, Terms("raise", 0)) as hold:
+            async with self._access.held(new, Terms("raise", 0)) as hold:
                 await hold.delete()
         base = await self._forker.own_base(old.key, old.head, moved=old.key)
-        async with self._tending.held(new, Terms("raise", 0)) as hold:
+        async with self._access.held(new, Terms("raise", 0)) as hold:
             await hold.rebase(base)
         return base
 
@@ -100,7 +100,7 @@ class Renamer:
                     return True
         return False
 
-    async def _forward(self, old: Hold, new: SessionKey) -> None:
+    async def _forward(self, old: HeldSession, new: SessionKey) -> None:
         """Have what was posted to the old name wait at the new one."""
         waiting = await self._store.take(old.key, old.epoch, limit=1_000_000)
         mail = [one for one in waiting if one.kind != FORK and not one.damage]
@@ -112,5 +112,5 @@ class Renamer:
         now = time.time()
         letters += [DeadLetter(one, one.damage, 0, now) for one in waiting if one.damage]
         if letters:
-            async with self._tending.held(new, Terms("raise", 0)) as hold:
+            async with self._access.held(new, Terms("raise", 0)) as hold:
                 await self._store.reject(new, hold.epoch, letters)

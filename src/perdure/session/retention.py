@@ -17,7 +17,7 @@ from perdure.store import SessionInfo
 DAY = 86_400.0
 
 
-class Ended(msgspec.Struct, frozen=True):
+class TurnEndAt(msgspec.Struct, frozen=True):
     """The end of a turn."""
 
     seq: int
@@ -62,7 +62,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         return self.keep_turns is not None or self.keep_days is not None
 
 
-def cut_after(turns: Sequence[Ended], retention: Retention, now: float) -> int:
+def cut_after(turns: Sequence[TurnEndAt], retention: Retention, now: float) -> int:
     """Return the last record that may go, 0 for none; *turns* are in the order of the log.
 
     >>> turns = [Ended(5, 0.0), Ended(9, 100_000.0), Ended(14, 200_000.0)]

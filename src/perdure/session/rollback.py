@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from perdure.memory.context import SNAPSHOT, Retraction, Snapshot, WorkingContext
-from perdure.memory.documents import EPISODIC, SEMANTIC, ItemsBack, StateSet, typed
-from perdure.memory.index import MEMORY, Dropped, Index, MemoryChange, MemoryEntry
-from perdure.memory.working_memory import Values
+from perdure.memory.context import SNAPSHOT, RetractionPayload, Snapshot, WorkingContext
+from perdure.memory.documents import EPISODIC, SEMANTIC, ItemsRestoredPayload, StateSet, typed
+from perdure.memory.index import MEMORY, DroppedPayload, Index, MemoryChange, MemoryEntry
+from perdure.memory.working_memory import SessionValues
 from perdure.records.json import decode, encode
 from perdure.records.records import CONTEXT, ITEM, MEMORY_DROP, MEMORY_SET, RETRACT, STATE, Entry
 
@@ -28,17 +28,17 @@ _VALUE = ("description", "value", "types", "scope", "base_priority", "pinned", "
 
 def conversation_back(then: Documents, context: WorkingContext, seq: int) -> Iterator[Entry]:
     """Give what takes the conversation back to a record."""
-    yield Entry(RETRACT, encode(Retraction(seq)))
+    yield Entry(RETRACT, encode(RetractionPayload(seq)))
     if not context.reaches(seq):
         was = WorkingContext.of_snapshot(decode(then[SNAPSHOT], Snapshot), context.limit)
         yield Entry(CONTEXT, was.as_record("rollback"))
 
 
-async def memory_back(now: Documents, then: Documents, values: Values) -> list[Entry]:
+async def memory_back(now: Documents, then: Documents, values: SessionValues) -> list[Entry]:
     """Return what gives the working memory the entries that it had."""
     ours = Index.of_document(now.get(MEMORY)).entries
     theirs = Index.of_document(then.get(MEMORY)).entries
-    entries = [Entry(MEMORY_DROP, encode(Dropped(key))) for key in ours if key not in theirs]
+    entries = [Entry(MEMORY_DROP, encode(DroppedPayload(key))) for key in ours if key not in theirs]
     for key, one in theirs.items():
         if key not in ours or not _same(ours[key], one):
             fields = {name: getattr(one, name) for name in MemoryEntry.__struct_fields__}
@@ -80,7 +80,7 @@ def items_back(now: Documents, then: Documents) -> Iterator[Entry]:
         if ours != theirs:
             keep = _common(ours, theirs)
             items = [msgspec.Raw(line) for line in theirs[keep:]]
-            yield Entry(ITEM, encode(ItemsBack(memory, keep, items)))
+            yield Entry(ITEM, encode(ItemsRestoredPayload(memory, keep, items)))
 
 
 def _common(one: list[bytes], other: list[bytes]) -> int:

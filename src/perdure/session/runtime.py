@@ -10,7 +10,7 @@ from perdure._lib.loop import Affinity, Stray
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.options import Shutdown
 from perdure.errors import WrongLoopError
-from perdure.lease import Lease, OwnerWatch
+from perdure.lease import LeaseOptions, OwnerWatch
 from perdure.records.keys import SessionKey
 from perdure.records.types import Registry
 from perdure.session import spill
@@ -33,7 +33,6 @@ class Runtime:
         "clock",
         "draining",
         "durability",
-        "flights",
         "home",
         "hooks",
         "host",
@@ -41,6 +40,7 @@ class Runtime:
         "limits",
         "loop",
         "max_record_bytes",
+        "pending_loads",
         "registry",
         "running",
         "saver",
@@ -61,7 +61,7 @@ class Runtime:
         clock: Callable[[], float],
         registry: Registry,
         hooks: Hooks,
-        lease: Lease,
+        lease: LeaseOptions,
         shutdown: Shutdown,
         limits: Limits,
     ) -> None:
@@ -71,7 +71,7 @@ class Runtime:
         self.clock: Callable[[], float] = clock
         self.registry: Registry = registry
         self.hooks: Hooks = hooks
-        self.lease: Lease = lease
+        self.lease: LeaseOptions = lease
         self.watch: OwnerWatch = OwnerWatch(lease, clock)
         self.shutdown: Shutdown = shutdown
         self.limits: Limits = limits
@@ -83,7 +83,7 @@ class Runtime:
         self.append: Callable[[Tracked, tuple[Entry, ...]], int] = saver.append
         self.sessions: dict[SessionKey, Session] = {}
         """The sessions in memory. One stays until it is durable and its lease is released."""
-        self.flights: Flights = {}
+        self.pending_loads: Flights = {}
         self.draining: bool = False
         self.durability: str = store.capabilities.durability
         self.store_record_bytes: int = store.capabilities.max_record_bytes

@@ -15,14 +15,14 @@ import msgspec
 
 from perdure.autosave.tracked import State
 from perdure.errors import ConfigError
-from perdure.memory.context import Retraction
-from perdure.memory.documents import SessionDocument, Turned, note_turn
+from perdure.memory.context import RetractionPayload
+from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
-from perdure.records.message_format import Encoded
+from perdure.records.message_format import EncodedRecord
 from perdure.records.messages import Message
 from perdure.records.records import CONTEXT, RETRACT, TURN, Entry, Record
-from perdure.restore.ladder import Restored
+from perdure.restore.ladder import RestoredSession
 from perdure.restore.report import RestoreReport, RestoreStep
 from perdure.session.contents import Contents, HistoryItem, room_of
 from perdure.session.contributors import Attachment, Contributor, Contributors
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from perdure.records.manifest import Manifest
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
     from perdure.restore.plan import RestorePlan
-    from perdure.session.fork import Forked
-    from perdure.session.lifecycle import Keeper
+    from perdure.session.fork import Fork
+    from perdure.session.lifecycle import SessionLifecycle
 
 
 # How a session takes records in: at once into autosave, and into what it shows later
@@ -62,14 +62,14 @@ class Accepting(_Hot):
 
     __slots__ = ("_behind", "_noted", "tail_bytes", "tail_records")
 
-    def __init__(self, runtime: Runtime, restored: Restored, tracked: Tracked) -> None:
+    def __init__(self, runtime: Runtime, restored: RestoredSession, tracked: Tracked) -> None:
         self._runtime: Runtime = runtime
         self.tracked: Tracked = tracked
         self._closed_by: Exception | None = None
         self._hold(restored)
         tracked.on_captured = self.catch_up
 
-    def _hold(self, restored: Restored) -> None:
+    def _hold(self, restored: RestoredSession) -> None:
         """Begin with what the store has."""
         runtime = self._runtime
         self._behind: Contents = Contents(
@@ -274,7 +274,7 @@ class Session(Accepting, Rendered):
 
     __slots__ = (
         "_checkpoints",
-        "_keeper",
+        "_lifecycle",
         "_may_be_cut",
         "_turns",
         "_worker",
@@ -285,10 +285,14 @@ class Session(Accepting, Rendered):
     )
 
     def __init__(
-        self, runtime: Runtime, keeper: Keeper, restored: Restored, tracked: Tracked
+        self,
+        runtime: Runtime,
+        lifecycle: SessionLifecycle,
+        restored: RestoredSession,
+        tracked: Tracked,
     ) -> None:
         super().__init__(runtime, restored, tracked)
-        self._keeper = keeper
+        self._lifecycle = lifecycle
         self._turns = TurnQueue()
         self._may_be_cut = restored.turns > 0
         """Whether the newest turn may not have come to its end."""
@@ -312,7 +316,7 @@ class Session(Accepting, Rendered):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._keeper.unpin(self)
+        self._lifecycle.unpin(self)
 
     # what it is
 
@@ -384,7 +388,7 @@ class Session(Accepting, Rendered):
 
     # changing it
 
-    def append(self, *items: Message | Encoded | Any) -> int:
+    def append(self, *items: Message | EncodedRecord | Any) -> int:
         """Append items as one group, and return the new version.
 
         Cheap and synchronous; autosave makes it durable within its window, ``save`` at once.
@@ -403,7 +407,7 @@ class Session(Accepting, Rendered):
             WrongLoopError: The session belongs to another loop, thread or process.
 
         """
-        if len(items) == 1 and type(items[0]) is Encoded:
+        if len(items) == 1 and type(items[0]) is EncodedRecord:
             return self.accept((items[0].entry,))
         registry = self._runtime.registry
         entries = tuple([entry_of(item, registry) for item in items])
@@ -522,7 +526,7 @@ class Session(Accepting, Rendered):
         if type(after) is not int or not 0 <= after <= self.version:
             message = f"session {self.key} has records up to {self.version}, none at {after}"
             raise ConfigError(message, after=after, version=self.version)
-        entry = Entry(RETRACT, encode(Retraction(after)), end=True)
+        entry = Entry(RETRACT, encode(RetractionPayload(after)), end=True)
         if self._contents.context.reaches(after):
             return self.accept((entry,))
         await self.save()
@@ -548,9 +552,9 @@ class Session(Accepting, Rendered):
         if self.tracked.end is State.LOST:
             return self._runtime.saver.discard(self.tracked)
         self._check_open()
-        return await self._runtime.host.call(self._keeper.discard, self)
+        return await self._runtime.host.call(self._lifecycle.discard, self)
 
-    async def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Forked:
+    async def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then.
 
         A way out of quarantine and of a lost lease: nothing that was said here is lost. This
@@ -563,7 +567,7 @@ class Session(Accepting, Rendered):
         """
         self._check_home()
         return await fork_unsaved(
-            self._runtime, self._keeper, self.tracked, new_id, new_session=new_session
+            self._runtime, self._lifecycle, self.tracked, new_id, new_session=new_session
         )
 
     async def wait_durable(self, version: int | None = None) -> Receipt:
@@ -600,7 +604,7 @@ class Session(Accepting, Rendered):
 
         """
         self._check_home()
-        await self._keeper.close(self)
+        await self._lifecycle.close(self)
 
     async def plan_restore(
         self,
@@ -659,7 +663,7 @@ class Session(Accepting, Rendered):
 
     # for the manager, turns and the agent: not for users
 
-    def renew(self, restored: Restored) -> None:
+    def renew(self, restored: RestoredSession) -> None:
         """Hold what the store has, and what was appended while that was read."""
         restored.report = self.restore_report
         self._hold(restored)
@@ -703,7 +707,7 @@ class Session(Accepting, Rendered):
         self._contents.turns += 1
         return self._contents.turns
 
-    def end_turn(self, turned: Turned, closing: tuple[Entry, ...] = ()) -> None:
+    def end_turn(self, turned: TurnPayload, closing: tuple[Entry, ...] = ()) -> None:
         """Append a turn's last record, in one group with others; a save is due with it."""
         self.accept((*closing, Entry(TURN, encode(turned))))
         note_turn(self._contents.turn_ids, turned)

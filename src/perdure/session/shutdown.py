@@ -17,7 +17,7 @@ from perdure.lineage.store import followed
 from perdure.records.keys import SessionKey
 from perdure.session import process_exit
 from perdure.session import spill as spilling
-from perdure.session.lifecycle import Keeper
+from perdure.session.lifecycle import SessionLifecycle
 from perdure.session.runtime import Runtime
 from perdure.session.session import Session
 
@@ -30,12 +30,12 @@ SPILLERS: Final = 8
 """Spill files that are written at once: a disk syncs several about as fast as one."""
 
 
-class Closing:
+class ManagerShutdown:
     """The shutdown of one manager, done once, however often it is asked for."""
 
-    def __init__(self, runtime: Runtime, keeper: Keeper) -> None:
+    def __init__(self, runtime: Runtime, lifecycle: SessionLifecycle) -> None:
         self.runtime = runtime
-        self._keeper = keeper
+        self._lifecycle = lifecycle
         self.begun: bool = False
         self._until = 0.0
         """When the deadline is over, once the shutdown has begun."""
@@ -51,8 +51,8 @@ class Closing:
         if self.runtime.draining:
             return
         self.runtime.draining = True
-        for flight in self.runtime.flights.values():
-            flight.scope.cancel()  # a load: whoever waits for it is refused in any case
+        for pending_load in self.runtime.pending_loads.values():
+            pending_load.scope.cancel()  # a load: whoever waits for it is refused in any case
         self.runtime.saver.begin_drain()
         self.runtime.hooks.emit("drain", None)
 
@@ -194,8 +194,8 @@ class Closing:
     async def _turns_end(self, grace: float) -> None:
         """Give open turns, and loads under way, time to come to their end."""
         with anyio.move_on_after(grace):
-            for flight in list(self.runtime.flights.values()):
-                await flight.done.wait()
+            for pending_load in list(self.runtime.pending_loads.values()):
+                await pending_load.done.wait()
             for session in list(self.runtime.sessions.values()):
                 await session.turns_idle()
 
@@ -206,7 +206,7 @@ class Closing:
         with anyio.CancelScope(deadline=self._until):
             await each(clean, self._fold, at_once=at_once)
         with anyio.CancelScope(deadline=at_most):
-            await each(clean, self._keeper.release, at_once=at_once)
+            await each(clean, self._lifecycle.release, at_once=at_once)
 
     def _close_all(self) -> None:
         """Have whoever still holds a session hear that it is closed, whatever is asked of it."""
@@ -217,7 +217,7 @@ class Closing:
 
     async def _fold(self, session: Session) -> None:
         if session.tail_records:
-            await self._keeper.fold(session)
+            await self._lifecycle.fold(session)
 
 
 def _settled(folder: str) -> bool:

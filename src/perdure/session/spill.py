@@ -37,7 +37,7 @@ log: logging.Logger = logging.getLogger("perdure")
 FORMAT = 1
 
 
-class Spilled(msgspec.Struct, frozen=True):
+class SpillFile(msgspec.Struct, frozen=True):
     """One spill file, read back."""
 
     name: str
@@ -123,10 +123,10 @@ def settle(folder: str) -> None:
         place.sync()
 
 
-def find(folder: str, key: SessionKey) -> list[Spilled]:
+def find(folder: str, key: SessionKey) -> list[SpillFile]:
     """Return a session's spill files, oldest first; damaged ones are left and logged."""
     path = Path(folder).expanduser()
-    found: list[Spilled] = []
+    found: list[SpillFile] = []
     with contextlib.suppress(FileNotFoundError), Folder.root(str(path)) as place:
         for name in place.names():
             if not name.startswith(_prefix(key)) or not name.endswith(".jsonl"):
@@ -159,7 +159,7 @@ def forget(folder: str, key: SessionKey, remove: bool) -> list[int]:  # noqa: FB
     return sizes
 
 
-def left_of(spilled: Spilled, log: Sequence[Record]) -> tuple[Record, ...] | None:
+def left_of(spilled: SpillFile, log: Sequence[Record]) -> tuple[Record, ...] | None:
     """Return what a log does not hold yet of a spill file, None if it is not what goes on there.
 
     Args:
@@ -193,7 +193,7 @@ def sealed(
     return kept
 
 
-async def opened(store: object, key: SessionKey, spilled: Spilled) -> Spilled:
+async def opened(store: object, key: SessionKey, spilled: SpillFile) -> SpillFile:
     """Return a spill file as it was before `sealed`."""
     open_ = getattr(store, "opened", None)
     if open_ is None:
@@ -207,7 +207,7 @@ def _prefix(key: SessionKey) -> str:
     return f"spill-{digest[:32]}-"
 
 
-def _read(name: str, data: bytes, key: SessionKey) -> Spilled | None:
+def _read(name: str, data: bytes, key: SessionKey) -> SpillFile | None:
     line, newline, rest = data.partition(b"\n")
     body = frames.open_sealed(line + newline)
     if body is None:
@@ -224,4 +224,4 @@ def _read(name: str, data: bytes, key: SessionKey) -> Spilled | None:
     whole = scanner.end.offset == len(rest)
     if not whole:
         return None
-    return Spilled(name, header.epoch, header.base, tuple(records), header.owner, header.begun)
+    return SpillFile(name, header.epoch, header.base, tuple(records), header.owner, header.begun)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, final
 import anyio
 
 from perdure._lib.loop import loop_timer
-from perdure._lib.tasks import ThisTask
+from perdure._lib.tasks import CurrentTask
 from perdure.autosave.errors import require_outside
 from perdure.errors import SessionError
-from perdure.memory.documents import Turned
+from perdure.memory.documents import TurnPayload
 from perdure.records.json import encode
 from perdure.records.keys import require_name
 from perdure.records.records import TURN, Entry
@@ -160,8 +160,8 @@ class Turn:
     def _entry(self, phase: str) -> Entry:
         return Entry(TURN, encode(self._turned(phase)))
 
-    def _turned(self, phase: str, error: str | None = None) -> Turned:
-        return Turned(
+    def _turned(self, phase: str, error: str | None = None) -> TurnPayload:
+        return TurnPayload(
             turn=self.id,
             number=self.number,
             phase=phase,
@@ -190,8 +190,8 @@ class TurnQueue:
     def __init__(self) -> None:
         self._free = anyio.Semaphore(1)
         self._task = 0
-        self._holder: ThisTask | None = None
-        self._waiting: set[ThisTask] = set()
+        self._holder: CurrentTask | None = None
+        self._waiting: set[CurrentTask] = set()
         self._later = loop_timer()
         self._used: bool | anyio.Event = False
         self._since = anyio.current_time()
@@ -234,14 +234,14 @@ class TurnQueue:
                 "end it before beginning another"
             )
             raise SessionError(message, key=session)
-        me = ThisTask()
+        me = CurrentTask()
         if self._free.value:
             await self._free.acquire()
         else:
             await self._wait(session, me)
         self._task, self._holder = task, me
 
-    async def _wait(self, session: str, me: ThisTask) -> None:
+    async def _wait(self, session: str, me: CurrentTask) -> None:
         """Wait behind the turns that were first, unless the running one waits for this task."""
         disarm: Callable[[], None] | None = None
         looks = 0
@@ -273,10 +273,10 @@ class TurnQueue:
                 disarm()
         self.require_no_wait(session, me)
 
-    def _waits_for(self, task: ThisTask) -> bool:
+    def _waits_for(self, task: CurrentTask) -> bool:
         return self._holder is not None and self._holder.waits_for(task, self._waiting)
 
-    def require_no_wait(self, session: str, task: ThisTask) -> None:
+    def require_no_wait(self, session: str, task: CurrentTask) -> None:
         """Refuse to wait for a turn that waits for this very task.
 
         Raises:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from perdure.memory.working_memory import WorkingMemory
     from perdure.records.keys import SessionKey
     from perdure.records.types import Registry
-    from perdure.restore.ladder import Restored
+    from perdure.restore.ladder import RestoredSession
     from perdure.restore.report import RestoreReport
     from perdure.store import Store
 
@@ -28,7 +28,7 @@ class SessionView(Rendered):
 
     __slots__ = ("_contents", "seq")
 
-    def __init__(self, store: Store, registry: Registry, restored: Restored) -> None:
+    def __init__(self, store: Store, registry: Registry, restored: RestoredSession) -> None:
         self._contents = Contents(store, registry, restored, self._refuse)
         self.seq: int = restored.head
         """The last record that it shows."""

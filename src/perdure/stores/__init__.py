@@ -13,9 +13,9 @@ from perdure._lib.lazy import lazy
 if TYPE_CHECKING:
     from perdure.formats.state import StateStorage as StateStorage
     from perdure.stores.objects import Bucket as Bucket
-    from perdure.stores.objects import Found as Found
-    from perdure.stores.objects import Listed as Listed
+    from perdure.stores.objects import ListedObject as ListedObject
     from perdure.stores.objects import ObjectStore as ObjectStore
+    from perdure.stores.objects import StoredObject as StoredObject
     from perdure.stores.postgres import PostgresStore as PostgresStore
     from perdure.stores.redis import RedisStore as RedisStore
     from perdure.stores.s3 import S3Store as S3Store
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from perdure.stores.wrapped import CompressedStore as CompressedStore
     from perdure.stores.wrapped import EncryptedStore as EncryptedStore
     from perdure.stores.wrapped import MasterKeys as MasterKeys
-    from perdure.stores.wrapped.encrypted import Rewrapped as Rewrapped
-    from perdure.stores.wrapped.keys import Unwrapped as Unwrapped
+    from perdure.stores.wrapped.encrypted import RewrapResult as RewrapResult
+    from perdure.stores.wrapped.keys import UnwrappedKey as UnwrappedKey
 
 _HOME_OF = {
     "Bucket": "perdure.stores.objects",
     "CompressedStore": "perdure.stores.wrapped",
     "EncryptedStore": "perdure.stores.wrapped",
-    "Found": "perdure.stores.objects",
-    "Listed": "perdure.stores.objects",
+    "StoredObject": "perdure.stores.objects",
+    "ListedObject": "perdure.stores.objects",
     "MasterKeys": "perdure.stores.wrapped",
     "ObjectStore": "perdure.stores.objects",
     "PostgresStore": "perdure.stores.postgres",
     "RedisStore": "perdure.stores.redis",
-    "Rewrapped": "perdure.stores.wrapped.encrypted",
+    "RewrapResult": "perdure.stores.wrapped.encrypted",
     "S3Store": "perdure.stores.s3",
     "SqliteStore": "perdure.stores.sqlite",
     "StateStorage": "perdure.formats.state",
     "StateStore": "perdure.stores.state",
-    "Unwrapped": "perdure.stores.wrapped.keys",
+    "UnwrappedKey": "perdure.stores.wrapped.keys",
 }
 
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings

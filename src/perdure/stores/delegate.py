@@ -7,15 +7,15 @@ from typing import Any
 
 from perdure.records.keys import SessionKey, require_filters
 from perdure.store import (
-    Asked,
+    BlobSweep,
     Capabilities,
     DeadLetter,
-    Holder,
+    HeartbeatRequests,
     InboxLimit,
-    Posted,
+    LeaseState,
+    PendingItem,
     SessionInfo,
     Store,
-    Swept,
 )
 
 
@@ -58,7 +58,7 @@ class DelegatingStore:
         """See the port."""
         return await self.inner.get_blob(tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """See the port."""
         return await self.inner.sweep(tenant, reachable, older_than)
 
@@ -70,11 +70,11 @@ class DelegatingStore:
         """See the port."""
         return await self.inner.remove_blobs(tenant, names)
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """See the port."""
         return await self.inner.holder(key)
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """See the port."""
         return await self.inner.heartbeat()
 
@@ -82,17 +82,17 @@ class DelegatingStore:
         """See the port."""
         await self.inner.news(at_most)
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """See the port."""
         await self.inner.request_handover(key, holder)
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """See the port."""
         return await self.inner.post(key, items, limit=limit)
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """See the port."""
         return await self.inner.take(key, epoch, limit=limit)
 

@@ -36,20 +36,20 @@ from perdure.records.posts import oldest_first
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.records.stored import matched
 from perdure.store import (
-    Asked,
     Batch,
+    BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
-    Grant,
-    Holder,
+    HeartbeatRequests,
+    HeldLease,
     InboxLimit,
+    LeaseState,
     LogChunk,
     Outcome,
-    Posted,
+    PendingItem,
     SessionInfo,
     Status,
-    Swept,
 )
 
 # What the memory store's instances share: sessions, owners and blobs as plain values
@@ -189,7 +189,7 @@ class MemoryBacking:
         self.sessions: dict[SessionKey, Session] = {}
         self.owners: dict[str, Owner] = {}
         self.blobs: dict[tuple[str, str], Blob] = {}
-        self.inboxes: dict[SessionKey, dict[str, Posted]] = {}
+        self.inboxes: dict[SessionKey, dict[str, PendingItem]] = {}
         """What waits for each session, by op id, oldest first."""
         self.dead_letters: dict[SessionKey, dict[str, DeadLetter]] = {}
         """What was set aside, by op id."""
@@ -441,7 +441,7 @@ class MemoryStore:
         blob = self._blobs.get((tenant, name))
         return None if blob is None else verified(name, blob.data)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """Remove what an earlier sweep moved away, then move away what nobody reaches."""
         await anyio.lowlevel.checkpoint()
         now = self._backing.clock()
@@ -459,7 +459,7 @@ class MemoryStore:
                 del self._blobs[place]
                 removed += 1
                 freed += len(blob.data)
-        return Swept(quarantined, removed, freed)
+        return BlobSweep(quarantined, removed, freed)
 
     async def blob_names(self, tenant: str) -> list[str]:
         """List the tenant's blobs."""
@@ -474,14 +474,14 @@ class MemoryStore:
 
     # leases
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """Say who has the session; None when nobody ever had."""
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
         if session is None:
             return None
         owner = self._owners.get(session.owner)
-        return Holder(
+        return LeaseState(
             epoch=session.epoch,
             owner=session.owner,
             released=session.released,
@@ -490,7 +490,7 @@ class MemoryStore:
             deleted=session.deleted,
         )
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """Take the session with epoch ``after + 1``, if the newest epoch is ``after``."""
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
@@ -504,7 +504,7 @@ class MemoryStore:
         if session.created_at is None:
             session.created_at = session.updated_at
         head = session.begin(after + 1, self._owner, session.updated_at)
-        return Grant(key, session.epoch, head, created)
+        return HeldLease(key, session.epoch, head, created)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """Say that the epoch's holder writes no more."""
@@ -513,7 +513,7 @@ class MemoryStore:
         if session and session.epoch == epoch:
             session.released = True
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """Renew this owner's heartbeat, and return what others want."""
         await anyio.lowlevel.checkpoint()
         owner = self._owners.setdefault(self._owner, Owner())
@@ -522,7 +522,7 @@ class MemoryStore:
         mail, owner.mail = owner.mail, {}
         others = [one for one in self._owners.items() if one[1] is not owner and one[1].alive]
         beats = {name: one.beat for name, one in others[-1000:]}
-        return Asked(tuple(wanted), tuple(mail), beats)
+        return HeartbeatRequests(tuple(wanted), tuple(mail), beats)
 
     async def news(self, at_most: float) -> None:
         """Return when there is something to hear, or after ``at_most`` seconds."""
@@ -536,7 +536,7 @@ class MemoryStore:
         if owner.bell is bell:
             owner.bell = None
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Ask the holder for the session."""
         await anyio.lowlevel.checkpoint()
         if owner := self._owners.get(holder.owner):
@@ -546,7 +546,7 @@ class MemoryStore:
     # inbox
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Leave items for a session; see the port."""
         await anyio.lowlevel.checkpoint()
@@ -566,7 +566,7 @@ class MemoryStore:
             owner.ring()
         return len(inbox) - before
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return what waits for a session; see the port."""
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)

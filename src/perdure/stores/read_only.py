@@ -11,18 +11,18 @@ from perdure.errors import SessionError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.store import (
-    Asked,
     Batch,
+    BlobSweep,
     DeadLetter,
     Documents,
-    Grant,
-    Holder,
+    HeartbeatRequests,
+    HeldLease,
     InboxLimit,
+    LeaseState,
     LogChunk,
     Outcome,
-    Posted,
+    PendingItem,
     Status,
-    Swept,
     open_read_only,
 )
 from perdure.stores.delegate import DelegatingStore
@@ -71,9 +71,9 @@ class ReadOnlyStore(DelegatingStore):
 
     # an owner's life
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """Return at once: nobody waits for who holds nothing."""
-        return Asked()
+        return HeartbeatRequests()
 
     async def news(self, at_most: float) -> None:
         """Wait: nobody leaves anything for who holds nothing."""
@@ -106,7 +106,7 @@ class ReadOnlyStore(DelegatingStore):
         """Refuse."""
         raise self._refused("write")
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """Refuse."""
         raise self._refused("remove anything")
 
@@ -114,7 +114,7 @@ class ReadOnlyStore(DelegatingStore):
         """Refuse."""
         raise self._refused("remove anything")
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """Refuse."""
         raise self._refused(f"open {key}, which load() reads without a lease")
 
@@ -122,12 +122,12 @@ class ReadOnlyStore(DelegatingStore):
         """Refuse."""
         raise self._refused("release a session")
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Refuse."""
         raise self._refused("ask for a session")
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Refuse."""
         raise self._refused("post")

@@ -15,7 +15,7 @@ import msgspec
 
 from perdure.errors import ConfigError, MissingExtraError, StoreUnavailableError
 from perdure.stores.objects import ObjectStore
-from perdure.stores.objects.bucket import Bucket, Found, Listed
+from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
 
 # Where an S3 store is: bucket, prefix and endpoint, out of a URL or arguments. Pure
 
@@ -29,7 +29,7 @@ _KNOWN = ("allow_http", "endpoint", "region", "timeout")
 _SHAPE = "use s3://BUCKET/PREFIX, with ?endpoint=https://HOST:PORT&region=NAME behind it if need be"
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class BucketAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where the objects are. Credentials are no part of it, so it can be shown."""
 
     bucket: str
@@ -68,7 +68,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return f"s3://{self.bucket}/{self.prefix}{at}"
 
 
-def place_of(rest: str) -> Place:
+def place_of(rest: str) -> BucketAddress:
     """Return the place in a URL, of which *rest* stands behind ``s3:``.
 
     Raises:
@@ -86,7 +86,7 @@ def place_of(rest: str) -> Place:
         raise ConfigError(f"this s3: URL names no bucket: {_SHAPE}", option="url")
     prefix = unquote(url.path).strip("/")
     options = _options(dict(parse_qsl(url.query, keep_blank_values=True)))
-    return Place(
+    return BucketAddress(
         bucket=url.netloc,
         prefix=f"{prefix}/" if prefix else "",
         endpoint=options.get("endpoint"),
@@ -272,7 +272,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 class S3Bucket(Bucket):
     """The objects under a prefix. Credentials go to the driver and are kept nowhere else."""
 
-    def __init__(self, place: Place, credentials: dict[str, str]) -> None:
+    def __init__(self, place: BucketAddress, credentials: dict[str, str]) -> None:
         try:
             import obstore
             from obstore.exceptions import (
@@ -306,11 +306,11 @@ class S3Bucket(Bucket):
 
     # reading
 
-    def get(self, name: str) -> Found | None:
+    def get(self, name: str) -> StoredObject | None:
         """Return an object, None if there is none."""
         try:
             answer = self._obs.get(self._reads, self._prefix + name)
-            return Found(bytes(answer.bytes()), answer.meta["e_tag"] or "")
+            return StoredObject(bytes(answer.bytes()), answer.meta["e_tag"] or "")
         except self._errors as error:
             self._require_gone(error, f"read {name} of")
             return None
@@ -329,7 +329,7 @@ class S3Bucket(Bucket):
         data = bytes(answer)
         return data if len(data) == end - start else None
 
-    def stat(self, name: str) -> Listed | None:
+    def stat(self, name: str) -> ListedObject | None:
         """Return an object's size and age, None if there is none."""
         try:
             meta = self._obs.head(self._reads, self._prefix + name)
@@ -338,7 +338,7 @@ class S3Bucket(Bucket):
             return None
         return self._one(meta)
 
-    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[Listed]]:
+    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[ListedObject]]:
         """Give the objects under *prefix* whose names are above *after*, by name, in pages."""
         start = None if after is None else self._prefix + after
         try:
@@ -410,17 +410,17 @@ class S3Bucket(Bucket):
             return
         raise trouble(error, doing, self._where) from error
 
-    def _one(self, meta: Any) -> Listed:
+    def _one(self, meta: Any) -> ListedObject:
         name = meta["path"].removeprefix(self._prefix)
         tag = meta["e_tag"] or ""
-        return Listed(name, meta["size"], meta["last_modified"].timestamp(), tag)
+        return ListedObject(name, meta["size"], meta["last_modified"].timestamp(), tag)
 
 
 def _gone(error: Exception) -> bool:
     return isinstance(error, FileNotFoundError) and not missing_bucket(error)
 
 
-def _client(place: Place, credentials: dict[str, str], *, retries: int) -> Any:
+def _client(place: BucketAddress, credentials: dict[str, str], *, retries: int) -> Any:
     from obstore.store import S3Store as Client
 
     options: dict[str, Any] = dict(credentials)
@@ -485,7 +485,7 @@ class S3Store(ObjectStore):
         owner: str | None = None,
     ) -> None:
         prefix = prefix.strip("/")
-        place = Place(
+        place = BucketAddress(
             bucket=bucket,
             prefix=f"{prefix}/" if prefix else "",
             endpoint=endpoint,

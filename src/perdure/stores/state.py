@@ -55,20 +55,20 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
-    Asked,
     Batch,
+    BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
-    Grant,
-    Holder,
+    HeartbeatRequests,
+    HeldLease,
     InboxLimit,
+    LeaseState,
     LogChunk,
     Outcome,
-    Posted,
+    PendingItem,
     SessionInfo,
     Status,
-    Swept,
 )
 from perdure.stores.memory import Session, documents_of, fits, fresh, held, info_of, lost, too_late
 
@@ -82,7 +82,7 @@ _OFFLOAD = 256
 
 
 @final
-class Place:
+class StorageSlot:
     """One session's storage, and what was read from it last."""
 
     def __init__(self, key: SessionKey, storage: StateStorage, lock: anyio.Lock) -> None:
@@ -102,7 +102,7 @@ class Place:
         return not at.locked and not at.tasks_waiting
 
     @contextlib.asynccontextmanager
-    async def looked(self) -> AsyncIterator[Place]:
+    async def looked(self) -> AsyncIterator[StorageSlot]:
         """Have the place alone, and up to date."""
         async with self._lock:
             with self._trouble("read"):
@@ -267,7 +267,7 @@ class StateStore:
     ) -> None:
         self._storage = storage
         self._owner = owner or secrets.token_hex(8)
-        self._places: dict[SessionKey, Place] = {}
+        self._places: dict[SessionKey, StorageSlot] = {}
         self._lock = anyio.Lock()  # of the one storage, whichever sessions it is asked for
 
     @property
@@ -296,13 +296,13 @@ class StateStore:
         self._places.clear()
         await anyio.lowlevel.checkpoint()
 
-    def _place(self, key: SessionKey) -> Place:
+    def _place(self, key: SessionKey) -> StorageSlot:
         place = self._places.get(key)
         if place is None:
             if callable(self._storage):
-                place = Place(key, self._storage(key), anyio.Lock())
+                place = StorageSlot(key, self._storage(key), anyio.Lock())
             else:
-                place = Place(key, self._storage, self._lock)
+                place = StorageSlot(key, self._storage, self._lock)
             self._places[key] = place
         return place
 
@@ -398,10 +398,10 @@ class StateStore:
         await anyio.lowlevel.checkpoint()
         return None
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """Do nothing: there are none."""
         await anyio.lowlevel.checkpoint()
-        return Swept()
+        return BlobSweep()
 
     async def blob_names(self, tenant: str) -> list[str]:
         """Return nothing: there are none."""
@@ -415,12 +415,12 @@ class StateStore:
 
     # leases
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """Say who had the session last; somebody else's lease may always be taken."""
         session = await self._session(key)
         if session is None:
             return None
-        return Holder(
+        return LeaseState(
             epoch=session.epoch,
             owner=session.owner,
             released=session.released,
@@ -428,7 +428,7 @@ class StateStore:
             deleted=session.deleted,
         )
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """Take the session with epoch ``after + 1``, if the newest epoch is ``after``."""
         async with self._place(key).looked() as place:
             place.require_mine()
@@ -438,7 +438,7 @@ class StateStore:
             taken = copied(session)
             head = taken.begin(after + 1, self._owner, time.time())
             await place.save(taken)
-            return Grant(key, taken.epoch, head, not session.entries)
+            return HeldLease(key, taken.epoch, head, not session.entries)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """Note it; nobody waits for a release here, so it is not worth a save."""
@@ -446,23 +446,23 @@ class StateStore:
         if session is not None and session.epoch == epoch:
             session.released = True
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """Return nothing: nobody can ask for a session here."""
         await anyio.lowlevel.checkpoint()
-        return Asked()
+        return HeartbeatRequests()
 
     async def news(self, at_most: float) -> None:
         """Sleep: nobody else can leave anything here."""
         await anyio.sleep(at_most)
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Do nothing: there is nobody to ask."""
         await anyio.lowlevel.checkpoint()
 
     # inbox
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Refuse: a state has no place for what nobody has taken yet."""
         await anyio.lowlevel.checkpoint()
@@ -474,7 +474,7 @@ class StateStore:
             raise NotStorableError(message, key=str(key), items=len(items))
         return 0
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return nothing: nobody can have posted."""
         async with self._place(key).looked() as place:
             held(key, epoch, place.session)

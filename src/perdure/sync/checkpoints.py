@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from perdure.checkpoints import engine, events
     from perdure.checkpoints import engine as reader
     from perdure.checkpoints.diff import Difference
-    from perdure.checkpoints.replay import ReplayReport, Row
+    from perdure.checkpoints.replay import ReplayReport, TimelineRow
     from perdure.checkpoints.verify import Verification
     from perdure.records.checkpoints import Checkpoint, KernelEvent
     from perdure.sync.loop import LoopThread
@@ -104,7 +104,7 @@ class EventReader:
         self,
         *,
         since: int | None = None,
-        on_row: Callable[[Row], object] | None = None,
+        on_row: Callable[[TimelineRow], object] | None = None,
         strict: bool = False,
     ) -> ReplayReport:
         """Feed the durable events to a dry run, and return what it saw.

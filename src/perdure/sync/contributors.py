@@ -63,7 +63,7 @@ class Attachment:
     def contributor(self) -> Contributor | AsyncContributor:
         """Who was attached."""
         inner = self._inner.contributor
-        return inner.contributor if isinstance(inner, Relay) else inner
+        return inner.contributor if isinstance(inner, ContributorAdapter) else inner
 
     def changed(self) -> None:
         """Say that the state has changed: it is asked for soon, though nothing is appended.
@@ -77,7 +77,7 @@ class Attachment:
         self._loop.do(self._inner.detach)
 
 
-class Relay:
+class ContributorAdapter:
     """A blocking contributor as the session knows it."""
 
     def __init__(self, contributor: Contributor) -> None:
@@ -115,6 +115,9 @@ def relayed(session: Session, contributor: Contributor | AsyncContributor) -> As
         return cast("AsyncContributor", contributor)
     attached = session.contributors._attached.values() if session.contributors else ()
     for one in attached:
-        if isinstance(one.contributor, Relay) and one.contributor.contributor is contributor:
+        if (
+            isinstance(one.contributor, ContributorAdapter)
+            and one.contributor.contributor is contributor
+        ):
             return one.contributor
-    return Relay(cast("Contributor", contributor))
+    return ContributorAdapter(cast("Contributor", contributor))

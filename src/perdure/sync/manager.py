@@ -35,15 +35,15 @@ from perdure.sync.session import LostSession, Session, SessionView
 
 if TYPE_CHECKING:
     from perdure.autosave.health import Health
-    from perdure.autosave.options import Autosave, Engine, Shutdown
+    from perdure.autosave.options import Autosave, EngineOptions, Shutdown
     from perdure.autosave.shutdown import ShutdownReport
     from perdure.formats.state import StateStorage
-    from perdure.lease import Lease, OnHeld
+    from perdure.lease import LeaseOptions, OnHeld
     from perdure.records.checkpoints import Checkpoint
     from perdure.records.keys import SessionKey
     from perdure.session import manager, session
     from perdure.session.delete import ForgetReport
-    from perdure.session.fork import Forked
+    from perdure.session.fork import Fork
     from perdure.session.hooks import EventName
     from perdure.session.inbox import PostReceipt
     from perdure.session.options import Limits
@@ -63,11 +63,11 @@ def connect(
     url: str | os.PathLike[str] | Store | StateStorage | None = None,
     *,
     autosave: Autosave | None = DEFAULT,
-    lease: Lease = DEFAULT,
+    lease: LeaseOptions = DEFAULT,
     shutdown: Shutdown = DEFAULT,
     limits: Limits = DEFAULT,
     types: Sequence[Any] = (),
-    engine: Engine | None = None,
+    engine: EngineOptions | None = None,
     config: str | os.PathLike[str] | None = None,
     read_only: bool = False,
 ) -> SessionManager:
@@ -429,7 +429,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",
-    ) -> Forked:
+    ) -> Fork:
         """Begin a session with another one's history; both go on, each for itself.
 
         As `perdure.SessionManager.fork`.
@@ -448,7 +448,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",
-    ) -> Forked:
+    ) -> Fork:
         """Make a session with all of another one's history and state, which does not need it.
 
         As `perdure.SessionManager.copy`.
@@ -469,7 +469,7 @@ class SessionManager:
         tenant: str = "",
         on_held: OnHeld = "handover",
         wait: float = 10.0,
-    ) -> Forked:
+    ) -> Fork:
         """Give a session another id; whoever has it open here has to open it anew.
 
         As `perdure.SessionManager.rename`.

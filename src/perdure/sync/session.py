@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, final, 
 
 from perdure.sync.checkpoints import CheckpointEngine, CheckpointReader, EventReader, EventStream
 from perdure.sync.contributors import Attachment, Contributor, relayed
-from perdure.sync.turn import InTurn, Turn
+from perdure.sync.turn import Turn, TurnThread
 
 if TYPE_CHECKING:
     from perdure.memory import state, working_memory
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
     from perdure.providers.target import Format
     from perdure.records.keys import SessionKey
-    from perdure.records.message_format import Encoded
+    from perdure.records.message_format import EncodedRecord
     from perdure.records.messages import Message
     from perdure.records.records import Record
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from perdure.session import lost, session, view
     from perdure.session.contents import HistoryItem
     from perdure.session.contributors import Contributor as AsyncContributor
-    from perdure.session.fork import Forked
+    from perdure.session.fork import Fork
     from perdure.session.session import ContextFormat, Listed, Receipt, Separate
     from perdure.sync.loop import LoopThread
 
@@ -261,7 +261,7 @@ class LostSession:
         """Return the records that are only in memory."""
         return self._loop.read(self._inner.unsaved)
 
-    def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Forked:
+    def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then.
 
         As `perdure.LostSession.fork_unsaved`.
@@ -284,7 +284,7 @@ class Session(Rendered):
     def __init__(self, loop: LoopThread, inner: session.Session) -> None:
         self._loop = loop
         self._inner = inner
-        self._in_turn = InTurn()
+        self._in_turn = TurnThread()
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -369,7 +369,7 @@ class Session(Rendered):
 
     # changing it
 
-    def append(self, *items: Message | Encoded | Any) -> int:
+    def append(self, *items: Message | EncodedRecord | Any) -> int:
         """Append items as one group, and return the new version.
 
         As `perdure.Session.append`. What was accepted is saved even if Ctrl-C comes before this
@@ -447,7 +447,7 @@ class Session(Rendered):
         """
         return self._loop.call(self._inner.discard_unsaved)
 
-    def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Forked:
+    def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then.
 
         As `perdure.Session.fork_unsaved`.

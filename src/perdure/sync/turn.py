@@ -34,13 +34,13 @@ class Turn:
     """One turn of a session: ``with session.turn() as turn``. As `perdure.Turn`, blocking."""
 
     def __init__(
-        self, loop: LoopThread, session: Session, inner: turn.Turn, in_turn: InTurn
+        self, loop: LoopThread, session: Session, inner: turn.Turn, in_turn: TurnThread
     ) -> None:
         self._loop = loop
         self._session = session
         self._inner = inner
         self._in_turn = in_turn
-        self._life = _Life(inner)
+        self._life = _TurnTask(inner)
 
     @property
     def id(self) -> str:
@@ -111,7 +111,7 @@ class Turn:
         send(item)
 
 
-class InTurn:
+class TurnThread:
     """Which thread has the session's turn: shared by the session's turns."""
 
     thread = 0
@@ -123,7 +123,7 @@ class InTurn:
             raise SessionError(message, key=str(key))
 
 
-class _Life:
+class _TurnTask:
     """A turn's task: it enters the turn, waits to be told, and leaves it."""
 
     def __init__(self, inner: turn.Turn) -> None:

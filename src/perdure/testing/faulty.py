@@ -22,21 +22,21 @@ from perdure.errors import ConfigError, LeaseLostError, NotStorableError, StoreU
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.store import (
-    Asked,
     Batch,
+    BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
-    Grant,
-    Holder,
+    HeartbeatRequests,
+    HeldLease,
     InboxLimit,
+    LeaseState,
     LogChunk,
     Outcome,
-    Posted,
+    PendingItem,
     SessionInfo,
     Status,
     Store,
-    Swept,
 )
 
 # A store around a store that fails where a test wants it to
@@ -232,7 +232,7 @@ class FaultyStore:
         """See the port."""
         return await self._call("get_blob", lambda: self._store.get_blob(tenant, name))
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """See the port."""
         return await self._call("sweep", lambda: self._store.sweep(tenant, reachable, older_than))
 
@@ -244,11 +244,11 @@ class FaultyStore:
         """See the port."""
         return await self._call("remove_blobs", lambda: self._store.remove_blobs(tenant, names))
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """See the port."""
         return await self._call("holder", lambda: self._store.holder(key))
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """See the port."""
         return await self._call("acquire", lambda: self._store.acquire(key, after=after))
 
@@ -256,7 +256,7 @@ class FaultyStore:
         """See the port."""
         await self._call("release", lambda: self._store.release(key, epoch))
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """See the port."""
         return await self._call("heartbeat", self._store.heartbeat)
 
@@ -264,17 +264,17 @@ class FaultyStore:
         """See the port."""
         await self._call("news", lambda: self._store.news(at_most))
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """See the port."""
         await self._call("request_handover", lambda: self._store.request_handover(key, holder))
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """See the port."""
         return await self._call("post", lambda: self._store.post(key, items, limit=limit))
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """See the port."""
         return await self._call("take", lambda: self._store.take(key, epoch, limit=limit))
 
@@ -506,7 +506,7 @@ class SwitchedStore:
         """See the port."""
         return await self._to("get_blob").get_blob(tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """See the port."""
         return await self._to("sweep").sweep(tenant, reachable, older_than)
 
@@ -518,11 +518,11 @@ class SwitchedStore:
         """See the port."""
         return await self._to("remove_blobs").remove_blobs(tenant, names)
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """See the port."""
         return await self._to("holder").holder(key)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """See the port."""
         return await self._to("acquire").acquire(key, after=after)
 
@@ -530,7 +530,7 @@ class SwitchedStore:
         """See the port."""
         await self._to("release").release(key, epoch)
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """See the port."""
         return await self._to("heartbeat").heartbeat()
 
@@ -538,17 +538,17 @@ class SwitchedStore:
         """See the port."""
         await self._to("news").news(at_most)
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """See the port."""
         await self._to("request_handover").request_handover(key, holder)
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """See the port."""
         return await self._to("post").post(key, items, limit=limit)
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """See the port."""
         return await self._to("take").take(key, epoch, limit=limit)
 

@@ -25,7 +25,7 @@ ASYNCIO = ("asyncio", "pytest_asyncio.plugin")
 
 __all__ = [
     "MakeModel",
-    "Reopen",
+    "ReopenSession",
     "perdure_clock",
     "perdure_options",
     "perdure_reopen",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-class Reopen(Protocol):
+class ReopenSession(Protocol):
     """The type of `perdure_reopen`."""
 
     def __call__(self, *, crash: bool = True) -> Awaitable[SessionManager]:
@@ -89,7 +89,7 @@ def perdure_store(perdure_sandbox: Sandbox) -> SwitchedStore:
 
 
 @pytest.fixture
-def perdure_reopen(perdure_sandbox: Sandbox) -> Reopen:
+def perdure_reopen(perdure_sandbox: Sandbox) -> ReopenSession:
     """Crashes and connects again when awaited: what the new manager finds was durable."""
     return perdure_sandbox.reopen
 

@@ -8,9 +8,9 @@ from typing import Any, Final, Self, TypedDict, Unpack, final
 
 import anyio
 
-from perdure.autosave.options import Autosave, Engine, Shutdown
+from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import ConfigError, SessionClosedError
-from perdure.lease import Lease
+from perdure.lease import LeaseOptions
 from perdure.session.crash import kill
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
@@ -137,20 +137,20 @@ class SandboxOptions(TypedDict, total=False):
     """What a sandbox gives to its managers, by the names of ``perdure.connect``."""
 
     autosave: Autosave | None
-    lease: Lease
+    lease: LeaseOptions
     shutdown: Shutdown
     limits: Limits
     types: Sequence[Any]
-    engine: Engine
+    engine: EngineOptions
 
 
 class _Complete(TypedDict):
     autosave: Autosave | None
-    lease: Lease
+    lease: LeaseOptions
     shutdown: Shutdown
     limits: Limits
     types: Sequence[Any]
-    engine: Engine
+    engine: EngineOptions
 
 
 @final
@@ -256,12 +256,12 @@ class Sandbox:
 def _with_defaults(options: SandboxOptions, clock: ManualClock | None) -> _Complete:
     complete: _Complete = {
         "autosave": Autosave.write_through() if clock is None else Autosave(),
-        "lease": Lease(),
+        "lease": LeaseOptions(),
         "shutdown": Shutdown(deadline=5.0, turn_grace=1.0, signals=False),
         "limits": Limits(),
         "types": (),
         # On a clock that is moved, things are due when the options say, and not before.
-        "engine": Engine() if clock is None else Engine(jitter=0.0, eager=False),
+        "engine": EngineOptions() if clock is None else EngineOptions(jitter=0.0, eager=False),
     }
     complete.update(options)
     return complete

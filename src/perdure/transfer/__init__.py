@@ -14,8 +14,8 @@ from perdure._lib.lazy import lazy
 if TYPE_CHECKING:
     from perdure.session.export import export_pair as export_pair
     from perdure.session.export import import_pair as import_pair
-    from perdure.transfer.backup_view import Restored as Restored
-    from perdure.transfer.backup_view import Verified as Verified
+    from perdure.transfer.backup_view import RestoreSummary as RestoreSummary
+    from perdure.transfer.backup_view import VerifyReport as VerifyReport
     from perdure.transfer.backup_view import restore_backup as restore_backup
     from perdure.transfer.backup_view import verify_backup as verify_backup
     from perdure.transfer.backups import Backup as Backup
@@ -29,14 +29,19 @@ if TYPE_CHECKING:
     from perdure.transfer.migration import Migration as Migration
     from perdure.transfer.migration import Progress as Progress
     from perdure.transfer.migration import migrate as migrate
-    from perdure.transfer.write import Landed as Landed
+    from perdure.transfer.write import WrittenSession as WrittenSession
 
 
 _HOMES = {
     "perdure.transfer.backups": ("Backup", "backup", "follow_deletions"),
-    "perdure.transfer.backup_view": ("Restored", "Verified", "restore_backup", "verify_backup"),
+    "perdure.transfer.backup_view": (
+        "RestoreSummary",
+        "VerifyReport",
+        "restore_backup",
+        "verify_backup",
+    ),
     "perdure.transfer.bundle_files": ("read_bundle", "write_bundle"),
-    "perdure.transfer.write": ("Landed",),
+    "perdure.transfer.write": ("WrittenSession",),
     "perdure.transfer.migration": ("Migration", "Progress", "migrate"),
     "perdure.transfer.damaged": ("MissingRecords", "Salvage", "salvage"),
     "perdure.session.export": ("export_pair", "import_pair"),

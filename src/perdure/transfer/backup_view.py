@@ -14,14 +14,14 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
 from perdure.store import (
-    Asked,
     Capabilities,
     DeadLetter,
     Document,
     Documents,
-    Holder,
+    HeartbeatRequests,
+    LeaseState,
     LogChunk,
-    Posted,
+    PendingItem,
     SessionInfo,
     Store,
 )
@@ -31,9 +31,9 @@ from perdure.transfer.backups import (
     FORGOTTEN,
     JOURNAL,
     KEPT,
-    Kept,
-    Names,
-    Point,
+    BackupBlobs,
+    BackupLine,
+    RunPoint,
     end_of,
     hashed,
     require_backup,
@@ -46,7 +46,7 @@ CHUNK = 500
 _CURE = "it stays as it is: to have both, restore the backup into an empty store"
 
 
-class Restored(msgspec.Struct, kw_only=True):
+class RestoreSummary(msgspec.Struct, kw_only=True):
     """What a restore has done."""
 
     sessions: int = 0
@@ -64,7 +64,7 @@ class Restored(msgspec.Struct, kw_only=True):
     """Why a session was not restored, by its key: it is newer than the backup, or another one."""
 
 
-class Verified(msgspec.Struct, kw_only=True):
+class VerifyReport(msgspec.Struct, kw_only=True):
     """What reading a backup in whole has shown."""
 
     sessions: int = 0
@@ -79,7 +79,7 @@ class BackupView(DelegatingStore):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self._points: dict[SessionKey, tuple[int, Point]] = {}
+        self._points: dict[SessionKey, tuple[int, RunPoint]] = {}
         self.hidden: set[SessionKey] = set()
         """Sessions that are not to be seen."""
         self.damaged: dict[str, str] = {}
@@ -118,7 +118,7 @@ class BackupView(DelegatingStore):
         """The view as a store of which nobody asks for more than to read."""
         return cast("Store", self)
 
-    def point(self, key: SessionKey) -> Point | None:
+    def point(self, key: SessionKey) -> RunPoint | None:
         """Return what a session was at the end of the last run."""
         return None if key in self.hidden or key not in self._points else self._points[key][1]
 
@@ -150,7 +150,7 @@ class BackupView(DelegatingStore):
             async for one in entries:
                 if one.kind != KEPT:
                     continue
-                record = decode(one.payload, Kept).record()
+                record = decode(one.payload, BackupLine).record()
                 if record.seq <= after or (before is not None and record.seq >= before):
                     continue
                 found.append(record)
@@ -201,15 +201,15 @@ class BackupView(DelegatingStore):
         }
         return Documents(point.manifest, found, there.damaged)
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """Say that nobody has a session; see the port."""
         point = self.point(key)
-        return None if point is None else Holder(point.epoch, "", released=True)
+        return None if point is None else LeaseState(point.epoch, "", released=True)
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """Nobody asks a backup for anything; see the port."""
         await anyio.lowlevel.checkpoint()
-        return Asked()
+        return HeartbeatRequests()
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """List the sessions for which something waited; see the port."""
@@ -217,7 +217,7 @@ class BackupView(DelegatingStore):
         points = [(key, self._points[key][1]) for key in self.keys]
         return [key for key, one in points if (one.letters if dead_letters else one.posts)]
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return what waited for a session; see the port."""
         await anyio.lowlevel.checkpoint()
         point = self.point(key)
@@ -240,7 +240,7 @@ class BackupView(DelegatingStore):
 
 async def verify_backup(
     target: Store, *, progress: Callable[[Progress], None] | None = None
-) -> Verified:
+) -> VerifyReport:
     """Read a backup in whole, and compare it with the sums of its records and its blobs' names.
 
     Raises:
@@ -248,7 +248,7 @@ async def verify_backup(
 
     """
     view = await BackupView.of(target)
-    found = Verified(sessions=len(view.damaged), problems=dict(view.damaged))
+    found = VerifyReport(sessions=len(view.damaged), problems=dict(view.damaged))
     for key in view.keys:
         try:
             found.records += await _verify(view, key)
@@ -269,7 +269,7 @@ async def _verify(view: BackupView, key: SessionKey) -> int:
             if one.kind == KEPT:
                 total, count = hashed(total, one.payload), count + 1
             elif one.kind == BLOBS:
-                put.update(decode(one.payload, Names).names)
+                put.update(decode(one.payload, BackupBlobs).names)
     if total != point.sum:
         message = f"the records of {key} in {view.location} are not those that were written"
         raise CorruptRecordError(message, key=str(key))
@@ -302,7 +302,7 @@ async def restore_backup(
     *,
     wait: float = 10.0,
     progress: Callable[[Progress], None] | None = None,
-) -> Restored:
+) -> RestoreSummary:
     """Write the sessions of a backup into a store that has lost them, and verify each.
 
     A session that the store has is never replaced unless it is the beginning of the backup's, and
@@ -319,7 +319,7 @@ async def restore_backup(
 
     """
     view = await BackupView.of(source)
-    found = Restored(sessions=len(view.keys) + len(view.damaged), failed=dict(view.damaged))
+    found = RestoreSummary(sessions=len(view.keys) + len(view.damaged), failed=dict(view.damaged))
     await _leave_alone(view, target, found)
     done: Migration = await migrate(view.store, target, wait=wait, progress=progress)
     for name, why in done.failed.items():
@@ -336,7 +336,7 @@ async def restore_backup(
     return found
 
 
-async def _leave_alone(view: BackupView, target: Store, found: Restored) -> None:
+async def _leave_alone(view: BackupView, target: Store, found: RestoreSummary) -> None:
     """Hide what was forgotten, and what has gone on, since the backup."""
     for key in view.keys:
         there = await target.holder(key)

@@ -32,14 +32,14 @@ from perdure.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from perdure.lease import Lease, OwnerWatch, obtain, while_beating
+from perdure.lease import LeaseOptions, OwnerWatch, obtain, while_beating
 from perdure.records.chunks import named_in
 from perdure.records.json import decode, encode
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.options import require_no_backup
-from perdure.store import Batch, DeadLetter, Documents, Grant, Posted, Status, Store
+from perdure.store import Batch, DeadLetter, Documents, HeldLease, PendingItem, Status, Store
 from perdure.transfer.migration import AT_ONCE, PAUSE, TRIES, Progress, keys_of, with_dead_letters
 from perdure.transfer.read import dead_letters_of
 from perdure.transfer.write import ALL
@@ -53,7 +53,7 @@ PART: Final = 1024 * 1024
 """Bytes that go to the backup at a time."""
 
 
-class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+class BackupLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A record of the source's."""
 
     n: int
@@ -67,13 +67,13 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
         return Record(self.n, self.e, self.k, bytes(self.r), self.end)
 
 
-class Names(msgspec.Struct, frozen=True):
+class BackupBlobs(msgspec.Struct, frozen=True):
     """Blobs that the backup has."""
 
     names: list[str]
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class RunPoint(msgspec.Struct, frozen=True, kw_only=True):
     """What a session was at the end of a run."""
 
     head: int
@@ -89,7 +89,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     sum: str = ""
     """Of all of its records."""
     manifest: Manifest | None = None
-    posts: list[Posted] = []
+    posts: list[PendingItem] = []
     letters: list[DeadLetter] = []
 
 
@@ -197,18 +197,18 @@ async def require_backup(target: Store, *, make: bool = False) -> None:
 
 
 @final
-class End:
+class SessionEnd:
     """How far the backup of a session goes."""
 
     def __init__(self) -> None:
-        self.point: Point | None = None
+        self.point: RunPoint | None = None
         self.at = 0
         """The point's place in the backup's log."""
         self.is_clean = False
         """Whether nothing came behind the point."""
         self.begin = 0
         self.first = 0
-        self.last: Kept | None = None
+        self.last: BackupLine | None = None
         """The newest record behind the point."""
         self.sum = ""
 
@@ -218,9 +218,9 @@ def hashed(before: str, payload: bytes) -> str:
     return hashlib.sha256(before.encode() + payload).hexdigest()
 
 
-async def end_of(target: Store, key: SessionKey) -> End:
+async def end_of(target: Store, key: SessionKey) -> SessionEnd:
     """Find the newest point, and what a run that was killed has left behind it."""
-    end = End()
+    end = SessionEnd()
     behind: list[bytes] = []
     log = target.read_log(key, reverse=True)
     clean = True
@@ -228,7 +228,7 @@ async def end_of(target: Store, key: SessionKey) -> End:
         async for chunk in chunks:
             for record in chunk.records:
                 if record.kind == POINT:
-                    end.point, end.at = decode(record.payload, Point), record.seq
+                    end.point, end.at = decode(record.payload, RunPoint), record.seq
                     end.is_clean = clean
                     return _resumed(end, behind)
                 if record.kind == EPOCH:
@@ -243,15 +243,15 @@ async def end_of(target: Store, key: SessionKey) -> End:
     return _resumed(end, behind)
 
 
-def _resumed(end: End, behind: list[bytes]) -> End:
+def _resumed(end: SessionEnd, behind: list[bytes]) -> SessionEnd:
     """Take in what lies behind the point, newest first."""
     if end.point is not None and not end.begin:
         end.begin, end.first, end.sum = end.point.begin, end.point.first, end.point.sum
     for payload in reversed(behind):
         end.sum = hashed(end.sum, payload)
     if behind:
-        end.last = decode(behind[0], Kept)
-        end.first = end.first or decode(behind[-1], Kept).n
+        end.last = decode(behind[0], BackupLine)
+        end.first = end.first or decode(behind[-1], BackupLine).n
     return end
 
 
@@ -262,7 +262,7 @@ class _Run:
         self._target = target
         self._wait = wait
         self.found = Backup()
-        self.watches = {target.owner: OwnerWatch(Lease(), anyio.current_time)}
+        self.watches = {target.owner: OwnerWatch(LeaseOptions(), anyio.current_time)}
         self.gone: list[SessionKey] = []
         """Sessions that were removed."""
         self._waiting: set[SessionKey] = set()
@@ -338,7 +338,7 @@ class _Run:
         goes_on = await self._goes_on(key, end, documents.manifest)
         grant = await self._lease(key)
         try:
-            writing = _Writing(self, grant, end if goes_on else None, anew=not goes_on)
+            writing = _SessionBackup(self, grant, end if goes_on else None, anew=not goes_on)
             await writing.bring(head, epoch, documents, posts, letters)
         finally:
             with anyio.CancelScope(shield=True):
@@ -347,7 +347,7 @@ class _Run:
             self._erased.add(key.tenant)
         self.found.written += 1
 
-    async def _end(self, key: SessionKey) -> End:
+    async def _end(self, key: SessionKey) -> SessionEnd:
         """Find how far the backup goes; one that is damaged is written anew, as a whole."""
         try:
             return await end_of(self._target, key)
@@ -355,15 +355,15 @@ class _Run:
             grant = await self._lease(key)
             await self._target.delete(key, grant.epoch)
             self._erased.add(key.tenant)
-            return End()
+            return SessionEnd()
 
     async def _posted(
         self, key: SessionKey, epoch: int
-    ) -> tuple[list[Posted], list[DeadLetter], str]:
+    ) -> tuple[list[PendingItem], list[DeadLetter], str]:
         """Return what waits for a session, its dead letters, and what is damaged of them."""
         has_letters = key in self._with_letters
         before = await dead_letters_of(self._source, key) if has_letters else []
-        waiting: list[Posted] = []
+        waiting: list[PendingItem] = []
         if key in self._waiting:
             try:
                 waiting = await self._source.take(key, epoch, limit=ALL)
@@ -387,7 +387,7 @@ class _Run:
         whole = [item for item in waiting if not item.damage]
         return whole, [one for one in letters if not one.item.damage], damaged
 
-    async def _goes_on(self, key: SessionKey, end: End, manifest: Manifest | None) -> bool:
+    async def _goes_on(self, key: SessionKey, end: SessionEnd, manifest: Manifest | None) -> bool:
         """Say whether the source still has what the backup has of a session, unpruned."""
         point = end.point
         if end.last is None and (point is None or not point.head):
@@ -486,7 +486,7 @@ class _Run:
         self.found.forgotten += 1
         self.gone.append(key)
 
-    async def _lease(self, key: SessionKey) -> Grant:
+    async def _lease(self, key: SessionKey) -> HeldLease:
         watch = self.watches[self._target.owner]
         me = self._target.owner
         return await obtain(self._target, key, me=me, watch=watch, on_held="steal", wait=self._wait)
@@ -510,7 +510,7 @@ class _Run:
         return self._target
 
 
-async def append(target: Store, grant: Grant, first: int, entries: list[Entry]) -> None:
+async def append(target: Store, grant: HeldLease, first: int, entries: list[Entry]) -> None:
     """Append to a log of the backup's.
 
     Raises:
@@ -525,10 +525,10 @@ async def append(target: Store, grant: Grant, first: int, entries: list[Entry]) 
 
 
 @final
-class _Writing:
+class _SessionBackup:
     """What a run adds to one session's backup."""
 
-    def __init__(self, run: _Run, grant: Grant, end: End | None, *, anew: bool) -> None:
+    def __init__(self, run: _Run, grant: HeldLease, end: SessionEnd | None, *, anew: bool) -> None:
         self._run = run
         self._grant = grant
         self._key = grant.key
@@ -551,7 +551,7 @@ class _Writing:
         head: int,
         epoch: int,
         documents: Documents,
-        posts: list[Posted],
+        posts: list[PendingItem],
         letters: list[DeadLetter],
     ) -> None:
         """Add what has come up to a record, then say that the session is whole."""
@@ -562,7 +562,7 @@ class _Writing:
             async for record in records:
                 await self._take(record)
         await self._put_documents_blobs(documents)
-        point = Point(
+        point = RunPoint(
             head=self._at,
             epoch=epoch,
             begin=self._begin,
@@ -619,7 +619,7 @@ class _Writing:
             names, self._names = self._names, set()
             found = await self._run.put_blobs(self._key.tenant, names)
             if found:
-                self._entries.insert(0, Entry(BLOBS, encode(Names(found))))
+                self._entries.insert(0, Entry(BLOBS, encode(BackupBlobs(found))))
                 if self._begin == self._next:  # behind the entry with which all begins
                     self._entries[:2] = self._entries[1::-1]
         entries, self._entries = self._entries, []
@@ -664,12 +664,12 @@ class _Writing:
         self._run.found.bytes += sum(map(len, changed.values()))
 
 
-def _kept(record: Record) -> Kept:
+def _kept(record: Record) -> BackupLine:
     payload = b"{}" if record.kind == EPOCH else record.payload  # who held it is the store's
-    return Kept(record.seq, record.epoch, record.kind, msgspec.Raw(payload), record.end)
+    return BackupLine(record.seq, record.epoch, record.kind, msgspec.Raw(payload), record.end)
 
 
-def _mark(kept: Kept) -> str:
+def _mark(kept: BackupLine) -> str:
     return hashlib.sha256(encode(kept)).hexdigest()
 
 

@@ -23,7 +23,7 @@ import msgspec
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Base, Manifest
+from perdure.records.manifest import Manifest, Origin
 from perdure.records.posts import DeadLetter
 from perdure.records.records import BASE, EPOCH, Record
 from perdure.store import Document
@@ -36,7 +36,7 @@ MOST_MISSING = 10_000_000
 """Numbers that may be missing before a record: others stand for them, where it lands."""
 
 
-class Head(msgspec.Struct, frozen=True):
+class BundleHeader(msgspec.Struct, frozen=True):
     """Which session it is."""
 
     key: SessionKey
@@ -57,11 +57,11 @@ class Folded(msgspec.Struct, frozen=True):
     document: Document
 
 
-class End(msgspec.Struct, frozen=True):
+class BundleFooter(msgspec.Struct, frozen=True):
     """That nothing is missing."""
 
 
-Item: TypeAlias = Head | DeadLetter | Blob | Record | Folded | Manifest | End
+Item: TypeAlias = BundleHeader | DeadLetter | Blob | Record | Folded | Manifest | BundleFooter
 
 
 def neutral(manifest: Manifest) -> Manifest:
@@ -77,7 +77,7 @@ def neutral_record(record: Record) -> Record | None:
         return None
     payload = record.payload
     if record.kind == BASE:
-        base = decode(payload, Base)
+        base = decode(payload, Origin)
         if base.epoch:
             payload = encode(msgspec.structs.replace(base, epoch=0))
     return Record(record.seq, 0, record.kind, payload, record.end)
@@ -91,7 +91,7 @@ class _Record(msgspec.Struct, omit_defaults=True):
 
 
 @final
-class Writer:
+class BundleWriter:
     """Turn items into lines."""
 
     def __init__(self) -> None:
@@ -107,9 +107,9 @@ class Writer:
 
     def _value(self, item: Item) -> Any:
         match item:
-            case End():
+            case BundleFooter():
                 return {"end": self._lines, "sha256": self._hash.hexdigest()}
-            case Head(key, format_):
+            case BundleHeader(key, format_):
                 names = {"tenant": key.tenant, "agent": key.agent, "session": key.session}
                 return {"perdure_bundle": format_, **names}
             case DeadLetter():
@@ -184,7 +184,7 @@ class Reader:
         except CorruptRecordError as error:
             raise self._corrupt(str(error)) from None
         item = self._item(line)
-        if (self._lines == 0) != isinstance(item, Head):
+        if (self._lines == 0) != isinstance(item, BundleHeader):
             raise self._corrupt("a bundle begins with a line that names its session, once")
         self._hash.update(data)
         self._lines += 1
@@ -215,22 +215,22 @@ class Reader:
             raise self._corrupt(f"more than {MOST_MISSING} records are missing before {seq}")
         return Record(seq, 0, line.k, bytes(line.r), line.end is True)
 
-    def _head(self, line: _Line, version: int) -> Head:
+    def _head(self, line: _Line, version: int) -> BundleHeader:
         if version > FORMAT:
             message = (
                 f"{self._where} is a bundle of format {version}, this release reads up to "
                 f"{FORMAT}: use a newer release"
             )
             raise UnsupportedVersionError(message, path=self._where)
-        return Head(SessionKey(line.agent, line.session, line.tenant), version)
+        return BundleHeader(SessionKey(line.agent, line.session, line.tenant), version)
 
-    def _end(self, line: _Line) -> End:
+    def _end(self, line: _Line) -> BundleFooter:
         if line.sha256 is None:
             raise self._corrupt("it holds nothing that a bundle holds")
         if (line.end, line.sha256) != (self._lines, self._hash.hexdigest()):
             raise self._corrupt("what comes before it was changed, or lines are missing")
         self.ended = True
-        return End()
+        return BundleFooter()
 
     def _blob(self, line: _Line) -> bytes:
         data = self._bytes(line)

@@ -20,9 +20,9 @@ from perdure.records.manifest import Manifest
 from perdure.records.posts import DeadLetter
 from perdure.session.options import require_no_backup
 from perdure.store import Store
-from perdure.transfer.bundle import Folded, Head, Item, Reader, Writer
+from perdure.transfer.bundle import BundleHeader, BundleWriter, Folded, Item, Reader
 from perdure.transfer.read import items
-from perdure.transfer.write import Landed, land
+from perdure.transfer.write import WrittenSession, land
 
 MARK: Final = b'{"perdure_bundle":'
 PART: Final = 1024 * 1024
@@ -55,7 +55,7 @@ async def write_items(path: Path, items: AsyncGenerator[Item, None]) -> int:
     """Write a bundle's items into a new file, and return the file's size in bytes."""
     new = await anyio.to_thread.run_sync(NewFile, path)
     try:
-        writer = Writer()
+        writer = BundleWriter()
         async with aclosing(items) as found:
             async for item in found:
                 if new.add(writer.line(item)) >= PART:
@@ -66,7 +66,7 @@ async def write_items(path: Path, items: AsyncGenerator[Item, None]) -> int:
             await anyio.to_thread.run_sync(new.close)
 
 
-async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None) -> Landed:
+async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None) -> WrittenSession:
     """Write a bundle's session into a store that does not have it.
 
     Args:
@@ -111,7 +111,7 @@ async def _look(path: Path) -> tuple[SessionKey, bool]:
     async with await anyio.open_file(path, "rb") as file:
         while line := await file.readline():
             item = reader.item(line)
-            if isinstance(item, Head):
+            if isinstance(item, BundleHeader):
                 key = item.key
             has_letters = has_letters or isinstance(item, DeadLetter)
     if key is None or not reader.ended:

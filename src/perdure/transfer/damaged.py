@@ -22,7 +22,7 @@ from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import MISSING, Record
 from perdure.store import DeadLetter, Document, Documents, Store, past_damage
-from perdure.transfer.bundle import Blob, End, Folded, Head, Item, neutral_record
+from perdure.transfer.bundle import Blob, BundleFooter, BundleHeader, Folded, Item, neutral_record
 from perdure.transfer.bundle_files import write_items
 from perdure.transfer.read import dead_letters_of
 
@@ -178,7 +178,7 @@ class _Salvaging:
 
     async def items(self) -> AsyncGenerator[Item, None]:
         """Yield the bundle; `look` was there before."""
-        yield Head(self._key, 2 if self._letters else 1)
+        yield BundleHeader(self._key, 2 if self._letters else 1)
         for letter in self._letters:
             yield letter
         for name in self._blobs:
@@ -198,7 +198,7 @@ class _Salvaging:
                 if name in self._documents.found
             }
             yield msgspec.structs.replace(manifest, documents=listed)
-        yield End()
+        yield BundleFooter()
 
     async def _records(self) -> AsyncGenerator[Record, None]:
         """Yield the log as whole groups, with a record for each run of others that is lost."""

@@ -29,20 +29,20 @@ from perdure.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from perdure.lease import Lease, OnHeld, OwnerWatch, obtain, while_beating
+from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, obtain, while_beating
 from perdure.lineage.store import followed
-from perdure.memory.documents import Taken
+from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey, require_filters
-from perdure.records.manifest import Base
+from perdure.records.manifest import Origin
 from perdure.records.records import FORK, TAKEN
 from perdure.session.options import require_no_backup
-from perdure.store import DeadLetter, Document, Grant, Holder, Posted, Store
+from perdure.store import DeadLetter, Document, HeldLease, LeaseState, PendingItem, Store
 from perdure.transfer import receipts
 from perdure.transfer.bundle import Blob, Item, neutral
 from perdure.transfer.read import Digest, content, dead_letters_of, digest_of, items
 from perdure.transfer.receipts import State, state_of
-from perdure.transfer.write import ALL, Landed, go_on, land
+from perdure.transfer.write import ALL, WrittenSession, go_on, land
 
 AT_ONCE: Final = 8
 PAGE: Final = 500
@@ -256,7 +256,7 @@ class _Mover:
         """The receipts of a session, as far as this run knows."""
         self._stale: dict[str, set[str]] = {}
         """By tenant, receipts that others have replaced."""
-        self.watches = {target.owner: OwnerWatch(Lease(), anyio.current_time)}
+        self.watches = {target.owner: OwnerWatch(LeaseOptions(), anyio.current_time)}
 
     async def move(self, key: SessionKey) -> None:
         """Bring what the target lacks of a session, what waits for it, and its dead letters."""
@@ -288,7 +288,7 @@ class _Mover:
         async with contextlib.aclosing(content(self._source, key, head)) as records:
             return await anext(records, None) is None
 
-    async def _empty_it(self, key: SessionKey, before: Holder | None) -> None:
+    async def _empty_it(self, key: SessionKey, before: LeaseState | None) -> None:
         """Have the target keep nothing either, if what it has came from here and was deleted."""
         seen = await self._compare(key)
         if not seen.differs:
@@ -377,8 +377,10 @@ class _Mover:
         return seen.pruned or 0 < seen.next <= seen.head + 1
 
     async def _written(
-        self, key: SessionKey, write: Callable[[AsyncGenerator[Item, None]], Awaitable[Landed]]
-    ) -> Landed:
+        self,
+        key: SessionKey,
+        write: Callable[[AsyncGenerator[Item, None]], Awaitable[WrittenSession]],
+    ) -> WrittenSession:
         """Write a session into the target, read it back and compare."""
         before = await self._base(key)
         digest = Digest()
@@ -394,7 +396,7 @@ class _Mover:
             raise StoreError(message, key=str(key))
         return landed
 
-    async def _base(self, key: SessionKey) -> Base | None:
+    async def _base(self, key: SessionKey) -> Origin | None:
         manifest = (await self._source.read_documents(key, ())).manifest
         return None if manifest is None else manifest.base
 
@@ -436,12 +438,12 @@ class _Mover:
                     return _Compared(head, holder.epoch, differs=record.seq)
                 shared += 1
                 if record.kind == TAKEN:
-                    taken.update(decode(record.payload, Taken).ops)
+                    taken.update(decode(record.payload, InboxTakenPayload).ops)
                 our = await anext(ours, None)
             following = 0 if our is None else our.seq
             while our is not None:
                 if our.kind == TAKEN:
-                    taken.update(decode(our.payload, Taken).ops)
+                    taken.update(decode(our.payload, InboxTakenPayload).ops)
                 our = await anext(ours, None)
         proven = bool(shared) or not has_any
         return _Compared(
@@ -458,7 +460,7 @@ class _Mover:
         )
         raise StoreError(message, key=str(key), seq=seen.differs)
 
-    def _require_unchanged(self, seen: _Compared, grant: Grant) -> None:
+    def _require_unchanged(self, seen: _Compared, grant: HeldLease) -> None:
         if (grant.epoch, grant.head) != (seen.epoch + 1, seen.head + 1):
             message = f"{grant.key} changed in {self.target.location} meanwhile: try again"
             raise _ChangedError(message, key=str(grant.key))
@@ -638,7 +640,7 @@ class _Mover:
 
     # what waits
 
-    async def _posted(self, key: SessionKey) -> list[Posted]:
+    async def _posted(self, key: SessionKey) -> list[PendingItem]:
         """Return what waits in the source; its holder need not know."""
         if key not in self.waiting:
             return []
@@ -674,7 +676,7 @@ class _Mover:
             raise NotStorableError(message, key=str(key), count=len(refused)) from first
 
     async def _passed_on(
-        self, key: SessionKey, waiting: Sequence[Posted]
+        self, key: SessionKey, waiting: Sequence[PendingItem]
     ) -> dict[str, NotStorableError]:
         """Post items to the target; return why those were refused that were."""
         try:
@@ -741,7 +743,7 @@ class _Mover:
             await self._acknowledge(key, grant.epoch, known, lives)
 
     @contextlib.asynccontextmanager
-    async def _lease(self, key: SessionKey) -> AsyncGenerator[Grant, None]:
+    async def _lease(self, key: SessionKey) -> AsyncGenerator[HeldLease, None]:
         grant = await obtain(
             self.target,
             key,

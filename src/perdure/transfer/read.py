@@ -15,7 +15,15 @@ from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
 from perdure.store import DeadLetter, Documents, Store
-from perdure.transfer.bundle import Blob, End, Folded, Head, Item, Writer, neutral_record
+from perdure.transfer.bundle import (
+    Blob,
+    BundleFooter,
+    BundleHeader,
+    BundleWriter,
+    Folded,
+    Item,
+    neutral_record,
+)
 
 KEPT_BYTES: Final = 4 * 1024 * 1024
 """Of blobs that are kept from looking into them until they are given."""
@@ -43,7 +51,7 @@ async def items(
     _require_whole(key, documents)
     letters = await dead_letters_of(store, key) if dead_letters else []
     _require_readable(key, letters)
-    yield Head(key, 2 if letters else 1)
+    yield BundleHeader(key, 2 if letters else 1)
     for letter in letters:
         yield letter
     reached = await _reached(store, key, documents, head) if blobs else {}
@@ -58,7 +66,7 @@ async def items(
         yield Folded(name, document)
     if documents.manifest is not None:
         yield documents.manifest
-    yield End()
+    yield BundleFooter()
 
 
 async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
@@ -138,7 +146,7 @@ class Digest:
     """What all of a session comes to, wherever it is kept: its records name its blobs."""
 
     def __init__(self) -> None:
-        self._writer = Writer()
+        self._writer = BundleWriter()
         self._hash = hashlib.sha256()
 
     @property
@@ -150,7 +158,7 @@ class Digest:
         """Pass items on, and take them in."""
         async with contextlib.aclosing(found):
             async for item in found:
-                if not isinstance(item, Blob | End):
+                if not isinstance(item, Blob | BundleFooter):
                     self._hash.update(self._writer.line(item))
                 yield item
 

@@ -15,12 +15,12 @@ import msgspec
 
 from perdure.errors import ConfigError, StoreError
 from perdure.lineage.store import followed
-from perdure.memory.documents import Taken
+from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Base, Manifest
+from perdure.records.manifest import Manifest, Origin
 from perdure.records.records import BASE, TAKEN, Entry, Record
-from perdure.store import Batch, DeadLetter, Grant, Status, Store
+from perdure.store import Batch, DeadLetter, HeldLease, Status, Store
 from perdure.transfer.bundle import GAP, Blob, Folded, Item
 
 ALL: Final = 1_000_000
@@ -32,7 +32,7 @@ FEW: Final = 16
 """So many numbers in a row may have been epochs; more of them are history that was removed."""
 
 
-class Landed(msgspec.Struct, frozen=True):
+class WrittenSession(msgspec.Struct, frozen=True):
     """What was written of a session."""
 
     key: SessionKey
@@ -53,7 +53,7 @@ async def land(
     items: AsyncGenerator[Item, None],
     *,
     on_epoch: OnEpoch | None = None,
-) -> Landed:
+) -> WrittenSession:
     """Write a session that the store does not have, and release it.
 
     Args:
@@ -71,18 +71,18 @@ async def land(
     if holder is not None and not holder.deleted and await store.head(key):
         message = f"{store.location} has a session {key}: choose another id, or delete it first"
         raise ConfigError(message, key=str(key))
-    landing = _Landing(store, key, on_epoch)
+    landing = _SessionWrite(store, key, on_epoch)
     await landing.take(0 if holder is None else holder.epoch)
     return await landing.of(items)
 
 
 async def go_on(
     store: Store,
-    grant: Grant,
+    grant: HeldLease,
     items: AsyncGenerator[Item, None],
     *,
     on_epoch: OnEpoch | None = None,
-) -> Landed:
+) -> WrittenSession:
     """Write what a session has gained, behind the part of it that a store has, and release it.
 
     Args:
@@ -95,7 +95,7 @@ async def go_on(
         StoreError: The store refused a part of it; what is there is a part of a session.
 
     """
-    landing = _Landing(store, grant.key, on_epoch)
+    landing = _SessionWrite(store, grant.key, on_epoch)
     try:
         await landing.go_on(grant)
         return await landing.of(items)
@@ -106,7 +106,7 @@ async def go_on(
 
 
 @final
-class _Landing:
+class _SessionWrite:
     def __init__(self, store: Store, key: SessionKey, on_epoch: OnEpoch | None) -> None:
         self._store = store
         self._on_epoch = on_epoch
@@ -122,26 +122,26 @@ class _Landing:
         self._letters: list[DeadLetter] = []
         self._documents: dict[str, bytes] = {}
         self._records = self._count = self._bytes = 0
-        self._base: Base | None = None
+        self._base: Origin | None = None
         """What counts of what it began with."""
         self._there = 0
         """The last record that was there already."""
         self._taken: set[str] = set()
         """What was posted and is in the log by now, by op id."""
 
-    async def of(self, items: AsyncGenerator[Item, None]) -> Landed:
+    async def of(self, items: AsyncGenerator[Item, None]) -> WrittenSession:
         async with aclosing(items) as found:
             async for item in found:
                 await self.add(item)
         await self.finish()
-        return Landed(self._key, self._records, self._count, self._bytes, self._epoch)
+        return WrittenSession(self._key, self._records, self._count, self._bytes, self._epoch)
 
-    async def go_on(self, grant: Grant) -> None:
+    async def go_on(self, grant: HeldLease) -> None:
         """Go on under a lease that was just taken, behind its epoch record."""
         self._there = grant.head
         await self._begin(grant)
 
-    async def _begin(self, grant: Grant) -> None:
+    async def _begin(self, grant: HeldLease) -> None:
         self._epoch = grant.epoch
         self._next = self._written = grant.head + 1
         if self._on_epoch is not None:
@@ -182,10 +182,10 @@ class _Landing:
     async def _record(self, record: Record) -> None:
         payload = record.payload
         if record.kind == BASE:
-            self._base = await self._based(decode(payload, Base))
+            self._base = await self._based(decode(payload, Origin))
             payload = encode(self._base)
         if record.kind == TAKEN:
-            self._taken.update(decode(payload, Taken).ops)
+            self._taken.update(decode(payload, InboxTakenPayload).ops)
         if record.seq <= self._there:
             return
         await self._reach(record.seq)
@@ -220,7 +220,7 @@ class _Landing:
         if first:  # else it was opened many times and said nothing: what is before is history
             await self._store.trim(self._key, self._epoch, seq)
 
-    async def _based(self, base: Base) -> Base:
+    async def _based(self, base: Origin) -> Origin:
         """Return a base with the epoch that its parent's record has here."""
         if base.parent is None:
             return base

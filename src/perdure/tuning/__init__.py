@@ -7,22 +7,22 @@ through the same decisions that autosave makes, and weighs what comes out.
 
 from __future__ import annotations
 
-from perdure.tuning.advice import Advice, Level, Measured, Needs, Option, advise
+from perdure.tuning.advice import Advice, LoadLevel, Option, Requirements, StoreMeasurement, advise
 from perdure.tuning.chart import chart
 from perdure.tuning.made_up import made_up
 from perdure.tuning.measure import measure
 from perdure.tuning.observed import observed
-from perdure.tuning.replay import Cost, replay
+from perdure.tuning.replay import SettingCost, replay
 from perdure.tuning.workload import Change, Workload, changes_of, workload_of
 
 __all__ = [
     "Advice",
     "Change",
-    "Cost",
-    "Level",
-    "Measured",
-    "Needs",
+    "LoadLevel",
     "Option",
+    "Requirements",
+    "SettingCost",
+    "StoreMeasurement",
     "Workload",
     "advise",
     "changes_of",

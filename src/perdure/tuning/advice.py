@@ -16,13 +16,13 @@ from typing import Final
 import msgspec
 
 from perdure.autosave.options import Autosave
-from perdure.tuning.replay import Cost, replay
+from perdure.tuning.replay import SettingCost, replay
 from perdure.tuning.workload import Workload
 
 # What a store has shown, as values. Pure
 
 
-class Level(msgspec.Struct, frozen=True):
+class LoadLevel(msgspec.Struct, frozen=True):
     """So many sessions that are due at once."""
 
     sessions: int
@@ -36,10 +36,10 @@ class Level(msgspec.Struct, frozen=True):
         return self.sessions / self.seconds
 
 
-class Measured(msgspec.Struct, frozen=True):
+class StoreMeasurement(msgspec.Struct, frozen=True):
     """What a store has shown."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[LoadLevel, ...]
     size: int
     """Bytes of each save's record."""
 
@@ -78,7 +78,7 @@ FEW: Final = 200
 """Fewer changes tell little."""
 
 
-class Needs(msgspec.Struct, frozen=True, kw_only=True):
+class Requirements(msgspec.Struct, frozen=True, kw_only=True):
     """What a setting has to fit.
 
     Args:
@@ -100,7 +100,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One setting, and what speaks against it."""
 
-    cost: Cost
+    cost: SettingCost
     load: float
     """The share of what the store can take that the saves of all sessions use."""
     stop: float
@@ -121,7 +121,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
 
 
-def advise(workload: Workload, measured: Measured, needs: Needs) -> Advice:
+def advise(workload: Workload, measured: StoreMeasurement, needs: Requirements) -> Advice:
     """Replay a workload with each setting, and weigh what comes out."""
     tried = [
         _option(replay(workload, one, save_time=measured.save_time), measured, needs)
@@ -143,7 +143,7 @@ def _thriftiest(option: Option) -> tuple[float, float]:
     return option.cost.saves, option.cost.lost
 
 
-def _settings(measured: Measured, needs: Needs) -> list[Autosave]:
+def _settings(measured: StoreMeasurement, needs: Requirements) -> list[Autosave]:
     most = math.inf if needs.max_loss is None else max(needs.max_loss - measured.save_time, 0.0)
     pairs = {(_down(min(quiet, most)), _down(min(longest, most))) for quiet, longest in GRID}
     ordered = sorted(pairs, key=lambda pair: (pair[1], pair[0]))
@@ -162,7 +162,7 @@ def _down(seconds: float) -> float:
     return float(f"{math.floor(seconds * 10.0**digits + 1e-9) / 10.0**digits:.12g}")
 
 
-def _option(cost: Cost, measured: Measured, needs: Needs) -> Option:
+def _option(cost: SettingCost, measured: StoreMeasurement, needs: Requirements) -> Option:
     load = cost.saves * needs.sessions / measured.rate
     stop = measured.save_time + cost.exposed * needs.sessions / measured.rate
     price = cost.saves * needs.sessions * MONTH * needs.price / 1e6

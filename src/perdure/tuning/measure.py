@@ -16,8 +16,8 @@ from perdure._lib.tasks import each
 from perdure.errors import StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import Batch, Grant, Outcome, Status, Store
-from perdure.tuning.advice import Level, Measured
+from perdure.store import Batch, HeldLease, Outcome, Status, Store
+from perdure.tuning.advice import LoadLevel, StoreMeasurement
 
 # What a store has shown, as values. Pure
 
@@ -35,7 +35,7 @@ _ROUNDS: Final = 3
 
 async def measure(
     store: Store, *, size: int = 1000, seconds: float = 4.0, levels: Sequence[int] = LEVELS
-) -> Measured:
+) -> StoreMeasurement:
     """Save sessions to a store in the same batches as autosave does, and see how long it takes.
 
     They belong to the tenant `TENANT`, and are deleted in the end; those that a killed
@@ -56,12 +56,12 @@ async def measure(
     async with _sessions(store, max(levels)) as heads:
         share = seconds / len(levels)
         found = [await _level(store, heads, count, payload, share) for count in levels]
-    return Measured(tuple(found), size)
+    return StoreMeasurement(tuple(found), size)
 
 
 async def _level(
-    store: Store, heads: dict[Grant, int], count: int, payload: bytes, seconds: float
-) -> Level:
+    store: Store, heads: dict[HeldLease, int], count: int, payload: bytes, seconds: float
+) -> LoadLevel:
     """Save some of the sessions again and again; ``heads`` are their logs' ends, and move."""
     until = perf_counter() + seconds
     took: list[float] = []
@@ -74,7 +74,7 @@ async def _level(
         took.append(perf_counter() - start)
         for one in some:
             heads[one] += 1
-    return Level(count, median(took), len(took))
+    return LoadLevel(count, median(took), len(took))
 
 
 async def _save(store: Store, batches: Sequence[Batch]) -> None:
@@ -94,17 +94,17 @@ async def _save(store: Store, batches: Sequence[Batch]) -> None:
 
 
 @asynccontextmanager
-async def _sessions(store: Store, count: int) -> AsyncGenerator[dict[Grant, int], None]:
+async def _sessions(store: Store, count: int) -> AsyncGenerator[dict[HeldLease, int], None]:
     """Make sessions, and delete them in the end; gives their logs' ends."""
     run = secrets.token_hex(4)
-    heads: dict[Grant, int] = {}
+    heads: dict[HeldLease, int] = {}
 
     async def make(n: int) -> None:
         key = SessionKey(f"{run}-{n:03d}", tenant=TENANT)
         grant = await store.acquire(key, after=0)
         heads[grant] = grant.head
 
-    async def remove(grant: Grant) -> None:
+    async def remove(grant: HeldLease) -> None:
         await store.delete(grant.key, grant.epoch)
 
     try:

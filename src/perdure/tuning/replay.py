@@ -13,18 +13,18 @@ from typing import Final, final
 import msgspec
 
 from perdure.autosave.core import Core, Save
-from perdure.autosave.options import Autosave, Engine
+from perdure.autosave.options import Autosave, EngineOptions
 from perdure.autosave.tracked import Tracked
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import Capabilities, Outcome, Status
 from perdure.tuning.workload import Change, Workload
 
-_ENGINE: Final = Engine(jitter=0.0, eager=False, dirty_soft=1 << 60, dirty_hard=1 << 60)
+_ENGINE: Final = EngineOptions(jitter=0.0, eager=False, dirty_soft=1 << 60, dirty_hard=1 << 60)
 _EVERYTHING: Final = 1 << 40
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
+class SettingCost(msgspec.Struct, frozen=True, kw_only=True):
     """What a setting costs, and what it risks; each for one active session."""
 
     autosave: Autosave
@@ -42,7 +42,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """The most seconds for which a record was unsaved."""
 
 
-def replay(workload: Workload, autosave: Autosave, *, save_time: float = 0.0) -> Cost:
+def replay(workload: Workload, autosave: Autosave, *, save_time: float = 0.0) -> SettingCost:
     """Return what a setting does with a workload.
 
     Args:
@@ -56,7 +56,7 @@ def replay(workload: Workload, autosave: Autosave, *, save_time: float = 0.0) ->
         run.to_the_end()
     ages = sorted(age for run in runs for age in run.ages)
     seconds = workload.seconds or 1.0
-    return Cost(
+    return SettingCost(
         autosave=autosave,
         saves=sum(run.saves for run in runs) / seconds,
         bytes=sum(change.size for session in workload.sessions for change in session) / seconds,
@@ -125,7 +125,7 @@ class _Run:
     def _land(self, save: Save, now: float) -> None:
         self._flight, self._lands_at = None, float("inf")
         self._core.completed(save.t, Outcome(Status.OK), now, self._save_time)
-        self._core.books.events.clear()
+        self._core.registry.events.clear()
         first = len(self.ages)
         for change in self._changes[first : first + len(save.batch.records)]:
             self.ages.append(now - change.at)

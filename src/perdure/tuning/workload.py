@@ -54,7 +54,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return round(total / self.changes) if self.changes else 0
 
 
-class _Times(msgspec.Struct):
+class _PayloadTimes(msgspec.Struct):
     """What records say of when they were made."""
 
     created_at: float | None = None
@@ -68,7 +68,7 @@ def changes_of(records: Iterable[Record]) -> list[Change]:
     A record that does not say when came with the one before. What a store writes itself, the
     records of new holders, is left out.
     """
-    decoder = decoder_of(_Times)
+    decoder = decoder_of(_PayloadTimes)
     found: list[Change] = []
     at: float | None = None
     for record in records:
@@ -77,7 +77,7 @@ def changes_of(records: Iterable[Record]) -> list[Change]:
         try:
             times = decoder.decode(record.payload)
         except msgspec.MsgspecError:  # a kind that uses these names for something else
-            times = _Times()
+            times = _PayloadTimes()
         known = times.at if times.created_at is None else times.created_at
         at = known if at is None else max(at, at if known is None else known)
         if at is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.agent.llm.assembly import AnthropicAnswer, ChatAnswer, ResponsesAnswer, merged_delta
-from perdure.agent.llm.model import Chunk, Reply
+from perdure.agent.llm.model import Chunk, ReplyStream
 from perdure.agent.llm.sdk import EventLines
 from perdure.records.messages import Message, ToolCall
 
@@ -137,7 +137,7 @@ def test_events_are_put_together_from_lines() -> None:
 def test_calls_of_one_answer_are_told_apart() -> None:
     """S1-13: by its id a call is known after a crash; some servers give none, or one for all."""
     calls = [ToolCall("", "look"), ToolCall("x", "pay"), ToolCall("x", "pay"), ToolCall("y", "pay")]
-    reply = Reply()
+    reply = ReplyStream()
     reply.take(Chunk(message=Message.assistant(tool_calls=calls)))
     ids = [one.id for one in reply.message().tool_calls]
     assert ids == ["call_1", "x", "x_3", "y"]

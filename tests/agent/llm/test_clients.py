@@ -12,7 +12,7 @@ from perdure import ConfigError, Message, MissingExtraError, ModelError, ModelUn
 from perdure.agent import Agent, AgentConfig, PersistentSession, TurnFailed
 from perdure.agent.events import Segment, ToolFinished, TurnInterrupted
 from perdure.agent.llm import AnthropicModel, OpenAIModel, ToolSpec, named_model
-from perdure.agent.llm.model import Reply
+from perdure.agent.llm.model import ReplyStream
 from tests.servers.models import KEY, Server
 
 TIME = ToolSpec("get_current_time", "The time.", {"type": "object", "properties": {}})
@@ -44,8 +44,8 @@ async def closing() -> AsyncIterator[Callable[[Any], Any]]:
         await model.aclose()
 
 
-async def asked(model: Any, messages: list[Any]) -> tuple[Message, Reply]:
-    reply = Reply()
+async def asked(model: Any, messages: list[Any]) -> tuple[Message, ReplyStream]:
+    reply = ReplyStream()
     async for chunk in model.stream(messages, [TIME]):
         reply.take(chunk)
     return reply.message(), reply

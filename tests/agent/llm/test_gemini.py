@@ -12,7 +12,7 @@ from google import genai
 from perdure import ConfigError, Message, MissingExtraError, ModelError, ModelUnavailableError
 from perdure.agent import Agent, PersistentSession
 from perdure.agent.llm import GeminiModel, ToolSpec, named_model
-from perdure.agent.llm.model import Reply
+from perdure.agent.llm.model import ReplyStream
 from tests.servers.models import KEY, Server
 
 TIME = ToolSpec(
@@ -27,8 +27,8 @@ def gemini(server: Server, **options: Any) -> GeminiModel:
     return GeminiModel("m", **{"base_url": server.url, "api_key": KEY, "max_retries": 0, **options})
 
 
-async def asked(model: GeminiModel, messages: list[Message]) -> tuple[Message, Reply]:
-    reply = Reply()
+async def asked(model: GeminiModel, messages: list[Message]) -> tuple[Message, ReplyStream]:
+    reply = ReplyStream()
     try:
         async with aclosing(model.stream(messages, [TIME])) as chunks:
             async for chunk in chunks:

@@ -14,7 +14,7 @@ from anthropic import _streaming as streaming
 from perdure import ConfigError, Message, ModelError
 from perdure.agent import Agent
 from perdure.agent.llm import AnthropicModel, OpenAIModel
-from perdure.agent.llm.model import Reply
+from perdure.agent.llm.model import ReplyStream
 from tests.servers.models import KEY, Server
 
 Made = tuple[Any, Any]
@@ -157,7 +157,7 @@ def framed(events: list[Any]) -> Framed:
 
 async def test_answers_that_only_the_client_can_read_are_read_by_it() -> None:
     client = framed(EVENTS)
-    reply = Reply()
+    reply = ReplyStream()
     async for chunk in AnthropicModel("m", client=client).stream([Message.user("Hello")], []):
         reply.take(chunk)
     assert reply.message().text == "Hi"

@@ -9,11 +9,11 @@ import pytest
 
 from perdure import ConfigError, Message, ToolCall
 from perdure.agent.llm import Chunk, EchoModel, ScriptedModel, call
-from perdure.agent.llm.model import Reply
+from perdure.agent.llm.model import ReplyStream
 
 
 async def answer(model: ScriptedModel, *messages: Message) -> Message:
-    reply = Reply()
+    reply = ReplyStream()
     async for chunk in model.stream(messages, ()):
         reply.take(chunk)
     return reply.message()
@@ -90,10 +90,10 @@ def test_a_script_without_replies_is_refused() -> None:
 
 
 def test_what_came_before_an_interruption_is_marked() -> None:
-    reply = Reply()
+    reply = ReplyStream()
     reply.take(Chunk(text="I was go", tool_calls=(ToolCall("c", "add"),)))
     partial = reply.partial()
     assert partial is not None
     assert (partial.text, partial.tool_calls) == ("I was go", ())
     assert bytes(partial.extra["interrupted"]) == b"true"
-    assert Reply().partial() is None
+    assert ReplyStream().partial() is None

@@ -22,7 +22,7 @@ from perdure import (
 )
 from perdure.agent import Agent, ScriptedModel, call
 from perdure.agent.mcp import McpServer
-from perdure.agent.mcp.connection import LastLines
+from perdure.agent.mcp.connection import StderrTail
 from perdure.agent.mcp.results import effect_of, tool_name
 from tests.servers import free_port
 
@@ -194,7 +194,7 @@ async def test_a_server_at_a_url_may_go_and_come(http: Any) -> None:
 
 
 def test_last_words_that_do_not_end_take_no_room() -> None:
-    words = LastLines()
+    words = StderrTail()
     with words.pipe as pipe:
         for _ in range(100):
             pipe.write("x" * 1000)

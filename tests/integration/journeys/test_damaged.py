@@ -11,7 +11,7 @@ import perdure
 from perdure import CorruptRecordError, Message, SessionManager
 from perdure.records.keys import SessionKey
 from perdure.stores.objects.layout import folder_of
-from perdure.stores.redis.layout import Names
+from perdure.stores.redis.layout import KeyNames
 from tests.integration.journeys.backends import ALL, store_of
 from tests.servers import postgres, s3, valkey
 from tests.stores.redis.test_damage import rewrite
@@ -46,7 +46,7 @@ def flip(kind: str, place: Path) -> None:
                 f"(SELECT id FROM {schema}.sessions WHERE agent = '{BAD}')"
             )
         case "redis":
-            log = Names(s3.prefix_of(place)).places(SessionKey(BAD)).log
+            log = KeyNames(s3.prefix_of(place)).places(SessionKey(BAD)).log
             rewrite(valkey.shared(), log, _flip_entry)
         case _:
             client = s3.shared().client(s3.prefix_of(place))

@@ -18,10 +18,10 @@ from typing import Any
 import anyio
 
 import perdure
-from perdure import Autosave, Lease, LeaseHeldError, LeaseLostError, Message, SessionManager
+from perdure import Autosave, LeaseHeldError, LeaseLostError, LeaseOptions, Message, SessionManager
 
 AGENT = "shared"
-LEASE = Lease(heartbeat=0.1, ttl=0.5)
+LEASE = LeaseOptions(heartbeat=0.1, ttl=0.5)
 
 
 def say(event: str, *facts: Any) -> None:

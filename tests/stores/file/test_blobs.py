@@ -10,7 +10,7 @@ import pytest
 
 from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError, NotStorableError
-from perdure.store import Swept
+from perdure.store import BlobSweep
 from perdure.stores.file import blobs
 from tests.stores.file.kit import contents
 
@@ -46,7 +46,7 @@ async def test_a_damaged_blob_is_told_and_mended_by_putting_it_again(store, root
     assert await store.get_blob("", NAME) == DATA
 
 
-def sweep(store, now: float, *reachable: str) -> Swept:
+def sweep(store, now: float, *reachable: str) -> BlobSweep:
     return blobs.sweep(store._root, "", reachable, DAY, now)
 
 
@@ -54,11 +54,11 @@ async def test_a_blob_has_two_grace_periods(store) -> None:
     now = 1_000_000.0
     blobs.put(store._root, "", {NAME: DATA}, now)
     blobs.put(store._root, "", {NAME: DATA}, now)  # sets its age
-    assert sweep(store, now + DAY - 1) == Swept()
-    assert sweep(store, now + DAY) == Swept(quarantined=1)
+    assert sweep(store, now + DAY - 1) == BlobSweep()
+    assert sweep(store, now + DAY) == BlobSweep(quarantined=1)
     assert await store.get_blob("", NAME) == DATA
-    assert sweep(store, now + 2 * DAY - 1) == Swept()
-    assert sweep(store, now + 2 * DAY) == Swept(removed=1, bytes=len(DATA))
+    assert sweep(store, now + 2 * DAY - 1) == BlobSweep()
+    assert sweep(store, now + 2 * DAY) == BlobSweep(removed=1, bytes=len(DATA))
     assert await store.get_blob("", NAME) is None
 
 
@@ -68,7 +68,7 @@ async def test_a_put_beside_the_sweep_wins(store) -> None:
         blobs.put(store._root, "", {NAME: DATA}, now)
     assert sweep(store, now + DAY).quarantined == 1
     blobs.put(store._root, "", {NAME: DATA}, now + DAY + 5)
-    assert sweep(store, now + 2 * DAY) == Swept()
+    assert sweep(store, now + 2 * DAY) == BlobSweep()
     assert await store.get_blob("", NAME) == DATA
 
 
@@ -79,7 +79,7 @@ async def test_a_put_between_looking_and_moving_is_noticed_later(store, root: Pa
     sweep(store, now + DAY)
     (moved,) = (root / "blobs/quarantine").rglob(NAME)
     os.utime(moved, (now + DAY + 1, now + DAY + 1))  # renewed as it was moved
-    assert sweep(store, now + 3 * DAY) == Swept(quarantined=1)
+    assert sweep(store, now + 3 * DAY) == BlobSweep(quarantined=1)
     assert await store.get_blob("", NAME) == DATA
 
 
@@ -125,7 +125,7 @@ async def test_two_who_sweep_at_once_do_not_hinder_each_other(
         return stamps
 
     monkeypatch.setattr(blobs, "_stamps", overtaken)
-    assert sweep(store, now + 2 * DAY, name) == Swept()
+    assert sweep(store, now + 2 * DAY, name) == BlobSweep()
     assert await store.get_blob("", NAME) is None
     assert await store.get_blob("", name) == again
 
@@ -145,5 +145,5 @@ async def test_a_blob_that_is_moved_away_while_it_is_put_is_there_again(
 
     monkeypatch.setattr(Folder, "touch", late)
     blobs.put(store._root, "", {NAME: DATA}, now + DAY)
-    assert sweep(store, now + 2 * DAY - 1) == Swept(removed=0)
+    assert sweep(store, now + 2 * DAY - 1) == BlobSweep(removed=0)
     assert await store.get_blob("", NAME) == DATA

@@ -18,7 +18,7 @@ from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUna
 from perdure.records.keys import SessionKey
 from perdure.store import Status
 from perdure.stores.file import FileStore, documents, leases
-from perdure.stores.file.held_sessions import Holding
+from perdure.stores.file.held_sessions import HeldSessions
 from perdure.stores.file.home import PARALLELISM
 from perdure.testing.conformance._kit import (
     append,
@@ -393,13 +393,13 @@ async def test_an_acquire_that_nobody_waits_for_lets_go(
                 pass
 
         claims = []
-        original = Holding.take
+        original = HeldSessions.take
 
         def take_it(self, here, key, after, claim):
             claims.append(claim)
             return original(self, here, key, after, claim)
 
-        monkeypatch.setattr(Holding, "take", take_it)
+        monkeypatch.setattr(HeldSessions, "take", take_it)
         disk.before_sync = cancel
         await store.acquire(KEY, after=0)
     with anyio.fail_after(60):

@@ -17,7 +17,7 @@ from perdure.errors import (
 )
 from perdure.records.frames import seal
 from perdure.records.keys import SessionKey
-from perdure.store import Holder
+from perdure.store import LeaseState
 from perdure.stores.file import FileStore, leases
 from perdure.stores.file import held_sessions as acts
 from perdure.stores.file import log as trimming
@@ -319,7 +319,7 @@ async def test_a_copy_without_leases_can_be_read_and_its_epochs_go_on(
     (root / "agents/agent/lease-1.json").unlink()
     other = await open_store("other")
     assert tuple(entries(await read(other))) == group("a", "a")
-    assert await other.holder(KEY) == Holder(1, "", released=True)
+    assert await other.holder(KEY) == LeaseState(1, "", released=True)
     assert (await take(other)).epoch == 2
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from perdure.errors import CorruptRecordError
 from perdure.records.records import MESSAGE
-from perdure.store import DeadLetter, Posted, Status
+from perdure.store import DeadLetter, PendingItem, Status
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance._kit import (
     KEY,
@@ -136,8 +136,8 @@ async def test_a_damaged_item_of_the_inbox_is_named(
     store: PostgresStore, server: Postgres, schema: str
 ) -> None:
     grant = await take(store)
-    await store.post(KEY, [Posted(f"op/{place}", MESSAGE, b'"a"', 1.0) for place in range(3)])
-    await store.post(KEY, [Posted("alone", MESSAGE, b'"a"', 1.0)])
+    await store.post(KEY, [PendingItem(f"op/{place}", MESSAGE, b'"a"', 1.0) for place in range(3)])
+    await store.post(KEY, [PendingItem("alone", MESSAGE, b'"a"', 1.0)])
     flip = "SET item = set_bit(item, 99, 1 - get_bit(item, 99))"
     server.run(f"UPDATE {schema}.inbox {flip} WHERE id IN (2, 4)")
     items = await store.take(KEY, grant.epoch)

@@ -13,7 +13,7 @@ import pytest
 from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.store import Batch, Posted, Status
+from perdure.store import Batch, PendingItem, Status
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance._kit import (
     KEY,
@@ -215,7 +215,7 @@ async def test_a_post_whose_commit_is_not_confirmed_is_not_doubled(
     cut_off: PostgresStore, proxy: CuttingProxy
 ) -> None:
     grant = await take(cut_off)
-    items = [Posted("op-1", MESSAGE, b'"a"', 1.0), Posted("op-2", MESSAGE, b'"b"', 1.0)]
+    items = [PendingItem("op-1", MESSAGE, b'"a"', 1.0), PendingItem("op-2", MESSAGE, b'"b"', 1.0)]
     proxy.cut_after(b"COMMIT")
     await cut_off.post(KEY, items)  # over a new connection
     assert proxy.cuts == 1
@@ -299,14 +299,14 @@ async def test_news_are_heard_after_the_server_came_back(
     store, other = await open_store("one"), await open_store("other")
     await take(store)
     await store.news(LONG)  # it listens now
-    await other.post(KEY, [Posted("op-1", MESSAGE, b'"a"', 1.0)])
+    await other.post(KEY, [PendingItem("op-1", MESSAGE, b'"a"', 1.0)])
     with anyio.fail_after(LONG):
         await store.news(LONG * 2)
     assert (await store.heartbeat()).mail == (KEY,)
     end_connections(server, schema)
     with anyio.fail_after(LONG):
         await store.news(LONG * 2)  # whatever was missed meanwhile
-        await other.post(KEY, [Posted("op-2", MESSAGE, b'"b"', 1.0)])
+        await other.post(KEY, [PendingItem("op-2", MESSAGE, b'"b"', 1.0)])
         await store.news(LONG * 2)
     assert (await store.heartbeat()).mail == (KEY,)
 

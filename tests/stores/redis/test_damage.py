@@ -6,9 +6,9 @@ import pytest
 
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
-from perdure.store import DeadLetter, Grant, Posted, Status
+from perdure.store import DeadLetter, HeldLease, PendingItem, Status
 from perdure.stores.redis import RedisStore
-from perdure.stores.redis.layout import Names
+from perdure.stores.redis.layout import KeyNames
 from perdure.testing.conformance._kit import (
     KEY,
     append,
@@ -23,8 +23,8 @@ from perdure.testing.conformance._kit import (
 from tests.servers.valkey import Valkey
 
 
-def names_of(url: str) -> Names:
-    return Names(url.partition("prefix=")[2])
+def names_of(url: str) -> KeyNames:
+    return KeyNames(url.partition("prefix=")[2])
 
 
 async def written(store: RedisStore) -> int:
@@ -146,7 +146,7 @@ async def test_nothing_is_appended_to_a_log_that_is_gone(
     epoch = await written(store)
     places = names_of(url).places(KEY)
     server.say(*(("DEL", places.log) if what == "log" else ("HSET", places.session, "h", "9")))
-    outcome = await append(store, Grant(KEY, epoch, 1, created=False), 7, *group("f"))
+    outcome = await append(store, HeldLease(KEY, epoch, 1, created=False), 7, *group("f"))
     assert outcome.status is Status.PERMANENT
     assert isinstance(outcome.error, CorruptRecordError)
 
@@ -192,10 +192,10 @@ async def test_damaged_documents_are_told_and_the_log_is_left(
 
 async def test_a_damaged_item_is_named(store: RedisStore, server: Valkey, url: str) -> None:
     grant = await take(store)
-    await store.post(KEY, [Posted("op", "message", b'{"text":"a"}', 1.0)])
+    await store.post(KEY, [PendingItem("op", "message", b'{"text":"a"}', 1.0)])
     places = names_of(url).places(KEY)
     data = bulks(server.ask("HGET", places.items, "op"))[0]
-    other = Posted("other", "message", b"1", 1.0)
+    other = PendingItem("other", "message", b"1", 1.0)
     await store.post(KEY, [other])
     foreign = bulks(server.ask("HGET", places.items, "other"))[0]
     for wrong in (flipped(data, 9), data[:-1], b"", foreign):

@@ -15,7 +15,7 @@ from perdure import Message, Shutdown, connect
 from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.store import Batch, Posted, Status
+from perdure.store import Batch, PendingItem, Status
 from perdure.stores.redis import RedisStore
 from perdure.testing.conformance._kit import (
     KEY,
@@ -134,7 +134,7 @@ async def test_an_acquire_whose_answer_is_lost_can_be_taken_up(
 async def test_a_post_whose_answer_is_lost_is_not_doubled(
     cut_off: RedisStore, proxy: CuttingProxy
 ) -> None:
-    items = [Posted("op-1", MESSAGE, b'"a"', 1.0), Posted("op-2", MESSAGE, b'"b"', 1.0)]
+    items = [PendingItem("op-1", MESSAGE, b'"a"', 1.0), PendingItem("op-2", MESSAGE, b'"b"', 1.0)]
     proxy.cut_after(b"op-2")
     with pytest.raises(StoreUnavailableError):
         await cut_off.post(KEY, items)
@@ -247,7 +247,7 @@ async def test_listening_goes_on_after_the_server_was_away(own_server: Valkey) -
     await other.aclose()
 
 
-ITEM = Posted("op", MESSAGE, b'"a"', 1.0)
+ITEM = PendingItem("op", MESSAGE, b'"a"', 1.0)
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -10,11 +10,11 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure import Lease, Message, Shutdown, connect
+from perdure import LeaseOptions, Message, Shutdown, connect
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.store import Batch, Posted, Status
+from perdure.store import Batch, PendingItem, Status
 from perdure.stores.redis import RedisStore
 from perdure.stores.redis.connection import Call
 from perdure.testing.conformance._kit import (
@@ -214,7 +214,7 @@ async def test_the_listing_is_made_anew_from_the_sessions(
     prefix = url.partition("prefix=")[2]
     waiting = [SessionKey("a/{b}:c", "s", "t"), SessionKey("agent 1")]
     for key in waiting:
-        await store.post(key, [Posted("op", MESSAGE, b"{}", 1.0)])
+        await store.post(key, [PendingItem("op", MESSAGE, b"{}", 1.0)])
     for name in ("{@}:sessions", "{@t}:sessions", "tenants", "posted"):
         assert server.say("DEL", f"{prefix}:{name}") == b":1"
     assert await store.sessions() == await store.waiting() == []
@@ -304,7 +304,7 @@ async def test_the_rights_that_the_page_names_are_enough(own_server: Valkey) -> 
     assert (await store.sweep("", (), 0)).quarantined == 1
     assert (await store.sweep("", (), 0)).removed == 1
     await store.news(LONG)
-    assert await store.post(KEY, [Posted("op", "message", b"1", 1.0)]) == 1
+    assert await store.post(KEY, [PendingItem("op", "message", b"1", 1.0)]) == 1
     assert (await store.heartbeat()).mail == (KEY,)
     await store.settle(KEY, grant.epoch, ["op"])
     assert await store.trim(KEY, grant.epoch, 2) > 0
@@ -322,7 +322,7 @@ async def test_the_rights_that_the_page_names_are_enough(own_server: Valkey) -> 
 
 async def test_a_server_that_may_evict_later_on_is_told(own_server: Valkey) -> None:
     told: list[object] = []
-    lease = Lease(heartbeat=0.05, ttl=5)
+    lease = LeaseOptions(heartbeat=0.05, ttl=5)
     async with connect(own_server.url, lease=lease, shutdown=Shutdown(signals=False)) as sessions:
         sessions.on("store_warned", told.append)
         assert sessions.health().status == "ok"

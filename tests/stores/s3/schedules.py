@@ -26,8 +26,8 @@ from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Status
 from perdure.stores.objects import directory, documents, leases, reader
-from perdure.stores.objects.bucket import Found, Listed
-from perdure.stores.objects.log import Writer
+from perdure.stores.objects.bucket import ListedObject, StoredObject
+from perdure.stores.objects.log import LogWriter
 
 KEY = SessionKey("agent")
 
@@ -144,33 +144,33 @@ class Requests:
     def many(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         return [function(item) for item in items]
 
-    def get(self, name: str) -> Found | None:
+    def get(self, name: str) -> StoredObject | None:
         self._step("get", name)
         found = self.world.objects.get(name)
-        return None if found is None else Found(*found)
+        return None if found is None else StoredObject(*found)
 
     def part(self, name: str, start: int, end: int) -> bytes | None:
         found = self.get(name)
         data = b"" if found is None else found.data[start:end]
         return data if len(data) == end - start else None
 
-    def stat(self, name: str) -> Listed | None:
+    def stat(self, name: str) -> ListedObject | None:
         found = self.get(name)
-        return None if found is None else Listed(name, len(found.data), 0.0)
+        return None if found is None else ListedObject(name, len(found.data), 0.0)
 
-    def listed(self, prefix: str, after: str | None = None) -> list[Listed]:
+    def listed(self, prefix: str, after: str | None = None) -> list[ListedObject]:
         """In pages of three: a listing is no snapshot."""
-        found: list[Listed] = []
+        found: list[ListedObject] = []
         last = after or ""
         while True:
             self._step("list", prefix)
             names = sorted(n for n in self.world.objects if n.startswith(prefix) and n > last)[:3]
             if not names:
                 return found
-            found += [Listed(n, len(self.world.objects[n][0]), 0.0) for n in names]
+            found += [ListedObject(n, len(self.world.objects[n][0]), 0.0) for n in names]
             last = names[-1]
 
-    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[Listed]]:
+    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[ListedObject]]:
         yield self.listed(prefix, after)
 
     def create(self, name: str, data: bytes) -> str | None:
@@ -222,7 +222,7 @@ class Story:
 
         return life
 
-    def _take(self, bucket: Any, actor: Actor) -> Writer | None:
+    def _take(self, bucket: Any, actor: Actor) -> LogWriter | None:
         for _ in range(3):
             try:
                 seen = reader.look(bucket, KEY)
@@ -236,7 +236,7 @@ class Story:
         return None
 
     def _work(
-        self, bucket: Any, actor: Actor, writer: Writer, appends: int, *, deletes: bool
+        self, bucket: Any, actor: Actor, writer: LogWriter, appends: int, *, deletes: bool
     ) -> None:
         self.world.trace.append(f"{actor.name} has epoch {writer.epoch} from {writer.begun}")
         first, waiting = writer.begun + 1, []
@@ -255,7 +255,7 @@ class Story:
                     return
         self._end(bucket, writer, deletes=deletes)
 
-    def _append(self, bucket: Any, writer: Writer, first: int, texts: list[str]) -> bool | None:
+    def _append(self, bucket: Any, writer: LogWriter, first: int, texts: list[str]) -> bool | None:
         """Append; True for OK, False for not yet, None for never."""
         records = tuple(Entry(MESSAGE, msgspec.json.encode(text)) for text in texts)
         batch = Batch(KEY, writer.epoch, first, records)
@@ -271,7 +271,7 @@ class Story:
             assert outcome.status is not Status.PERMANENT, outcome.error
         return False
 
-    def _fold(self, bucket: Any, writer: Writer) -> bool:
+    def _fold(self, bucket: Any, writer: LogWriter) -> bool:
         """Write what the log amounts to; False when the lease is lost."""
         upto = writer.head
         try:
@@ -288,7 +288,7 @@ class Story:
         self.world.trace.append(f"  folded up to {upto}")
         return True
 
-    def _end(self, bucket: Any, writer: Writer, *, deletes: bool) -> None:
+    def _end(self, bucket: Any, writer: LogWriter, *, deletes: bool) -> None:
         try:
             if deletes and self.world.random.random() < 0.5:
                 self.wiped = max(self.wiped, writer.epoch)

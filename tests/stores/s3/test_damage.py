@@ -11,7 +11,7 @@ import pytest
 from perdure.errors import CorruptRecordError, FormatError, PerdureError, UnsupportedVersionError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
-from perdure.store import Batch, Grant, Posted, Status
+from perdure.store import Batch, HeldLease, PendingItem, Status
 from perdure.stores.objects import commits, layout
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of, take
@@ -24,7 +24,7 @@ HEAD = f"{FOLDER}/head"
 pytestmark = pytest.mark.anyio
 
 
-async def write(store: S3Store, *, fold: bool) -> Grant:
+async def write(store: S3Store, *, fold: bool) -> HeldLease:
     """Write twelve commits of two records; fold merges all but the last two."""
     grant = await store.acquire(KEY, after=0)
     for number in range(12):
@@ -229,7 +229,7 @@ async def test_a_deleted_session_leaves_nothing_of_what_it_said(
 ) -> None:
     store = await open_store()
     grant = await write(store, fold=True)
-    await store.post(KEY, [Posted("op", MESSAGE, b'"posted"', 0.0)])
+    await store.post(KEY, [PendingItem("op", MESSAGE, b'"posted"', 0.0)])
     await store.delete(KEY, grant.epoch)
     everything = [one["path"] for one in obstore.list(raw).collect()]
     for name in everything:

@@ -20,7 +20,7 @@ import pytest
 from perdure.errors import StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import Batch, Grant, Outcome, Status
+from perdure.store import Batch, HeldLease, Outcome, Status
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of, name_of
 from tests.servers import LONG, stop
@@ -38,7 +38,7 @@ def entry(text: str) -> Entry:
     return Entry(MESSAGE, b'"%b"' % text.encode())
 
 
-async def append(store: S3Store, grant: Grant, first: int, *texts: str) -> Outcome:
+async def append(store: S3Store, grant: HeldLease, first: int, *texts: str) -> Outcome:
     batch = Batch(grant.key, grant.epoch, first, tuple(map(entry, texts)))
     (outcome,) = await store.append_many([batch])
     return outcome
@@ -135,7 +135,7 @@ async def test_a_server_killed_under_load_loses_nothing_that_was_durable(
     durable: dict[SessionKey, list[str]] = {key: [] for key in keys}
     noticed, killed = anyio.Event(), anyio.Event()
 
-    async def write(grant: Grant) -> None:
+    async def write(grant: HeldLease) -> None:
         for number in range(40):
             while True:
                 first = len(durable[grant.key]) + 2

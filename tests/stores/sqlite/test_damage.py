@@ -14,7 +14,7 @@ from perdure.errors import CorruptRecordError, PerdureError
 from perdure.records import frames
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
-from perdure.store import DeadLetter, Posted, Status, Store
+from perdure.store import DeadLetter, PendingItem, Status, Store
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.conformance._kit import (
     append,
@@ -39,7 +39,7 @@ async def filled(path: Path) -> dict[SessionKey, list[Record]]:
             head = await append_ok(store, grant, head + 1, *group(f"{key} {n}", "x" * 40 * n))
         documents = {"session.json": f'"{key}"'.encode()}
         await store.write_documents(key, documents, manifest_of(grant, head, documents))
-        await store.post(key, [Posted("op", "message", b'"posted"', 1.0)])
+        await store.post(key, [PendingItem("op", "message", b'"posted"', 1.0)])
         await store.release(key, grant.epoch)
     logs = {key: await read(store, key) for key in KEYS}
     await store.aclose()
@@ -270,7 +270,7 @@ async def test_a_damaged_item_of_an_inbox_says_so_and_hinders_none(
     store = SqliteStore(path)
     await store.open()
     grant = await take(store, KEYS[0])
-    good = Posted("good", "message", b'"x"', 1.0)
+    good = PendingItem("good", "message", b'"x"', 1.0)
     await store.post(KEYS[0], [good])
     *bad, last = await store.take(KEYS[0], grant.epoch)
     assert last == good

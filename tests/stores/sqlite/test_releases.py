@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from perdure import Lease, Message, SessionQuarantinedError, Shutdown, connect
+from perdure import LeaseOptions, Message, SessionQuarantinedError, Shutdown, connect
 from perdure.errors import UnsupportedVersionError
 from perdure.stores.sqlite import SqliteStore
 
@@ -46,7 +46,7 @@ async def test_a_newer_format_is_told_and_what_is_unsaved_is_kept_for_the_newer_
     options = {
         "autosave": None,
         "shutdown": Shutdown(signals=False, spill=spill),
-        "lease": Lease(heartbeat=0.05),
+        "lease": LeaseOptions(heartbeat=0.05),
     }
     saved = 0
     async with connect(SqliteStore(path), **options) as sessions:

@@ -13,7 +13,7 @@ import pytest
 
 from perdure.errors import CorruptRecordError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.store import Batch, Posted, Status
+from perdure.store import Batch, PendingItem, Status
 from perdure.stores.sqlite import SqliteStore, connections
 from perdure.stores.sqlite.errors import trouble
 from perdure.testing.conformance._kit import (
@@ -210,7 +210,7 @@ async def test_who_is_wanted_hears_of_it_before_the_next_heartbeat(path: Path) -
     with anyio.fail_after(60):
         await store.news(3600)
     assert (await store.heartbeat()).handovers == (KEY,)
-    await other.post(KEY, [Posted("op", "message", b'"hi"', 1.0)])
+    await other.post(KEY, [PendingItem("op", "message", b'"hi"', 1.0)])
     with anyio.fail_after(60):
         await store.news(3600)
     assert (await store.heartbeat()).mail == (KEY,)

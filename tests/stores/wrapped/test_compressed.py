@@ -14,12 +14,12 @@ import zstandard
 from perdure import Message, Shutdown, connect, store_for
 from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError, TooLargeError
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import Posted
+from perdure.store import PendingItem
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore, MasterKeys
-from perdure.stores.wrapped.compressed import Packing
+from perdure.stores.wrapped.compressed import Compression
 from perdure.stores.wrapped.urls import peeled
 from perdure.testing.conformance._kit import (
     KEY,
@@ -65,7 +65,7 @@ async def test_nobodys_data_is_taken_for_packed() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 199, 200, 100_000])
 def test_bytes_come_back(size: int) -> None:
-    packing = Packing()
+    packing = Compression()
     for data in (b"a" * size, bytes(range(256)) * (size // 256)):
         packed = packing.pack(data)
         assert packing.unpack(packed, "it") == data
@@ -77,15 +77,15 @@ def test_a_bomb_is_given_up_at_the_limit() -> None:
     bomb = zstandard.ZstdCompressor(level=3).compress(bytes(50_000_000))
     assert len(bomb) < 10_000
     with pytest.raises(CorruptRecordError, match="limit of 1000000"):
-        Packing(1_000_000).unpack(b"\x01" + bomb, "it")
+        Compression(1_000_000).unpack(b"\x01" + bomb, "it")
     streamed = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(5_000_000))
     with pytest.raises(CorruptRecordError, match="limit"):
-        Packing(1_000_000).unpack(b"\x01" + streamed, "it")
+        Compression(1_000_000).unpack(b"\x01" + streamed, "it")
 
 
 def test_a_bomb_is_given_up_before_it_fills_the_memory() -> None:
     bomb = b"\x01" + zstandard.ZstdCompressor(level=3).compress(bytes(50_000_000))
-    packing = Packing(1_000_000)
+    packing = Compression(1_000_000)
     tracemalloc.start()
     try:
         with pytest.raises(CorruptRecordError, match="limit"):
@@ -96,14 +96,14 @@ def test_a_bomb_is_given_up_before_it_fills_the_memory() -> None:
 
 
 def test_what_is_above_the_limit_stays_plain() -> None:
-    packing = Packing(1000)
+    packing = Compression(1000)
     data = b"a" * 1001
     assert packing.pack(data) == b"\x00" + data
     assert packing.unpack(packing.pack(data), "it") == data
 
 
 def test_damage_is_found() -> None:
-    packing = Packing()
+    packing = Compression()
     whole = packing.pack(b"some text " * 100)
     for broken in (b"", b"\x07abc", whole[:-3], whole[:5], b"\x01" + b"no zstandard"):
         with pytest.raises(CorruptRecordError, match="it"):
@@ -210,8 +210,8 @@ async def test_the_largest_record_and_post_come_back() -> None:
     largest = b'"%b"' % (b"x" * (most - 2))
     await append_ok(store, grant, 2, Entry(MESSAGE, largest))
     assert entries(await read(store))[-1].payload == largest
-    assert await store.post(KEY, [Posted("op", MESSAGE, largest, 1.0)]) == 1
+    assert await store.post(KEY, [PendingItem("op", MESSAGE, largest, 1.0)]) == 1
     (item,) = await store.take(KEY, grant.epoch)
     assert (item.payload, item.damage) == (largest, "")
     with pytest.raises(TooLargeError, match=f"the limit is {most}"):
-        await store.post(KEY, [Posted("op2", MESSAGE, largest + b" ", 1.0)])
+        await store.post(KEY, [PendingItem("op2", MESSAGE, largest + b" ", 1.0)])

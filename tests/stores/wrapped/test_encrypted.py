@@ -32,7 +32,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About
 from perdure.records.records import MESSAGE, Entry, Record
-from perdure.store import DeadLetter, Posted, Status, Store
+from perdure.store import DeadLetter, PendingItem, Status, Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
@@ -528,7 +528,7 @@ async def test_an_item_of_an_inbox_fits_only_there() -> None:
     store = EncryptedStore(inner, OLD)
     await store.open()
     grant, other = await take(store), await take(store, SessionKey("other"))
-    await store.post(KEY, [Posted("op", "message", b'"hi"', 1.0)])
+    await store.post(KEY, [PendingItem("op", "message", b'"hi"', 1.0)])
     (sealed,) = await inner.take(KEY, grant.epoch)
     assert b"hi" not in sealed.payload
     await inner.post(other.key, [sealed])
@@ -542,13 +542,13 @@ async def test_dead_letters_are_sealed_too() -> None:
     store = EncryptedStore(inner, OLD)
     await store.open()
     grant = await take(store)
-    plain = Posted("plain", "message", b'"hidden text"', 1.0)
+    plain = PendingItem("plain", "message", b'"hidden text"', 1.0)
     await inner.post(KEY, [plain])  # past the keys
     (item,) = await store.take(KEY, grant.epoch)
     assert item.damage
     letters = [
         DeadLetter(item, "because of hidden text", 5, 1.0),
-        DeadLetter(Posted("op", "message", b'"hidden text, too"', 1.0), "large", 5, 2.0),
+        DeadLetter(PendingItem("op", "message", b'"hidden text, too"', 1.0), "large", 5, 2.0),
     ]
     await store.reject(KEY, grant.epoch, letters)
     assert await store.dead_letters(KEY) == letters

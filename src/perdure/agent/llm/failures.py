@@ -104,7 +104,7 @@ _NEVER_OVERFLOW: Final = frozenset({401, 403, 404, 429})
 _FOR_NOW: Final = frozenset({408, 409, 425, 429})
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Who was asked, for messages."""
 
     provider: str
@@ -132,7 +132,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return (text.replace(self.key, "<key>") if self.key else text)[:_LONGEST]
 
 
-def failure_of(asked: Asked, error: Exception, *, begun: bool) -> ModelError | None:
+def failure_of(asked: Endpoint, error: Exception, *, begun: bool) -> ModelError | None:
     """Return what a client raised as one of perdure's errors; None if it is none of the client's.
 
     Args:
@@ -169,7 +169,7 @@ def _status_of(error: Exception) -> object:
     return getattr(error, "code", None) if status is None and is_googles else status
 
 
-def cut(asked: Asked, cause: str = "") -> ModelUnavailableError:
+def cut(asked: Endpoint, cause: str = "") -> ModelUnavailableError:
     """Return the error for an answer that ended before its end."""
     because = f" ({cause})" if cause else ""
     message = (
@@ -179,7 +179,7 @@ def cut(asked: Asked, cause: str = "") -> ModelUnavailableError:
     return ModelUnavailableError(message, provider=asked.provider, model=asked.model)
 
 
-def ended(asked: Asked, error: Any) -> ModelError:
+def ended(asked: Endpoint, error: Any) -> ModelError:
     """Return the error for an answer that the provider ended with one.
 
     Args:
@@ -196,7 +196,7 @@ def ended(asked: Asked, error: Any) -> ModelError:
     return ModelUnavailableError(message, provider=asked.provider, model=asked.model)
 
 
-def _answered(asked: Asked, error: Exception, status: int) -> ModelError:
+def _answered(asked: Endpoint, error: Exception, status: int) -> ModelError:
     retry_after = _retry_after(getattr(getattr(error, "response", None), "headers", {}))
     facts: dict[str, Any] = {
         "provider": asked.provider,
@@ -226,7 +226,7 @@ def _answered(asked: Asked, error: Exception, status: int) -> ModelError:
     return ModelError(f"{asked!r} refused the request ({status}): {why}", **facts)
 
 
-def _too_long(asked: Asked, overflow: Overflow, why: str, **facts: Any) -> ContextOverflowError:
+def _too_long(asked: Endpoint, overflow: Overflow, why: str, **facts: Any) -> ContextOverflowError:
     message = f"{asked!r} was asked with more than its window holds: {why}"
     facts = {"provider": asked.provider, "model": asked.model, **facts}
     return ContextOverflowError(message, tokens=overflow.tokens, window=overflow.window, **facts)
@@ -239,5 +239,5 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _short(asked: Asked, error: BaseException) -> str:
+def _short(asked: Endpoint, error: BaseException) -> str:
     return asked.without_key(str(error) or type(error).__name__)

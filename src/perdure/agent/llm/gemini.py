@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from perdure._lib.loop import on_trio
 from perdure.agent.llm.assembly import GeminiAnswer
-from perdure.agent.llm.failures import Asked, cut, failure_of
+from perdure.agent.llm.failures import Endpoint, cut, failure_of
 from perdure.agent.llm.model import Chunk, ToolSpec, Usage
 from perdure.agent.llm.sdk import MAX_RETRIES, TIMEOUT, SdkClient, key_for, require_alone
 from perdure.errors import ConfigError, MissingExtraError, ModelError
@@ -75,14 +75,14 @@ class GeminiModel:
             if not hasattr(client, "aio"):
                 message = f"client= is a {type(client).__name__}: give a genai.Client"
                 raise ConfigError(message, option="client")
-            self._asked = Asked(provider="gemini", model=name, url="", variable="", key="")
+            self._asked = Endpoint(provider="gemini", model=name, url="", variable="", key="")
             self._sdk = SdkClient("google.genai", given=client.aio)
             return
         url = base_url or OFFICIAL
         key = key_for(
             VARIABLE, api_key or os.environ.get(VARIABLE) or os.environ.get("GOOGLE_API_KEY")
         )
-        self._asked = Asked(provider="gemini", model=name, url=url, variable=VARIABLE, key=key)
+        self._asked = Endpoint(provider="gemini", model=name, url=url, variable=VARIABLE, key=key)
         attempts = 1 + (MAX_RETRIES if max_retries is None else max_retries)
         milliseconds = int((TIMEOUT if timeout is None else timeout) * 1000)
 

@@ -63,7 +63,7 @@ class Model(Protocol):
         ...
 
 
-class Reply:
+class ReplyStream:
     """An answer that is coming in."""
 
     __slots__ = ("_calls", "_extra", "_reasoning", "_text", "_whole", "usage")

@@ -15,7 +15,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure._lib.loop import Affinity
-from perdure.agent.llm.failures import Asked, failure_of
+from perdure.agent.llm.failures import Endpoint, failure_of
 from perdure.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ TIMEOUT: Final = 600.0
 """Seconds that an answer may take to begin, or pause."""
 
 
-def asked_with(client: Any, provider: str, model: str) -> Asked:
+def asked_with(client: Any, provider: str, model: str) -> Endpoint:
     """Return who is asked with a client that was given, for messages."""
     key = getattr(client, "api_key", None)
     url = str(getattr(client, "base_url", ""))
-    return Asked(
+    return Endpoint(
         provider=provider,
         model=model,
         url=url,
@@ -95,7 +95,7 @@ def client_of(
     official: str,
     is_official: Callable[[str], bool],
     warm: Callable[[Any], object],
-) -> tuple[Asked, SdkClient]:
+) -> tuple[Endpoint, SdkClient]:
     """Return who is asked, and the client that asks: the given one, or one to be made.
 
     For the packages of OpenAI and Anthropic, whose clients take the same options.
@@ -132,7 +132,7 @@ def client_of(
         warm(one)
         return one
 
-    asked = Asked(provider=package, model=model, url=url, variable=variable, key=key)
+    asked = Endpoint(provider=package, model=model, url=url, variable=variable, key=key)
     return asked, SdkClient(package, made)
 
 
@@ -170,7 +170,7 @@ def key_for(variable: str, given: str | None, *, keyless: bool = False) -> str:
 
 
 async def events_of(
-    asked: Asked, opening: AbstractAsyncContextManager[Any]
+    asked: Endpoint, opening: AbstractAsyncContextManager[Any]
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the events of a streamed answer, as the provider wrote them.
 

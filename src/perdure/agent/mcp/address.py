@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any, Final, Protocol, final
 from urllib.parse import urlsplit
 
-from perdure.agent.mcp.connection import LastLines
+from perdure.agent.mcp.connection import StderrTail
 from perdure.records.redaction import REDACTED, redact
 
 CONNECT_TIMEOUT: Final = 30.0
@@ -20,7 +20,7 @@ SILENCE: Final = 300.0
 _PASSWORD: Final = re.compile(r"(://[^/@\s:]*:)[^/@\s]+@")
 
 
-class Place(Protocol):
+class ServerAddress(Protocol):
     """A place that a server is reached at."""
 
     failed: str
@@ -71,11 +71,11 @@ class Command:
     ) -> None:
         self._words = list(words)
         self._env, self._cwd = env, cwd
-        self._stderr: LastLines | None = None
+        self._stderr: StderrTail | None = None
 
     @property
     def name(self) -> str:
-        """See `Place`."""
+        """See `ServerAddress`."""
         return PurePath(self._words[0]).name
 
     def __str__(self) -> str:
@@ -83,10 +83,10 @@ class Command:
 
     @contextlib.asynccontextmanager
     async def transport(self) -> AsyncIterator[tuple[Any, Any]]:
-        """See `Place`."""
+        """See `ServerAddress`."""
         from mcp import StdioServerParameters, stdio_client
 
-        self._stderr = LastLines()
+        self._stderr = StderrTail()
         parameters = StdioServerParameters(
             command=self._words[0],
             args=self._words[1:],
@@ -99,14 +99,14 @@ class Command:
                 yield streams
 
     def why(self, error: BaseException) -> str:
-        """See `Place`."""
+        """See `ServerAddress`."""
         if isinstance(error, FileNotFoundError):
             return f"there is no program {self._words[0]!r}: install it, or give its whole path"
         return str(error) or type(error).__name__
 
     @property
     def last_words(self) -> str:
-        """See `Place`."""
+        """See `ServerAddress`."""
         text = "" if self._stderr is None else self._stderr.text
         return f"; it last wrote:\n{text}" if text else ""
 
@@ -130,7 +130,7 @@ class Address:
 
     @property
     def name(self) -> str:
-        """See `Place`."""
+        """See `ServerAddress`."""
         return urlsplit(self._url).hostname or self._url
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class Address:
 
     @contextlib.asynccontextmanager
     async def transport(self) -> AsyncIterator[tuple[Any, Any]]:
-        """See `Place`."""
+        """See `ServerAddress`."""
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
@@ -151,7 +151,7 @@ class Address:
             yield streams
 
     def why(self, error: BaseException) -> str:
-        """See `Place`."""
+        """See `ServerAddress`."""
         return f"nobody answers there as one: {error}"
 
 

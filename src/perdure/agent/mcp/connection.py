@@ -123,10 +123,10 @@ class Connection:
     @contextlib.asynccontextmanager
     async def _watched(self) -> AsyncIterator[tuple[Any, Any]]:
         async with self._transport() as (reading, writing):
-            yield _Watched(reading, self._over), writing
+            yield _EndAwareStream(reading, self._over), writing
 
 
-class _Watched:
+class _EndAwareStream:
     """A stream of messages that tells when it is at its end."""
 
     def __init__(self, stream: Any, over: anyio.Event) -> None:
@@ -136,7 +136,7 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def __aiter__(self) -> _Watched:
+    def __aiter__(self) -> _EndAwareStream:
         return self
 
     async def __anext__(self) -> Any:
@@ -180,7 +180,7 @@ _LONGEST: Final = 500
 
 
 @final
-class LastLines:
+class StderrTail:
     """Read a pipe to its end in a thread, and keep the last lines of it.
 
     The thread ends when the last process that has the pipe open ends.

@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 
 from perdure._lib.host import Host
-from perdure.agent.mcp.address import Address, Command, Place
+from perdure.agent.mcp.address import Address, Command, ServerAddress
 from perdure.agent.mcp.connection import Connection, ConnectionGoneError
 from perdure.agent.mcp.results import (
     effect_of,
@@ -93,7 +93,7 @@ class McpServer:
         if importlib.util.find_spec("mcp") is None:
             message = "MCP servers need the package mcp: pip install 'perdure[mcp]'"
             raise MissingExtraError(message, extra="mcp")
-        self._place: Place = (
+        self._place: ServerAddress = (
             Address(url, headers=headers) if url else Command(words, env=env, cwd=cwd)
         )
         self.name: str = name or self._place.name

@@ -19,7 +19,7 @@ from rich.text import Text
 
 import perdure
 from perdure._lib.ids import random_id
-from perdure.cli.demo.stage import STORE, Course, Plan, Report
+from perdure.cli.demo.stage import STORE, DemoRun, Plan, Report
 from perdure.cli.output import Answer, print_json, print_table, say, stderr
 from perdure.errors import ConfigError
 from perdure.stores.memory import MemoryStore
@@ -108,7 +108,7 @@ def _empty(folder: Path) -> Path:
 
 async def _run(plan: Plan, *, quiet: bool) -> Report:
     screen = Screen()
-    course = Course(plan, screen.tell)
+    course = DemoRun(plan, screen.tell)
     screen.course = course
     with Live(screen, console=stderr(), transient=quiet, refresh_per_second=8):
         return await course.run()
@@ -118,7 +118,7 @@ class Screen:
     """What one sees while it runs: the steps so far, and the counts."""
 
     def __init__(self) -> None:
-        self.course: Course | None = None
+        self.course: DemoRun | None = None
         self._steps: list[str] = []
 
     def tell(self, step: str) -> None:

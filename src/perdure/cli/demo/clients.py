@@ -10,13 +10,13 @@ import anyio
 import msgspec
 from anyio.abc import SocketStream
 
-from perdure.cli.demo.wire import Ack, Ask, Piece, encode_line
+from perdure.cli.demo.wire import Ack, Ask, StreamedText, encode_line
 
 GONE = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 WORDS = ("the harbor", "the old mill", "the night train", "the lighthouse", "the market hall")
 
 
-class Crowd:
+class Clients:
     """All clients, and what they were promised."""
 
     def __init__(self, agents: list[str]) -> None:
@@ -99,7 +99,7 @@ class Crowd:
         self.talking.add((agent, turn))
         await lines.send(Ask(agent, turn, text))
         said = ""
-        while isinstance(answer := await lines.receive(), Piece):
+        while isinstance(answer := await lines.receive(), StreamedText):
             self.pieces += 1
             said += answer.text
         if answer.answer != said or answer.text != text:
@@ -120,10 +120,10 @@ class Lines:
         """Send one value."""
         await self._stream.send(encode_line(value))
 
-    async def receive(self) -> Piece | Ack:
+    async def receive(self) -> StreamedText | Ack:
         """Return the next value."""
         while (end := self._buffer.find(b"\n")) < 0:
             self._buffer += await self._stream.receive()
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
-        return msgspec.json.decode(line, type=Piece | Ack)
+        return msgspec.json.decode(line, type=StreamedText | Ack)

@@ -14,7 +14,7 @@ import msgspec
 
 import perdure
 from perdure.autosave.options import Shutdown
-from perdure.cli.demo.wire import Ack, Written, digest
+from perdure.cli.demo.wire import Ack, BytesWritten, digest
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.messages import Message
@@ -27,7 +27,7 @@ from perdure.store import Batch, Outcome, Store
 ALL = 1_000_000
 
 
-class Logged(msgspec.Struct, frozen=True):
+class LoggedAgent(msgspec.Struct, frozen=True):
     """What one agent's log holds."""
 
     turns: dict[str, list[str]]
@@ -37,7 +37,7 @@ class Logged(msgspec.Struct, frozen=True):
     """Bytes of all its messages."""
 
 
-class Lost(msgspec.Struct, frozen=True):
+class LostTurn(msgspec.Struct, frozen=True):
     """An acknowledged turn that is not in the log as it was acknowledged."""
 
     agent: str
@@ -59,22 +59,22 @@ def turns_in(messages: Iterable[Message]) -> dict[str, list[str]]:
     return found
 
 
-def lost(acks: Sequence[Ack], logs: dict[str, Logged]) -> list[Lost]:
+def lost(acks: Sequence[Ack], logs: dict[str, LoggedAgent]) -> list[LostTurn]:
     """Return the acknowledged turns that are not there exactly once, as acknowledged."""
-    missing: list[Lost] = []
+    missing: list[LostTurn] = []
     for ack in acks:
         log = logs.get(ack.agent)
         found = [] if log is None else log.turns.get(ack.text, [])
         if not found:
-            missing.append(Lost(ack.agent, ack.turn, "it is not in the log"))
+            missing.append(LostTurn(ack.agent, ack.turn, "it is not in the log"))
         elif found.count(ack.sha256) != 1:
-            missing.append(Lost(ack.agent, ack.turn, "the log holds other messages for it"))
+            missing.append(LostTurn(ack.agent, ack.turn, "the log holds other messages for it"))
     return missing
 
 
-async def read_logs(store: str, agents: Iterable[str], tenant: str = "") -> dict[str, Logged]:
+async def read_logs(store: str, agents: Iterable[str], tenant: str = "") -> dict[str, LoggedAgent]:
     """Read the agents' logs from the store, a path or a URL, without a lease."""
-    logs: dict[str, Logged] = {}
+    logs: dict[str, LoggedAgent] = {}
     silent = Shutdown(signals=False)
     async with perdure.connect(store, autosave=None, shutdown=silent) as sessions:
         for agent in agents:
@@ -86,7 +86,7 @@ async def read_logs(store: str, agents: Iterable[str], tenant: str = "") -> dict
             payload = sum(map(size_of, messages))
             turns = turns_in(messages)
             count = sum(map(len, turns.values()))
-            logs[agent] = Logged(turns, count, payload)
+            logs[agent] = LoggedAgent(turns, count, payload)
             await anyio.lowlevel.checkpoint()
     return logs
 
@@ -101,7 +101,7 @@ def size_of(message: Message) -> int:
 # A store around a store that counts the bytes handed to it
 
 
-class Counting:
+class CountingStore:
     """Count what the log and the documents of a store are given; everything else passes by."""
 
     def __init__(self, store: Store) -> None:
@@ -131,9 +131,9 @@ class Counting:
         self.documents += manifests + sum(map(len, documents.values()))
 
     @property
-    def written(self) -> Written:
+    def written(self) -> BytesWritten:
         """Both, as they are told to the parent."""
-        return Written(self.log, self.documents)
+        return BytesWritten(self.log, self.documents)
 
     def store(self) -> Store:
         """Return itself as the port."""

@@ -20,13 +20,21 @@ from anyio.abc import SocketAttribute, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 import perdure
-from perdure import Autosave, Lease
+from perdure import Autosave, LeaseOptions
 from perdure.agent import Agent, AgentConfig, AgentFactory
 from perdure.agent.events import Segment, TurnEnded
 from perdure.agent.llm import ScriptedModel, call
 from perdure.agent.llm.scripted import ScriptedReply
-from perdure.cli.demo.proof import Counting
-from perdure.cli.demo.wire import Ack, Ask, Piece, Ready, Stopped, digest, encode_line
+from perdure.cli.demo.proof import CountingStore
+from perdure.cli.demo.wire import (
+    Ack,
+    Ask,
+    ServerReady,
+    ServerStopped,
+    StreamedText,
+    digest,
+    encode_line,
+)
 from perdure.records.messages import Message
 from perdure.store import SessionInfo
 
@@ -94,7 +102,7 @@ def config(tenant: str = "") -> AgentConfig:
 
 
 LINE = 64 * 1024
-LEASE = Lease(heartbeat=0.5, ttl=3.0)
+LEASE = LeaseOptions(heartbeat=0.5, ttl=3.0)
 PATIENCE = 60.0
 """Seconds to wait for the leases of a server that was killed."""
 
@@ -102,7 +110,7 @@ PATIENCE = 60.0
 class Server:
     """The agents, and the connections to them."""
 
-    def __init__(self, sessions: perdure.SessionManager, store: Counting, tenant: str) -> None:
+    def __init__(self, sessions: perdure.SessionManager, store: CountingStore, tenant: str) -> None:
         self._sessions = sessions
         self._store = store
         self._tenant = tenant
@@ -175,7 +183,7 @@ class Server:
         async for event in agent.stream(ask.text):
             if isinstance(event, Segment) and event.text:
                 said += event.text
-                await stream.send(encode_line(Piece(event.text)))
+                await stream.send(encode_line(StreamedText(event.text)))
             elif isinstance(event, TurnEnded):
                 turn = _last_turn(agent.session.context())
                 ack = Ack(ask.agent, ask.turn, ask.text, digest(turn), said, self._store.written)
@@ -196,7 +204,7 @@ def tell(value: msgspec.Struct) -> None:
 async def main(tenant: str) -> None:
     """Serve until SIGTERM."""
     logging.basicConfig()
-    store = Counting(perdure.store_for())
+    store = CountingStore(perdure.store_for())
     async with (
         perdure.connect(store.store(), autosave=Autosave.server(), lease=LEASE) as sessions,
         Server(sessions, store, tenant) as server,
@@ -205,13 +213,13 @@ async def main(tenant: str) -> None:
             times = await server.restore()
             listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
             async with listener:
-                tell(Ready(listener.extra(SocketAttribute.local_port), times))  # noqa: S610  # no SQL
+                tell(ServerReady(listener.extra(SocketAttribute.local_port), times))  # noqa: S610  # no SQL
                 await listener.serve(server.serve)
         finally:
             # Leaving the manager's block would do the same; this way the report can be
             # shown. It lets the turns under way come to their end, and saves.
             report = await sessions.aclose()
-            tell(Stopped(msgspec.to_builtins(report), store.written))
+            tell(ServerStopped(msgspec.to_builtins(report), store.written))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ import anyio.abc
 import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from perdure.cli.demo.clients import Crowd
-from perdure.cli.demo.proof import Logged, Lost, lost, read_logs
-from perdure.cli.demo.wire import Ready, Stopped, Written
+from perdure.cli.demo.clients import Clients
+from perdure.cli.demo.proof import LoggedAgent, LostTurn, lost, read_logs
+from perdure.cli.demo.wire import BytesWritten, ServerReady, ServerStopped
 from perdure.errors import StoreError
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Report(msgspec.Struct, kw_only=True):
     acknowledged: int = 0
     lost: int = 0
     """Acknowledged, and not in the log as acknowledged."""
-    lost_turns: list[Lost] = []
+    lost_turns: list[LostTurn] = []
     acknowledged_before_kill: int = 0
     cut_off_by_kill: int = 0
     """Turns that were under way, and not acknowledged, when the server was killed."""
@@ -131,17 +131,19 @@ class Server:
             await self.process.aclose()
 
 
-class Course:
+class DemoRun:
     """One run of the demo."""
 
     def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
         self.plan = plan
-        self.crowd: Crowd = Crowd([f"agent-{number:02d}" for number in range(1, plan.agents + 1)])
+        self.crowd: Clients = Clients(
+            [f"agent-{number:02d}" for number in range(1, plan.agents + 1)]
+        )
         self.report: Report = Report(
             agents=plan.agents, folder=str(plan.folder), tenant=plan.tenant
         )
         self._tell = tell
-        self._written = Written()
+        self._written = BytesWritten()
 
     @property
     def target(self) -> int:
@@ -181,7 +183,7 @@ class Course:
         self._tell("a server starts, the agents talk")
         server = await Server.start(self.plan, 1)
         try:
-            ready = await server.says(Ready)
+            ready = await server.says(ServerReady)
             self.crowd.connect_to(ready.port)
             await self.crowd.acknowledged(self.plan.agents * self.plan.before)
             server.process.kill()
@@ -201,14 +203,14 @@ class Course:
         self._tell("a second server restores every session")
         server = await Server.start(self.plan, 2)
         try:
-            ready = await server.says(Ready)
+            ready = await server.says(ServerReady)
             self._note_restore(ready.restore_ms)
             self._tell("the agents go on talking")
             self.crowd.connect_to(ready.port)
             await self.crowd.acknowledged(self.target)
             self._tell("SIGTERM amid the talk")
             server.process.send_signal(signal.SIGTERM)
-            stopped = await server.says(Stopped)
+            stopped = await server.says(ServerStopped)
             self.report.term_status = await server.process.wait()
         finally:
             await server.aclose()
@@ -231,12 +233,12 @@ class Course:
         logs = await read_logs(self.plan.store, self.crowd.agents, self.plan.tenant)
         missing = lost(self.crowd.acks, logs)
         missing += [
-            Lost(agent, turn, "the answer that was streamed is not the one acknowledged")
+            LostTurn(agent, turn, "the answer that was streamed is not the one acknowledged")
             for agent, turn in self.crowd.refused
         ]
         self._sum_up(missing, list(logs.values()))
 
-    def _sum_up(self, missing: list[Lost], logs: list[Logged]) -> None:
+    def _sum_up(self, missing: list[LostTurn], logs: list[LoggedAgent]) -> None:
         report = self.report
         known = {(one.agent, one.turn) for one in report.lost_turns}
         report.lost_turns += [one for one in missing if (one.agent, one.turn) not in known]

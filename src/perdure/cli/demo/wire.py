@@ -16,14 +16,14 @@ from perdure.records.message_format import encode_message
 from perdure.records.messages import Message
 
 
-class Written(msgspec.Struct, frozen=True):
+class BytesWritten(msgspec.Struct, frozen=True):
     """Bytes that a server has handed to its store."""
 
     log: int = 0
     documents: int = 0
 
-    def __add__(self, other: Written) -> Written:
-        return Written(self.log + other.log, self.documents + other.documents)
+    def __add__(self, other: BytesWritten) -> BytesWritten:
+        return BytesWritten(self.log + other.log, self.documents + other.documents)
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
@@ -35,7 +35,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """Different for every turn, so that the log can be searched for it."""
 
 
-class Piece(msgspec.Struct, frozen=True, tag="piece"):
+class StreamedText(msgspec.Struct, frozen=True, tag="piece"):
     """A piece of the answer, as it is streamed."""
 
     text: str
@@ -51,11 +51,11 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     sha256: str
     """Of the turn's messages: question, tool calls, results, answer."""
     answer: str
-    written: Written = Written()
+    written: BytesWritten = BytesWritten()
     """By the server so far."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class ServerReady(msgspec.Struct, frozen=True, tag="ready"):
     """The server takes connections."""
 
     port: int
@@ -63,12 +63,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """How long each session took to come back."""
 
 
-class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
+class ServerStopped(msgspec.Struct, frozen=True, tag="stopped"):
     """The server's last words after SIGTERM."""
 
     report: dict[str, Any]
     """The ShutdownReport."""
-    written: Written = Written()
+    written: BytesWritten = BytesWritten()
 
 
 def encode_line(value: msgspec.Struct) -> bytes:

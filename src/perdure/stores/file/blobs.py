@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from perdure._lib.files import TEMPORARY, Folder
 from perdure.records.blob_names import is_name, require_named, verified
-from perdure.store import Swept
+from perdure.store import BlobSweep
 from perdure.stores.file.layout import QUARANTINE, blobs_of
 
 _SHELF = re.compile(r"[0-9a-fx][0-9a-f]\Z")
@@ -147,19 +147,19 @@ def _places(folder: Folder) -> Iterator[Folder]:
 
 def sweep(
     root: Folder, tenant: str, reachable: Collection[str], older_than: float, now: float
-) -> Swept:
+) -> BlobSweep:
     """Remove what was moved away long enough ago, then move away what nobody reaches."""
     try:
         folder = root.enter(*blobs_of(tenant))
     except FileNotFoundError:
-        return Swept()
+        return BlobSweep()
     keep = frozenset(reachable)
     with folder:
         sizes = [
             size for stamp in _stamps(folder) for size in _end(folder, stamp, keep, older_than, now)
         ]
         moved = _move_away(folder, keep, older_than, now)
-    return Swept(moved, len(sizes), sum(sizes))
+    return BlobSweep(moved, len(sizes), sum(sizes))
 
 
 def _end(

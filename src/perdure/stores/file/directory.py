@@ -46,14 +46,14 @@ class _Metadata(msgspec.Struct):
     owner: str | None = None
 
 
-class _About(msgspec.Struct, rename="camel"):
+class _SessionMetadata(msgspec.Struct, rename="camel"):
     """What a listing takes from session.json."""
 
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     created_at: str | None = None
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ListQuery(msgspec.Struct, frozen=True):
     """Which sessions are listed."""
 
     tenant: str
@@ -102,7 +102,7 @@ def _tenant_inside(tenant: Folder) -> str | None:
 
 
 def list_sessions(
-    root: Folder, wanted: Wanted, after: SessionKey | None, limit: int
+    root: Folder, wanted: ListQuery, after: SessionKey | None, limit: int
 ) -> list[SessionInfo]:
     """List sessions by key, after *after*."""
     found: list[SessionInfo] = []
@@ -250,13 +250,13 @@ def _manifest(folder: Folder, key: SessionKey, since: int) -> Manifest | None:
     return None
 
 
-def _about(folder: Folder) -> _About:
+def _about(folder: Folder) -> _SessionMetadata:
     """Read session.json as a hint: it may be of any shape, or half of another fold."""
     with contextlib.suppress(OSError, FormatError):
         found = folder.stat(_SESSION)
         if found is not None and found.st_size <= _MAX_SESSION_BYTES:
-            return decode(folder.read(_SESSION) or b"{}", _About)
-    return _About()
+            return decode(folder.read(_SESSION) or b"{}", _SessionMetadata)
+    return _SessionMetadata()
 
 
 def _seconds(iso: str | None) -> float | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure._lib.logs import Once
+from perdure._lib.logs import LogOnce
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, Manifest
@@ -50,13 +50,13 @@ from perdure.stores.file.segments import require_key
 
 
 _log = logging.getLogger("perdure")
-_told = Once()
+_told = LogOnce()
 
 _TRIES = 100
 """How many folds a reader may meet in a row before it reports what it saw."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ManifestFile(msgspec.Struct, frozen=True):
     """A manifest file, sound."""
 
     manifest: Manifest
@@ -68,7 +68,7 @@ class _Format(msgspec.Struct):
     format: int
 
 
-def read_manifests(folder: Folder, key: SessionKey, *, since: int = 0) -> list[Seen]:
+def read_manifests(folder: Folder, key: SessionKey, *, since: int = 0) -> list[ManifestFile]:
     """Return the manifests of a session's present life, the newest that counts first.
 
     Raises:
@@ -90,11 +90,11 @@ def read_manifests(folder: Folder, key: SessionKey, *, since: int = 0) -> list[S
     for (name, coming), data in files.items():
         manifest = None if data is None else _manifest_of(folder, name, data, key)
         if manifest is not None:
-            seen.append(Seen(manifest, coming))
+            seen.append(ManifestFile(manifest, coming))
     return sorted(seen, key=lambda one: (one.coming, -one.manifest.epoch))
 
 
-def require_folded(folder: Folder, key: SessionKey, seen: list[Seen], head: int) -> None:
+def require_folded(folder: Folder, key: SessionKey, seen: list[ManifestFile], head: int) -> None:
     """Raise CorruptRecordError if the log ends before what was folded: then it lacks files."""
     folded = max((one.manifest.as_of_seq for one in seen), default=0)
     if folded > head:
@@ -169,7 +169,7 @@ def _lying(folder: Folder, names: Collection[str] | None) -> list[str]:
     return [name for name in there if name.endswith(ends) and "/".join(document_path(name)) == name]
 
 
-def _match(folder: Folder, seen: list[Seen], names: Collection[str] | None) -> Documents:
+def _match(folder: Folder, seen: list[ManifestFile], names: Collection[str] | None) -> Documents:
     current = seen[0].manifest if seen and not seen[0].coming else None
     listed = dict.fromkeys(name for one in seen for name in one.manifest.documents)
     found: dict[str, Document] = {}
@@ -183,7 +183,7 @@ def _match(folder: Folder, seen: list[Seen], names: Collection[str] | None) -> D
     return Documents(current, found, tuple(damaged))
 
 
-def _document(folder: Folder, name: str, seen: list[Seen]) -> Document | None:
+def _document(folder: Folder, name: str, seen: list[ManifestFile]) -> Document | None:
     data = _bytes_of(folder, name)
     if data is None:
         return None
@@ -245,7 +245,7 @@ def _keep_if_damaged(folder: Folder, manifest: str) -> None:
         _keep(folder, manifest, data)
 
 
-def _others(folder: Folder, key: SessionKey) -> list[Seen]:
+def _others(folder: Folder, key: SessionKey) -> list[ManifestFile]:
     """Return the manifests that are about to be replaced; one of no use is no hindrance."""
     try:
         return read_manifests(folder, key)

@@ -13,13 +13,13 @@ from perdure._lib.files import Folder
 from perdure._lib.threads import Call
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
-from perdure.store import Batch, Documents, Grant, Outcome, Status
+from perdure.store import Batch, Documents, HeldLease, Outcome, Status
 from perdure.stores.file import documents, leases, reader
 from perdure.stores.file.home import Home, idle
 from perdure.stores.file.layout import released_name, session_path
-from perdure.stores.file.log import Writer, lost
+from perdure.stores.file.log import LogWriter, lost
 from perdure.stores.file.owners import Owner
-from perdure.stores.file.segments import Known
+from perdure.stores.file.segments import DurablePosition
 
 # Operations on one held session, one hop each: read and write documents, release, delete
 
@@ -47,7 +47,7 @@ def read_documents(
         return found
 
 
-def release(writer: Writer) -> None:
+def release(writer: LogWriter) -> None:
     """Say that the holder writes no more, if it still is the holder."""
     with writer.lock:
         folder = writer.folder()
@@ -57,7 +57,7 @@ def release(writer: Writer) -> None:
         writer.close_files()
 
 
-def delete(writer: Writer, me: Owner) -> None:
+def delete(writer: LogWriter, me: Owner) -> None:
     """End a session's life, as its holder."""
     with writer.lock:
         try:
@@ -70,7 +70,7 @@ def delete(writer: Writer, me: Owner) -> None:
             writer.close_files()
 
 
-def write_documents(writer: Writer, new: dict[str, bytes], manifest: Manifest) -> None:
+def write_documents(writer: LogWriter, new: dict[str, bytes], manifest: Manifest) -> None:
     """Fold, and note in the manifest where the log goes on."""
     with writer.lock:
         folder = writer.folder()
@@ -90,7 +90,7 @@ def write_documents(writer: Writer, new: dict[str, bytes], manifest: Manifest) -
             writer.rest()
 
 
-def _vouched(writer: Writer, folder: Folder, manifest: Manifest) -> Known | None:
+def _vouched(writer: LogWriter, folder: Folder, manifest: Manifest) -> DurablePosition | None:
     """Return the last known position that all documents are at or behind."""
     lowest = min([manifest.as_of_seq, *(one.as_of_seq for one in manifest.documents.values())])
     for known in (writer.durable, writer.before):
@@ -105,18 +105,18 @@ def _vouched(writer: Writer, folder: Folder, manifest: Manifest) -> Known | None
 # The sessions that a store holds: a writer for each, from its acquire to its end
 
 
-class Claim:
+class PendingAcquire:
     """Whether somebody still waits for an acquire; guarded by the lock of the holding."""
 
     abandoned: bool = False
 
 
 @final
-class Holding:
+class HeldSessions:
     """Who writes what in this store."""
 
     def __init__(self) -> None:
-        self._writers: dict[SessionKey, Writer] = {}
+        self._writers: dict[SessionKey, LogWriter] = {}
         self._lock = threading.Lock()
 
     def __contains__(self, key: SessionKey) -> bool:
@@ -126,17 +126,17 @@ class Holding:
         """Hold nothing any more."""
         self._writers.clear()
 
-    def durable(self, key: SessionKey) -> Known | None:
+    def durable(self, key: SessionKey) -> DurablePosition | None:
         """Return how far a session's log lasts, if it is held here and its files are as written."""
         writer = self._writers.get(key)
         return writer.durable if writer is not None and writer.is_intact else None
 
-    def of(self, key: SessionKey, epoch: int) -> Writer | None:
+    def of(self, key: SessionKey, epoch: int) -> LogWriter | None:
         """Return the writer of a session in an epoch, None if that is not held here."""
         writer = self._writers.get(key)
         return writer if writer is not None and writer.epoch == epoch else None
 
-    async def idle(self, key: SessionKey, epoch: int) -> Writer:
+    async def idle(self, key: SessionKey, epoch: int) -> LogWriter:
         """Return a session's writer when no abandoned write of it is under way.
 
         Raises:
@@ -149,17 +149,17 @@ class Holding:
         await idle(writer)
         return writer
 
-    def drop(self, writer: Writer) -> None:
+    def drop(self, writer: LogWriter) -> None:
         """Hold a session no more."""
         if self._writers.get(writer.key) is writer:
             del self._writers[writer.key]
 
     # taking
 
-    def take(self, here: Home, key: SessionKey, after: int, claim: Claim) -> Grant:
+    def take(self, here: Home, key: SessionKey, after: int, claim: PendingAcquire) -> HeldLease:
         """Take a session with epoch ``after + 1``, and let go of it if nobody waits for it."""
         taken = leases.take(here.root, key, after, here.owners.me)
-        writer = Writer(here.root, key, taken, here.files)
+        writer = LogWriter(here.root, key, taken, here.files)
         with self._lock:
             before = self._writers.get(key)
             if not claim.abandoned and (before is None or before.epoch < writer.epoch):
@@ -168,9 +168,9 @@ class Holding:
             release(writer)  # let the next one have it at once
         elif before is not None:
             here.files.close(before)
-        return Grant(key, writer.epoch, taken.end.seq, taken.created)
+        return HeldLease(key, writer.epoch, taken.end.seq, taken.created)
 
-    def abandon(self, claim: Claim) -> None:
+    def abandon(self, claim: PendingAcquire) -> None:
         """Note that nobody waits for an acquire any more."""
         with self._lock:
             claim.abandoned = True
@@ -195,7 +195,7 @@ class Holding:
         here.appends.start(writer.append, batch, then=lambda call: done(self._told(writer, call)))
         return True
 
-    def _told(self, writer: Writer, call: Call[Outcome]) -> Outcome:
+    def _told(self, writer: LogWriter, call: Call[Outcome]) -> Outcome:
         outcome = Outcome(Status.IN_DOUBT, call.error) if call.error else call.value
         if outcome.status is Status.CONFLICT:
             self.drop(writer)  # an epoch that is over never begins again

@@ -21,8 +21,8 @@ from perdure._lib.files import open_private as open_root
 from perdure._lib.platform import network_file_system, open_files_limit
 from perdure._lib.threads import Threads
 from perdure.errors import ConfigError, SessionError
-from perdure.store import Asked
-from perdure.stores.file.log import OpenFiles, Writer
+from perdure.store import HeartbeatRequests
+from perdure.stores.file.log import LogWriter, OpenFiles
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.reader import Plan
 
@@ -111,7 +111,7 @@ class Home:
             raise SessionError(message, path=self.root.path)
         return await self._hop(self._others, doing, function, *args)
 
-    async def beat(self) -> Asked:
+    async def beat(self) -> HeartbeatRequests:
         """Renew the heartbeat, behind nothing else: whoever is late with it loses its leases."""
         return await self._hop(self._beats, "write", self.owners.heartbeat)
 
@@ -202,7 +202,7 @@ _SETTLE = 1.0
 """Seconds that a reader waits for a takeover to end."""
 
 
-async def idle(writer: Writer) -> None:
+async def idle(writer: LogWriter) -> None:
     """Wait until an abandoned write of a session has ended."""
     while writer.lock.locked():  # noqa: ASYNC110  # a thread's lock: nothing to be woken by
         await anyio.sleep(_POLL)

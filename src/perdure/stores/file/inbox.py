@@ -24,10 +24,10 @@ from perdure._lib.files import Folder
 from perdure.errors import FormatError
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
-from perdure.store import DeadLetter, InboxLimit, Posted
+from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.file.layout import dead_letters_name, inbox_life, inbox_name, session_path
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
-from perdure.stores.file.log import Writer, lost
+from perdure.stores.file.log import LogWriter, lost
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.sealed import sealed, unsealed
 
@@ -57,7 +57,7 @@ def post(
     root: Folder,
     owners: Owners,
     key: SessionKey,
-    items: Sequence[Posted],
+    items: Sequence[PendingItem],
     limit: InboxLimit | None,
 ) -> int:
     """Leave items durably, and tell the holder; return how many were new.
@@ -81,7 +81,9 @@ def post(
     return new
 
 
-def _leave(box: Folder, key: SessionKey, items: Sequence[Posted], limit: InboxLimit | None) -> int:
+def _leave(
+    box: Folder, key: SessionKey, items: Sequence[PendingItem], limit: InboxLimit | None
+) -> int:
     for _ in range(_TRIES):
         names = _names(box)
         tags = {name: _tags(box, name) for name in names}
@@ -107,18 +109,18 @@ def _leave(box: Folder, key: SessionKey, items: Sequence[Posted], limit: InboxLi
     raise OSError(message)
 
 
-def take(writer: Writer, limit: int) -> list[Posted]:
+def take(writer: LogWriter, limit: int) -> list[PendingItem]:
     """Return what waits, oldest first, as the session's holder."""
     with writer.lock:
         writer.require_mine()
-        items: list[Posted] = []
+        items: list[PendingItem] = []
         with contextlib.suppress(FileNotFoundError), _box(writer) as box:
             items = _first(box, limit)
         writer.rest()
     return items
 
 
-def look(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[Posted]:
+def look(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
     """Return what waits, to somebody who only reads.
 
     Raises:
@@ -142,7 +144,7 @@ def look(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[Posted]:
     return []
 
 
-def settle(writer: Writer, op_ids: Collection[str]) -> None:
+def settle(writer: LogWriter, op_ids: Collection[str]) -> None:
     """Remove items, as the session's holder."""
     done = frozenset(op_ids)
     tags = frozenset(map(_tag, done))
@@ -167,7 +169,7 @@ def waits_in(folder: Folder) -> SessionKey | None:
     return None
 
 
-def reject(writer: Writer, letters: Sequence[DeadLetter]) -> None:
+def reject(writer: LogWriter, letters: Sequence[DeadLetter]) -> None:
     """Keep dead letters, then remove their items from the inbox, as the session's holder."""
     with writer.lock:
         writer.require_mine()
@@ -233,7 +235,7 @@ def _dead_name(op_id: str) -> str:
     return f"{hashlib.sha256(op_id.encode('utf-8', 'surrogatepass')).hexdigest()}.json"
 
 
-def _settle(writer: Writer, box: Folder, name: str, done: Collection[str]) -> None:
+def _settle(writer: LogWriter, box: Folder, name: str, done: Collection[str]) -> None:
     if f"{UNREADABLE}{name}" in done:
         box.remove(name)
         return
@@ -253,7 +255,7 @@ def _settle(writer: Writer, box: Folder, name: str, done: Collection[str]) -> No
     box.remove(name)
 
 
-def _box(writer: Writer) -> Folder:
+def _box(writer: LogWriter) -> Folder:
     folder = writer.folder()
     return folder.enter(inbox_name(_life(folder, writer.key)))
 
@@ -267,8 +269,8 @@ def _life(folder: Folder, key: SessionKey) -> int:
     return lease.since
 
 
-def _first(box: Folder, limit: int) -> list[Posted]:
-    found: dict[str, Posted] = {}
+def _first(box: Folder, limit: int) -> list[PendingItem]:
+    found: dict[str, PendingItem] = {}
     for name in _names(box):
         for item in _waiting(box, name):
             found.setdefault(item.op_id, item)
@@ -277,7 +279,7 @@ def _first(box: Folder, limit: int) -> list[Posted]:
     return list(found.values())[:limit]
 
 
-def _waiting(box: Folder, name: str) -> Sequence[Posted]:
+def _waiting(box: Folder, name: str) -> Sequence[PendingItem]:
     """Return what a post left; of one that is damaged, what lies there of it."""
     data = box.read(name)
     post = unsealed(data, _Post)
@@ -286,7 +288,7 @@ def _waiting(box: Folder, name: str) -> Sequence[Posted]:
     if data is None:
         return ()
     damage = f"the post in {box.path}/{name} does not fit its checksum"
-    return (Posted(f"{UNREADABLE}{name}", "", data, 0.0, damage),)
+    return (PendingItem(f"{UNREADABLE}{name}", "", data, 0.0, damage),)
 
 
 def _read(box: Folder, name: str) -> tuple[_Item, ...] | None:
@@ -326,9 +328,9 @@ def _tags(box: Folder, name: str) -> list[str]:
 # items
 
 
-def _stored(item: Posted) -> _Item:
+def _stored(item: PendingItem) -> _Item:
     return _Item(item.op_id, item.kind, msgspec.Raw(item.payload), item.posted_at)
 
 
-def _posted(item: _Item) -> Posted:
-    return Posted(item.op_id, item.kind, bytes(item.payload), item.at)
+def _posted(item: _Item) -> PendingItem:
+    return PendingItem(item.op_id, item.kind, bytes(item.payload), item.at)

@@ -30,7 +30,7 @@ from perdure.records.frames import Position
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT
 from perdure.records.records import EPOCH, Entry
-from perdure.store import Holder
+from perdure.store import LeaseState
 from perdure.stores.file import segments
 from perdure.stores.file.documents import (
     read_manifests,
@@ -51,7 +51,7 @@ from perdure.stores.file.layout import (
 )
 from perdure.stores.file.owners import Owner, Owners
 from perdure.stores.file.sealed import decoded, sealed, unsealed
-from perdure.stores.file.segments import First, Known, Previous, Segment
+from perdure.stores.file.segments import DurablePosition, Segment, SegmentEnd, SegmentHeader
 
 _log = logging.getLogger("perdure")
 
@@ -90,7 +90,7 @@ class Fence(msgspec.Struct, frozen=True):
         return own is not None and (own.st_ino, own.st_mtime_ns) == (self.inode, self.modified)
 
 
-class Taken(msgspec.Struct, frozen=True):
+class AcquiredSession(msgspec.Struct, frozen=True):
     """A session that was just acquired."""
 
     fence: Fence
@@ -117,7 +117,7 @@ def read_lease(folder: Folder, epoch: int) -> LeaseFile | None:
     return unsealed(folder.read(lease_name(epoch)), LeaseFile)
 
 
-def look(root: Folder, key: SessionKey, owners: Owners) -> Holder | None:
+def look(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | None:
     """Say who has, or last had, a session."""
     try:
         folder = root.enter(*session_path(key))
@@ -130,9 +130,9 @@ def look(root: Folder, key: SessionKey, owners: Owners) -> Holder | None:
         lease = read_lease(folder, epoch)
         released = folder.has(released_name(epoch))
         if lease is None:
-            return Holder(epoch, "", released=released or not folder.has(lease_name(epoch)))
+            return LeaseState(epoch, "", released=released or not folder.has(lease_name(epoch)))
     require_key(folder, key, lease)
-    return Holder(
+    return LeaseState(
         epoch,
         lease.owner,
         released=released or lease.deleted,
@@ -164,7 +164,7 @@ def held(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
     return LeaseHeldError(message, key=str(key), epoch=newest, after=after)
 
 
-def take(root: Folder, key: SessionKey, after: int, me: Owner) -> Taken:
+def take(root: Folder, key: SessionKey, after: int, me: Owner) -> AcquiredSession:
     """Take a session with epoch ``after + 1``.
 
     Raises:
@@ -195,7 +195,7 @@ def take(root: Folder, key: SessionKey, after: int, me: Owner) -> Taken:
 
 def _after_publishing(
     root: Folder, folder: Folder, key: SessionKey, fence: Fence, since: int, me: Owner
-) -> Taken:
+) -> AcquiredSession:
     try:
         if since > 1:  # the end of a deletion that was cut short
             remove_owned(folder, key, below=since, evidence=since == fence.epoch)
@@ -209,7 +209,7 @@ def _after_publishing(
     except BaseException:
         _let_go(folder, fence.epoch)
         raise
-    return Taken(fence, end, created)
+    return AcquiredSession(fence, end, created)
 
 
 def _tidy(folder: Folder, key: SessionKey, before: int) -> None:
@@ -270,7 +270,7 @@ def _begin(
         # Not what a higher epoch folded: it has overtaken us, and its log goes on behind ours.
         seen = [one for one in read_manifests(folder, key) if one.manifest.epoch < epoch]
         require_folded(folder, key, seen, seq)
-        first = First(key, prev, owner=me.owner, host=me.host, pid=me.pid, at=time.time())
+        first = SegmentHeader(key, prev, owner=me.owner, host=me.host, pid=me.pid, at=time.time())
         entry = Entry(EPOCH, msgspec.json.encode(first))
         line, crc = frames.encode((entry,), first=seq + 1, epoch=epoch, crc=crc)
         create_segment(log, segment_name(epoch, 0), line)
@@ -290,12 +290,12 @@ def create_segment(log: Folder, name: str, data: bytes) -> None:
 
 def _known(folder: Folder, key: SessionKey, tip: Segment) -> Position:
     """Return how far a fold vouches for a segment: what is folded was durable before."""
-    known = [decoded(one.manifest.position, Known) for one in read_manifests(folder, key)]
+    known = [decoded(one.manifest.position, DurablePosition) for one in read_manifests(folder, key)]
     here = [one.at for one in known if one and (one.epoch, one.number) == (tip.epoch, tip.number)]
     return max([tip.start, *here], key=lambda at: at.offset)
 
 
-def _seal(folder: Folder, log: Folder, tip: Segment, key: SessionKey) -> Previous | None:
+def _seal(folder: Folder, log: Folder, tip: Segment, key: SessionKey) -> SegmentEnd | None:
     """Decide how far the predecessor counts, and make sure that it lasts that far.
 
     None if only memory had it: a sync that failed for the old holder succeeds for us, with its
@@ -321,7 +321,7 @@ def _seal(folder: Folder, log: Folder, tip: Segment, key: SessionKey) -> Previou
     end = seen.end
     if seen.size > end.offset:
         _keep_evidence(folder, log, tip, end.offset)
-    return Previous(tip.epoch, tip.number, end.offset, end.seq, end.crc)
+    return SegmentEnd(tip.epoch, tip.number, end.offset, end.seq, end.crc)
 
 
 def _keep_evidence(folder: Folder, log: Folder, tip: Segment, offset: int) -> None:

@@ -33,13 +33,19 @@ from perdure.stores.file.layout import (
     start_name,
     start_of,
 )
-from perdure.stores.file.leases import Fence, Taken
-from perdure.stores.file.segments import SEGMENT, First, Known, Previous, Segment
+from perdure.stores.file.leases import AcquiredSession, Fence
+from perdure.stores.file.segments import (
+    SEGMENT,
+    DurablePosition,
+    Segment,
+    SegmentEnd,
+    SegmentHeader,
+)
 
 # What became of an epoch's records: how far a successor sealed it, and what it holds
 
 
-def sealed_end(folder: Folder, key: SessionKey, epoch: int) -> Previous | None:
+def sealed_end(folder: Folder, key: SessionKey, epoch: int) -> SegmentEnd | None:
     """Return where a later epoch sealed *epoch*, None while none has."""
     with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
         tip = segments.find_tip(log, key)
@@ -52,7 +58,7 @@ def sealed_end(folder: Folder, key: SessionKey, epoch: int) -> Previous | None:
 
 
 def holds(
-    folder: Folder, key: SessionKey, end: Known, first: int, records: Sequence[Entry]
+    folder: Folder, key: SessionKey, end: DurablePosition, first: int, records: Sequence[Entry]
 ) -> bool:
     """Say whether an epoch's log up to *end* has exactly these records from *first* on."""
     found: list[Record] = []
@@ -74,7 +80,7 @@ def holds(
 # Which files stay open: those of the sessions that were written to last
 
 
-class Owning(Protocol):
+class SupportsCloseFiles(Protocol):
     """Somebody with files that may be closed, and are opened again when needed."""
 
     lock: threading.Lock
@@ -94,10 +100,10 @@ class OpenFiles:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._closed = False
-        self._writers: OrderedDict[Owning, None] = OrderedDict()
+        self._writers: OrderedDict[SupportsCloseFiles, None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def used(self, writer: Owning) -> None:
+    def used(self, writer: SupportsCloseFiles) -> None:
         """Note that a writer, whose lock the caller has, may have files open."""
         if self._closed:
             writer.close_files()
@@ -111,7 +117,7 @@ class OpenFiles:
         for other in oldest:
             self.close(other)
 
-    def close(self, writer: Owning) -> bool:
+    def close(self, writer: SupportsCloseFiles) -> bool:
         """Close a writer's files unless it is busy; say whether they are closed."""
         if not writer.lock.acquire(blocking=False):
             return False
@@ -132,7 +138,7 @@ class OpenFiles:
 
 # Appending to a session's log: one write, one sync, one look at the lease
 #
-# A `Writer` is what a store remembers of a session that it holds. ``append`` is one blocking call,
+# A `LogWriter` is what a store remembers of a session that it holds. ``append`` blocks,
 # made in one hop into a thread, and the thread holds the session's lock to its end: a caller who
 # was cancelled leaves a thread behind that goes on alone, and whoever sends the same again waits
 # for what became of it.
@@ -174,7 +180,7 @@ class _Tail:
 
 
 @final
-class Writer:
+class LogWriter:
     """A session that this store holds: where its log ends, and the right to go on there."""
 
     __slots__ = (
@@ -194,14 +200,16 @@ class Writer:
         "lock",
     )
 
-    def __init__(self, root: Folder, key: SessionKey, taken: Taken, files: OpenFiles) -> None:
+    def __init__(
+        self, root: Folder, key: SessionKey, taken: AcquiredSession, files: OpenFiles
+    ) -> None:
         self.key: SessionKey = key
         self.fence: Fence = taken.fence
         self.first_seq: int = taken.end.seq + 1
         """The first record behind the epoch's own."""
-        self.durable: Known = Known(taken.fence.epoch, 0, taken.end)
+        self.durable: DurablePosition = DurablePosition(taken.fence.epoch, 0, taken.end)
         """How far the log is known to last."""
-        self.before: Known = self.durable
+        self.before: DurablePosition = self.durable
         """The same, one append ago."""
         self.is_intact: bool = True
         """False once the files are not what was written here: *durable* says nothing of them."""
@@ -345,7 +353,7 @@ class Writer:
         tail = self._tail
         assert tail is not None  # it was written to just now
         self.before = self.durable
-        self.durable = Known(self.epoch, tail.number, tail.at)
+        self.durable = DurablePosition(self.epoch, tail.number, tail.at)
         self._in_doubt = 0
 
     def _give_up(self, tail: _Tail) -> None:
@@ -372,8 +380,8 @@ class Writer:
     def _new_segment(self, folder: Folder) -> _Tail:
         number = self._last_number + 1
         known = self.durable
-        prev = Previous(known.epoch, known.number, known.at.offset, known.at.seq, known.at.crc)
-        entry = Entry(SEGMENT, msgspec.json.encode(First(self.key, prev)))
+        prev = SegmentEnd(known.epoch, known.number, known.at.offset, known.at.seq, known.at.crc)
+        entry = Entry(SEGMENT, msgspec.json.encode(SegmentHeader(self.key, prev)))
         line, crc = frames.encode((entry,), first=prev.seq, epoch=self.epoch, crc=prev.crc)
         with folder.enter(LOG) as log:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
@@ -466,7 +474,7 @@ class Writer:
             end = self.durable
         else:
             at = Position(sealed.length, sealed.seq, sealed.crc)
-            end = Known(sealed.epoch, sealed.number, at)
+            end = DurablePosition(sealed.epoch, sealed.number, at)
         if last <= end.at.seq and holds(folder, self.key, end, batch.first, batch.records):
             return Outcome(Status.OK)
         if sealed is None and self._in_doubt >= batch.first:
@@ -497,7 +505,7 @@ def _caused(error: OSError, what: str, where: str) -> Exception:
 # Blocking; one hop into a thread.
 
 
-def trim(writer: Writer, below: int) -> int:
+def trim(writer: LogWriter, below: int) -> int:
     """Remove files whose records are all older than one, as the holder; return their bytes.
 
     Raises:

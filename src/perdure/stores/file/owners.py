@@ -19,12 +19,12 @@ import msgspec
 
 from perdure._lib.files import TEMPORARY, Folder
 from perdure._lib.ids import first_beat
-from perdure._lib.locks import HeldFile, is_held, unheld
+from perdure._lib.locks import LockedFile, is_held, unheld
 from perdure._lib.platform import boot_id, host_name
 from perdure._lib.watch import FolderWatch, watch_folder
 from perdure.errors import ConfigError
 from perdure.records.keys import SessionKey
-from perdure.store import Asked
+from perdure.store import HeartbeatRequests
 from perdure.stores.file.layout import OWNERS, encode_name
 from perdure.stores.file.sealed import sealed, unsealed
 
@@ -57,7 +57,7 @@ class Mailbox:
         self._watch: FolderWatch | None = watch_folder(self._box.path)
         self._pause = _SOON
 
-    def empty(self) -> Asked:
+    def empty(self) -> HeartbeatRequests:
         """Take all letters out, and return what they say."""
         if self._watch is not None:
             self._watch.drain()  # first: a letter that comes while we look is told again
@@ -68,7 +68,7 @@ class Mailbox:
             self._box.remove(name)
             if key is not None:
                 (mail if name.startswith(_MAIL) else handovers).append(key)
-        return Asked(tuple(handovers), tuple(mail))
+        return HeartbeatRequests(tuple(handovers), tuple(mail))
 
     def _letters(self) -> list[str]:
         return [name for name in self._box.names() if not name.startswith(".")]
@@ -142,7 +142,7 @@ class Owners:
         self._beat = first_beat()
         self._folder = _found(root) if read_only else root.make(OWNERS)
         self._mailbox: Mailbox | None = None
-        self._held: HeldFile | None = None
+        self._held: LockedFile | None = None
         if read_only:
             return
         try:
@@ -155,9 +155,9 @@ class Owners:
             raise
         _open_owners.add(self)
 
-    def _take(self) -> HeldFile:
+    def _take(self) -> LockedFile:
         try:
-            return HeldFile(self._folder, self._name + _LOCK)
+            return LockedFile(self._folder, self._name + _LOCK)
         except BlockingIOError:
             message = (
                 f"owner id {self.me.owner!r} is in use by another process or store object at "
@@ -190,11 +190,11 @@ class Owners:
 
     # heartbeat and letters
 
-    def heartbeat(self) -> Asked:
+    def heartbeat(self) -> HeartbeatRequests:
         """Renew the counter, empty the letter box, and look at the counters of others."""
         self._beat += 1
         self._write_beat()
-        asked = Asked() if self._mailbox is None else self._mailbox.empty()
+        asked = HeartbeatRequests() if self._mailbox is None else self._mailbox.empty()
         return msgspec.structs.replace(asked, beats=self._beats())
 
     def _beats(self) -> dict[str, int]:

@@ -28,7 +28,7 @@ from perdure.stores.file.layout import LOG, released_name, session_path
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.sealed import decoded
-from perdure.stores.file.segments import Known, Segment
+from perdure.stores.file.segments import DurablePosition, Segment
 
 # Planning how to read a session's log, without a lease
 
@@ -62,7 +62,7 @@ def plan(
     key: SessionKey,
     after: int,
     before: int | None,
-    held: Known | None,
+    held: DurablePosition | None,
     owners: Owners,
 ) -> Plan:
     """Look where the log is now; a plan that is not settled is worth another look.
@@ -114,7 +114,9 @@ def _is_over(folder: Folder, found: Plan, lease: LeaseFile | None, owners: Owner
     return owners.alive(lease.owner, lease.boot) is False
 
 
-def _plan(folder: Folder, key: SessionKey, since: int, after: int, held: Known | None) -> Plan:
+def _plan(
+    folder: Folder, key: SessionKey, since: int, after: int, held: DurablePosition | None
+) -> Plan:
     # First: what is folded was in the log by then, and may have moved on since.
     manifests = documents.read_manifests(folder, key, since=since)
     found = Plan()
@@ -127,7 +129,7 @@ def _plan(folder: Folder, key: SessionKey, since: int, after: int, held: Known |
     return found
 
 
-def _marks(manifests: list[documents.Seen]) -> dict[tuple[int, int], Position]:
+def _marks(manifests: list[documents.ManifestFile]) -> dict[tuple[int, int], Position]:
     """Return the positions that manifests vouch for, by segment."""
     marks: dict[tuple[int, int], Position] = {}
     for one in manifests:
@@ -137,9 +139,11 @@ def _marks(manifests: list[documents.Seen]) -> dict[tuple[int, int], Position]:
     return marks
 
 
-def position_of(raw: msgspec.Raw) -> Known | None:
+def position_of(raw: msgspec.Raw) -> DurablePosition | None:
     """Return what a manifest says of where the log goes on, None if it says nothing."""
-    return decoded(raw, Known)  # another release's is passed over: reading more is as good
+    return decoded(
+        raw, DurablePosition
+    )  # another release's is passed over: reading more is as good
 
 
 def _spans(
@@ -148,7 +152,7 @@ def _spans(
     tip: Segment,
     after: int,
     marks: dict[tuple[int, int], Position],
-    held: Known | None,
+    held: DurablePosition | None,
 ) -> list[Span]:
     newest = _newest_span(log, tip, after, marks, held)
     spans = [newest]
@@ -170,7 +174,7 @@ def _newest_span(
     tip: Segment,
     after: int,
     marks: dict[tuple[int, int], Position],
-    held: Known | None,
+    held: DurablePosition | None,
 ) -> Span:
     """Find out how far the tip counts, reading from as near its end as is known."""
     start = marks.get((tip.epoch, tip.number), tip.start)
@@ -220,7 +224,7 @@ class Stream:
         self._path = (*session_path(key), LOG)
         self._reverse = reverse
         self._spans = deque(reversed(plan.spans) if reverse else plan.spans)
-        self._open: _Forward | _Backward | None = None
+        self._open: _ForwardReader | _BackwardReader | None = None
 
     async def part(self) -> list[Record] | None:
         """Return the next records, None behind the last."""
@@ -231,7 +235,7 @@ class Stream:
                 span = self._spans.popleft()
                 if span.records is not None:
                     return list(span.records[::-1] if self._reverse else span.records)
-                self._open = (_Backward if self._reverse else _Forward)(self, span)
+                self._open = (_BackwardReader if self._reverse else _ForwardReader)(self, span)
             try:
                 records = await self._open.part()
             except _TrimmedError:
@@ -270,7 +274,7 @@ class Stream:
         return segments.damaged(path, offset, span.stop.offset)
 
 
-class _Forward:
+class _ForwardReader:
     def __init__(self, stream: Stream, span: Span) -> None:
         self._stream = stream
         self._span = span
@@ -291,7 +295,7 @@ class _Forward:
         return records
 
 
-class _Backward:
+class _BackwardReader:
     """Read a file from its end: each line is sealed to the one before, so both ways prove it."""
 
     def __init__(self, stream: Stream, span: Span) -> None:

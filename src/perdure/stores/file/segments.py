@@ -33,7 +33,7 @@ _MAX_FIRST_LINE = 64 * 1024
 _CHUNK = 1024 * 1024
 
 
-class Previous(msgspec.Struct, frozen=True, rename={"number": "n"}):
+class SegmentEnd(msgspec.Struct, frozen=True, rename={"number": "n"}):
     """The end of the segment before: what its bytes up to ``length`` come to."""
 
     epoch: int
@@ -43,11 +43,11 @@ class Previous(msgspec.Struct, frozen=True, rename={"number": "n"}):
     crc: int
 
 
-class First(msgspec.Struct, frozen=True, omit_defaults=True):
+class SegmentHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     """The payload of a segment's first line; an epoch record's names its holder as well."""
 
     key: SessionKey
-    prev: Previous | None = None
+    prev: SegmentEnd | None = None
     owner: str = ""
     host: str = ""
     pid: int = 0
@@ -61,7 +61,7 @@ class Segment(msgspec.Struct, frozen=True):
     number: int
     start: Position
     """Where its records begin; the epoch record is one, a later segment's first line not."""
-    first: First
+    first: SegmentHeader
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class Segment(msgspec.Struct, frozen=True):
         return segment_name(self.epoch, self.number)
 
 
-class Known(msgspec.Struct, frozen=True, rename={"number": "n"}):
+class DurablePosition(msgspec.Struct, frozen=True, rename={"number": "n"}):
     """A position that is known to be sound, so that nothing before it need be read."""
 
     epoch: int
@@ -77,7 +77,7 @@ class Known(msgspec.Struct, frozen=True, rename={"number": "n"}):
     at: Position
 
 
-class Scan(msgspec.Struct):
+class SegmentScan(msgspec.Struct):
     """What reading a segment from a position to a length, or to its end, has shown."""
 
     end: Position
@@ -165,7 +165,7 @@ def _head_of(log: Folder, name: str) -> bytes | None:
 
 
 def _segment_of(line: bytes, epoch: int, number: int) -> Segment | None:
-    first = decoded(frames.first_payload(line) or b"", First)
+    first = decoded(frames.first_payload(line) or b"", SegmentHeader)
     if first is None:
         return None
     prev = first.prev
@@ -182,7 +182,7 @@ def _segment_of(line: bytes, epoch: int, number: int) -> Segment | None:
 
 def scan(
     log: Folder, segment: Segment, start: Position, *, upto: int | None = None, keep: int = 0
-) -> Scan:
+) -> SegmentScan:
     """Read a segment's lines from *start* on, as far as whole groups reach.
 
     Args:
@@ -216,7 +216,7 @@ def scan(
         os.close(fd)
     if scanner.damage is not None:
         _refuse_if_followed(log, segment.name, scanner.damage, scanner.next.crc)
-    return Scan(scanner.end, size, None if records is None else tuple(records))
+    return SegmentScan(scanner.end, size, None if records is None else tuple(records))
 
 
 def damaged(path: str, offset: int, length: int | None = None) -> CorruptRecordError:

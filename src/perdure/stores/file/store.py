@@ -17,26 +17,26 @@ from perdure._lib.tasks import all_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.store import (
-    Asked,
     Batch,
+    BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
-    Grant,
-    Holder,
+    HeartbeatRequests,
+    HeldLease,
     InboxLimit,
+    LeaseState,
     LogChunk,
     Outcome,
-    Posted,
+    PendingItem,
     SessionInfo,
-    Swept,
     past_damage,
 )
 from perdure.stores.file import directory, inbox, leases, log, reader
 from perdure.stores.file.blobs import blob_names, get, put, remove_blobs, sweep
 from perdure.stores.file.held_sessions import (
-    Claim,
-    Holding,
+    HeldSessions,
+    PendingAcquire,
     delete,
     read_documents,
     release,
@@ -44,7 +44,7 @@ from perdure.stores.file.held_sessions import (
 )
 from perdure.stores.file.home import PARALLELISM, Home, open_home, resolve_root, settled
 from perdure.stores.file.layout import session_path
-from perdure.stores.file.log import MAX_RECORD_BYTES, Writer
+from perdure.stores.file.log import MAX_RECORD_BYTES, LogWriter
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.reader import Stream
 from perdure.stores.file.salvage import readable, run_of
@@ -93,7 +93,7 @@ class FileStore:
         self._wanted = root
         self._owner = owner or random_id()
         self._opened: Home | None = None
-        self._holding = Holding()
+        self._holding = HeldSessions()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -259,7 +259,7 @@ class FileStore:
         """Return a blob, verified; None when there is none."""
         return await self._hop("read", get, self._root, tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """Move away what nobody reaches, and remove what was moved long ago; see the port."""
         return await self._hop(
             "sweep", sweep, self._root, tenant, frozenset(reachable), older_than, time.time()
@@ -275,13 +275,13 @@ class FileStore:
 
     # leases
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """Say who has the session; None when nobody ever had."""
         return await self._hop("read", leases.look, self._root, key, self._owners)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """Take the session with epoch ``after + 1``; see the port."""
-        claim = Claim()
+        claim = PendingAcquire()
         try:
             return await self._hop("write", self._holding.take, self._here, key, after, claim)
         except BaseException:
@@ -296,7 +296,7 @@ class FileStore:
             self._holding.drop(writer)
             await self._hop("write", release, writer)
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """Renew this owner's heartbeat, and empty its letter box."""
         return await self._here.beat()
 
@@ -304,21 +304,21 @@ class FileStore:
         """Return when somebody has left a letter, or after ``at_most`` seconds."""
         await self._owners.wait_letter(at_most)
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Ask the holder for the session."""
         await self._hop("write", self._owners.ask, holder.owner, key)
 
     # inbox
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Leave items for a session; see the port."""
         return await self._hop(
             "write", inbox.post, self._root, self._owners, key, tuple(items), limit
         )
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return what waits for a session; see the port."""
         self._require_open()
         if self._holding.of(key, epoch) is None:  # somebody who only reads knows the epoch, too
@@ -360,7 +360,7 @@ class FileStore:
         limit: int = 100,
     ) -> list[SessionInfo]:
         """List sessions by key; see the port."""
-        wanted = directory.Wanted(tenant, owner, tag, prefix)
+        wanted = directory.ListQuery(tenant, owner, tag, prefix)
         return await self._hop("read", directory.list_sessions, self._root, wanted, after, limit)
 
     async def tenants(self) -> list[str]:
@@ -378,6 +378,6 @@ class FileStore:
         await self._hop("clean", directory.end_deletions, self._root)
         await self._hop("clean", self._owners.tidy)
 
-    async def _idle(self, key: SessionKey, epoch: int) -> Writer:
+    async def _idle(self, key: SessionKey, epoch: int) -> LogWriter:
         self._require_open()
         return await self._holding.idle(key, epoch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.stores.objects.bucket import Bucket, Found, Listed
+from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
 from perdure.stores.objects.store import ObjectStore
 
-__all__ = ["Bucket", "Found", "Listed", "ObjectStore"]
+__all__ = ["Bucket", "ListedObject", "ObjectStore", "StoredObject"]

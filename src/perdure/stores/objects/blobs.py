@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping
 
 from perdure._lib.ids import random_id
 from perdure.records.blob_names import is_name, require_named, verified
-from perdure.store import Swept
+from perdure.store import BlobSweep
 from perdure.stores.objects import tenants
-from perdure.stores.objects.bucket import Bucket, Listed
+from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.layout import tenant_name
 
 
@@ -52,7 +52,7 @@ def names(bucket: Bucket, tenant: str) -> list[str]:
     )
 
 
-def _listed(bucket: Bucket, prefix: str) -> dict[str, Listed]:
+def _listed(bucket: Bucket, prefix: str) -> dict[str, ListedObject]:
     return {one.name.removeprefix(prefix): one for one in bucket.listed(prefix)}
 
 
@@ -65,7 +65,7 @@ def remove(bucket: Bucket, tenant: str, wanted: Collection[str]) -> int:
     return sum(one.size for one in there)
 
 
-def sweep(bucket: Bucket, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+def sweep(bucket: Bucket, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
     """Move away what nobody reaches, and remove what was moved long ago."""
     here, quarantine = _here(tenant), _quarantine(tenant)
     now = _server_time(bucket)
@@ -87,7 +87,7 @@ def sweep(bucket: Bucket, tenant: str, reachable: Collection[str], older_than: f
     ]
     bucket.many(lambda name: bucket.copy(here + name, quarantine + name), idle)
     bucket.remove([here + name for name in idle])
-    return Swept(len(idle), len(old), sum(away[name].size for name in old))
+    return BlobSweep(len(idle), len(old), sum(away[name].size for name in old))
 
 
 def _server_time(bucket: Bucket) -> float:

@@ -22,7 +22,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-class Found(msgspec.Struct, frozen=True):
+class StoredObject(msgspec.Struct, frozen=True):
     """An object that was read, and what to compare when it is replaced."""
 
     data: bytes
@@ -30,7 +30,7 @@ class Found(msgspec.Struct, frozen=True):
     """Another one after each write of the object; never empty."""
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedObject(msgspec.Struct, frozen=True):
     """An object in a listing."""
 
     name: str
@@ -38,7 +38,7 @@ class Listed(msgspec.Struct, frozen=True):
     modified: float
     """Seconds since 1970, by the server's clock."""
     tag: str = ""
-    """As `Found.tag`, where a listing tells it: then heartbeats are watched by listings."""
+    """As `StoredObject.tag`, where a listing tells it: then heartbeats are watched by listings."""
 
 
 class Bucket(ABC):
@@ -56,15 +56,15 @@ class Bucket(ABC):
     """
 
     @abstractmethod
-    def get(self, name: str) -> Found | None:
+    def get(self, name: str) -> StoredObject | None:
         """Return an object, None if there is none."""
 
     @abstractmethod
-    def stat(self, name: str) -> Listed | None:
+    def stat(self, name: str) -> ListedObject | None:
         """Return an object's size and age, None if there is none."""
 
     @abstractmethod
-    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[Listed]]:
+    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[ListedObject]]:
         """Give the objects under *prefix* whose names are above *after*, by name, in pages."""
 
     @abstractmethod
@@ -103,7 +103,7 @@ class Bucket(ABC):
         names = (one.name.removeprefix(prefix) for page in self.pages(prefix) for one in page)
         return sorted({name.partition("/")[0] for name in names if "/" in name})
 
-    def listed(self, prefix: str, after: str | None = None) -> list[Listed]:
+    def listed(self, prefix: str, after: str | None = None) -> list[ListedObject]:
         """Return the objects under *prefix* (which ends in a slash), by name."""
         return [one for page in self.pages(prefix, after) for one in page]
 

@@ -20,8 +20,8 @@ from perdure.stores.objects import head as heads
 from perdure.stores.objects import inbox, layout, leases, reader
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.commits import GONE
-from perdure.stores.objects.head import Head
-from perdure.stores.objects.log import Writer, lost
+from perdure.stores.objects.head import SessionHead
+from perdure.stores.objects.log import LogWriter, lost
 from perdure.stores.objects.tenants import enter_directory
 
 # Which tenants there are, and how a session enters the directory
@@ -40,7 +40,7 @@ _WINDOW = 32
 _TRIES = 50
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which sessions to list."""
 
     tenant: str
@@ -51,7 +51,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
 
 
-def sessions(bucket: Bucket, wanted: Wanted) -> list[SessionInfo]:
+def sessions(bucket: Bucket, wanted: ListQuery) -> list[SessionInfo]:
     """List sessions by key."""
     found: list[SessionInfo] = []
     keys = _keys(bucket, wanted)
@@ -63,13 +63,13 @@ def sessions(bucket: Bucket, wanted: Wanted) -> list[SessionInfo]:
     return found[: wanted.limit]
 
 
-def _fits(info: SessionInfo, wanted: Wanted) -> bool:
+def _fits(info: SessionInfo, wanted: ListQuery) -> bool:
     if wanted.owner is not None and info.owner != wanted.owner:
         return False
     return wanted.tag is None or wanted.tag in info.tags
 
 
-def _keys(bucket: Bucket, wanted: Wanted) -> Iterator[SessionKey]:
+def _keys(bucket: Bucket, wanted: ListQuery) -> Iterator[SessionKey]:
     """Give the keys in the directory that fit, each once, in their order."""
     before: SessionKey | None = wanted.after
     for key in _ordered(bucket, wanted):
@@ -80,7 +80,7 @@ def _keys(bucket: Bucket, wanted: Wanted) -> Iterator[SessionKey]:
             yield key
 
 
-def _ordered(bucket: Bucket, wanted: Wanted) -> Iterator[SessionKey]:
+def _ordered(bucket: Bucket, wanted: ListQuery) -> Iterator[SessionKey]:
     prefix = layout.directory_prefix(wanted.tenant)
     begin = prefix + layout.hexed(wanted.prefix).partition("~")[0]
     start = begin
@@ -149,7 +149,7 @@ def rebuilt(bucket: Bucket) -> int:
     return sum(bucket.many(enter, bucket.folders("s/")))
 
 
-def _head_in(bucket: Bucket, folder: str) -> Head | None:
+def _head_in(bucket: Bucket, folder: str) -> SessionHead | None:
     """Return the head in a folder; None where there is none, or none that can be read."""
     name = f"{folder}/head"
     found = bucket.get(name)
@@ -160,7 +160,7 @@ def _head_in(bucket: Bucket, folder: str) -> Head | None:
         return None
 
 
-def delete(bucket: Bucket, writer: Writer) -> None:
+def delete(bucket: Bucket, writer: LogWriter) -> None:
     """Remove what a session owns, as its holder.
 
     Its head stays, with the epoch; and the places of its log, emptied, so that nobody who
@@ -186,9 +186,9 @@ def delete(bucket: Bucket, writer: Writer) -> None:
         _empty(bucket, seen[0])
 
 
-def emptied(head: Head) -> Head:
+def emptied(head: SessionHead) -> SessionHead:
     """Return the head of a session that was deleted."""
-    return Head(
+    return SessionHead(
         key=head.key,
         epoch=head.epoch,
         owner=head.owner,
@@ -200,7 +200,7 @@ def emptied(head: Head) -> Head:
     )
 
 
-def _empty(bucket: Bucket, head: Head) -> None:
+def _empty(bucket: Bucket, head: SessionHead) -> None:
     """Remove what a deleted session had; again, and it has no effect."""
     key, folder = head.key, layout.folder_of(head.key)
     places = bucket.listed(layout.log_prefix(folder, head.life))
@@ -228,7 +228,7 @@ def scrub(bucket: Bucket) -> None:
             _unnamed(bucket, f"s/{folder}", head)
 
 
-def _unnamed(bucket: Bucket, folder: str, head: Head) -> None:
+def _unnamed(bucket: Bucket, folder: str, head: SessionHead) -> None:
     """Remove what epochs that are over wrote and no head names."""
     named = heads.named(head)
     there = _names(bucket, (f"{folder}/doc/", f"{folder}/seg/"))

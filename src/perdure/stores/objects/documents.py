@@ -29,14 +29,16 @@ from perdure.stores.objects import commits, layout, leases, reader
 from perdure.stores.objects import head as heads
 from perdure.stores.objects import merge as merging
 from perdure.stores.objects.bucket import Bucket
-from perdure.stores.objects.head import Head, Kept, Mark, Segment
-from perdure.stores.objects.log import Writer, lost
-from perdure.stores.objects.merge import Merge
+from perdure.stores.objects.head import DocumentRef, MergedSegment, ReadMark, SessionHead
+from perdure.stores.objects.log import LogWriter, lost
+from perdure.stores.objects.merge import CommitMerge
 
 # Cutting off the oldest part of a log, which is a matter of its segments alone
 
 
-def cut_below(bucket: Bucket, writer: Writer, head: Head, below: int) -> tuple[Segment, ...] | None:
+def cut_below(
+    bucket: Bucket, writer: LogWriter, head: SessionHead, below: int
+) -> tuple[MergedSegment, ...] | None:
     """Return the segments that hold what is left, one of them written anew; None: all stay.
 
     Raises:
@@ -49,7 +51,9 @@ def cut_below(bucket: Bucket, writer: Writer, head: Head, below: int) -> tuple[S
     return None if len(left) == len(head.segments) and left == list(head.segments) else tuple(left)
 
 
-def _shortened(bucket: Bucket, writer: Writer, segment: Segment, below: int) -> Segment:
+def _shortened(
+    bucket: Bucket, writer: LogWriter, segment: MergedSegment, below: int
+) -> MergedSegment:
     """Write what a segment has from a seq on."""
     data = bucket.part(segment.object, 0, segment.size)
     if data is None:
@@ -60,15 +64,15 @@ def _shortened(bucket: Bucket, writer: Writer, segment: Segment, below: int) -> 
     for _ in range(below - segment.first):
         offset = data.index(b"\n", offset) + 1
     crc = int(data[offset - 11 : offset - 3], 16)
-    marks = [Mark(below - 1, 0, crc)]
+    marks = [ReadMark(below - 1, 0, crc)]
     marks += [
-        Mark(mark.seq, mark.offset - offset, mark.crc)
+        ReadMark(mark.seq, mark.offset - offset, mark.crc)
         for mark in segment.marks
         if mark.offset > offset
     ]
     name = f"{writer.folder}/seg/{writer.epoch:010d}-{below:016d}-{random_id(10)}"
     bucket.put(name, data[offset:])
-    return Segment(name, segment.last, segment.size - offset, tuple(marks))
+    return MergedSegment(name, segment.last, segment.size - offset, tuple(marks))
 
 
 # Documents, and what goes with a fold: the head's replacement, and merging
@@ -104,12 +108,12 @@ def documents(bucket: Bucket, key: SessionKey, names: Collection[str] | None) ->
 
 
 def _matching(
-    bucket: Bucket, head: Head, manifest: Manifest, names: Collection[str] | None
+    bucket: Bucket, head: SessionHead, manifest: Manifest, names: Collection[str] | None
 ) -> Documents:
     wanted = [name for name in manifest.documents if names is None or name in names]
     there = [head.documents.get(name) for name in wanted]
 
-    def read_one(kept: Kept | None) -> bytes | None:
+    def read_one(kept: DocumentRef | None) -> bytes | None:
         end = 0 if kept is None else kept.offset + kept.size
         return None if kept is None else bucket.part(kept.object, kept.offset, end)
 
@@ -117,7 +121,9 @@ def _matching(
     return matched(manifest, {name: data for name, data in read if data is not None}, names)
 
 
-def fold(bucket: Bucket, writer: Writer, written: Mapping[str, bytes], manifest: Manifest) -> None:
+def fold(
+    bucket: Bucket, writer: LogWriter, written: Mapping[str, bytes], manifest: Manifest
+) -> None:
     """Write documents, then the head that names them; merge commits on the way.
 
     Raises:
@@ -127,7 +133,7 @@ def fold(bucket: Bucket, writer: Writer, written: Mapping[str, bytes], manifest:
     with writer.folding:
         kept = _put(bucket, writer, written)
 
-        def change(head: Head) -> Head:
+        def change(head: SessionHead) -> SessionHead:
             all_kept = {**head.documents, **kept}
             named = {name: all_kept[name] for name in manifest.documents if name in all_kept}
             return msgspec.structs.replace(
@@ -137,7 +143,7 @@ def fold(bucket: Bucket, writer: Writer, written: Mapping[str, bytes], manifest:
         _change(bucket, writer, change, merging.LEAST)
 
 
-def compact(bucket: Bucket, writer: Writer) -> None:
+def compact(bucket: Bucket, writer: LogWriter) -> None:
     """Merge commits without a fold.
 
     Raises:
@@ -148,7 +154,7 @@ def compact(bucket: Bucket, writer: Writer) -> None:
         _change(bucket, writer, lambda head: head, merging.LEAST)
 
 
-def trim(bucket: Bucket, writer: Writer, below: int) -> int:
+def trim(bucket: Bucket, writer: LogWriter, below: int) -> int:
     """Remove records below a seq, up to the newest commit; return the bytes freed.
 
     Raises:
@@ -176,26 +182,28 @@ def trim(bucket: Bucket, writer: Writer, below: int) -> int:
     return before - sum(segment.size for segment in segments)
 
 
-def _put(bucket: Bucket, writer: Writer, written: Mapping[str, bytes]) -> dict[str, Kept]:
+def _put(bucket: Bucket, writer: LogWriter, written: Mapping[str, bytes]) -> dict[str, DocumentRef]:
     """Write documents under new names; return where they lie."""
-    kept: dict[str, Kept] = {}
+    kept: dict[str, DocumentRef] = {}
     parts: dict[str, list[bytes]] = {}
     together = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
     offset = 0
     for name, data in written.items():
         if len(data) >= _LARGE:
             alone = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
-            kept[name] = Kept(alone, 0, len(data))
+            kept[name] = DocumentRef(alone, 0, len(data))
             parts[alone] = [data]
         else:
-            kept[name] = Kept(together, offset, len(data))
+            kept[name] = DocumentRef(together, offset, len(data))
             parts.setdefault(together, []).append(data)
             offset += len(data)
     bucket.many(lambda one: bucket.put(one[0], b"".join(one[1])), parts.items())
     return kept
 
 
-def _change(bucket: Bucket, writer: Writer, change: Callable[[Head], Head], least: int) -> Head:
+def _change(
+    bucket: Bucket, writer: LogWriter, change: Callable[[SessionHead], SessionHead], least: int
+) -> SessionHead:
     """Replace the head, take away what it no longer needs, and return it."""
     seen = writer.seen or reader.look(bucket, writer.key)
     writer.seen = None  # until it is sure what is there
@@ -217,7 +225,7 @@ def _change(bucket: Bucket, writer: Writer, change: Callable[[Head], Head], leas
         if tag is not None:
             writer.seen = (head, tag)
             writer.loose = 0
-            merging.tidy(bucket, Merge(head, (*before.trash, *head.trash), merge.cut))
+            merging.tidy(bucket, CommitMerge(head, (*before.trash, *head.trash), merge.cut))
             head = msgspec.structs.replace(head, trash=())
             writer.seen = (head, tag)
             return head
@@ -226,7 +234,7 @@ def _change(bucket: Bucket, writer: Writer, change: Callable[[Head], Head], leas
     raise StoreUnavailableError(message, key=writer.key)
 
 
-def _next(before: Head, merge: Merge) -> Head:
+def _next(before: SessionHead, merge: CommitMerge) -> SessionHead:
     """Return the head to write: it names what nobody needs once it is there."""
     head = merge.head
     old = heads.named(before) - heads.named(head)

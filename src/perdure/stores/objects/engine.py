@@ -17,11 +17,11 @@ import msgspec
 from perdure._lib.ids import first_beat
 from perdure._lib.threads import Threads
 from perdure.errors import LeaseLostError, PerdureError, StoreUnavailableError
-from perdure.store import Asked, Batch, Outcome, Status
+from perdure.store import Batch, HeartbeatRequests, Outcome, Status
 from perdure.stores.objects import bucket as probing
 from perdure.stores.objects import documents, inbox, layout, leases
 from perdure.stores.objects.bucket import Bucket
-from perdure.stores.objects.log import Writer
+from perdure.stores.objects.log import LogWriter
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -41,11 +41,11 @@ _LEAVE = 2.0
 
 
 @final
-class Opened:
+class OpenBucket:
     """A bucket that was tried out, and the threads that use it. Made on a running event loop."""
 
     def __init__(
-        self, bucket: Bucket, owner: str, wishes: inbox.Wishes, beat: int, tag: str | None
+        self, bucket: Bucket, owner: str, wishes: inbox.OwnerRequests, beat: int, tag: str | None
     ) -> None:
         self.bucket = bucket
         self._owner = owner
@@ -60,9 +60,9 @@ class Opened:
         self._pid = os.getpid()
 
     @classmethod
-    async def enter(cls, make: Callable[[], Bucket], location: str, owner: str) -> Opened:
+    async def enter(cls, make: Callable[[], Bucket], location: str, owner: str) -> OpenBucket:
         """Make a bucket, try it out, and become known as an owner; all of it in a thread."""
-        wishes, beat = inbox.Wishes(), first_beat()
+        wishes, beat = inbox.OwnerRequests(), first_beat()
         lock, left, made = threading.Lock(), threading.Event(), list[Bucket]()
         tags = list[str | None]()
 
@@ -115,7 +115,7 @@ class Opened:
             function, self.bucket, *args, abandon_on_cancel=True, limiter=self._others
         )
 
-    async def heartbeat(self, doubt: Callable[[], object]) -> Asked:
+    async def heartbeat(self, doubt: Callable[[], object]) -> HeartbeatRequests:
         """Beat once more; what a cancelled beat collected, the next one tells.
 
         Calls *doubt* if the bucket may have gone back to an earlier state.
@@ -132,7 +132,7 @@ class Opened:
         self._beats += 1
         return msgspec.structs.replace(self._wishes.told(), beats=beats)
 
-    async def append(self, writer: Writer, batch: Batch) -> Outcome:
+    async def append(self, writer: LogWriter, batch: Batch) -> Outcome:
         """Append a batch in a thread; merge the commits when there are many."""
         if writer.lock.locked():
             await idle(writer)
@@ -148,13 +148,13 @@ class Opened:
         return outcome
 
 
-async def idle(writer: Writer) -> None:
+async def idle(writer: LogWriter) -> None:
     """Wait, without a thread, until an abandoned append of a session has ended."""
     while writer.lock.locked():  # noqa: ASYNC110  # a thread's lock: nothing to be woken by
         await anyio.sleep(_POLL)
 
 
-def _compact(bucket: Bucket, writer: Writer) -> None:
+def _compact(bucket: Bucket, writer: LogWriter) -> None:
     try:
         documents.compact(bucket, writer)
     except LeaseLostError:

@@ -25,7 +25,7 @@ FORMAT = 1
 _NONE = msgspec.Raw(b"null")
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True):
+class ReadMark(msgspec.Struct, frozen=True, array_like=True):
     """A place in a segment where reading may begin."""
 
     seq: int
@@ -35,13 +35,13 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     """That record's checksum."""
 
 
-class Segment(msgspec.Struct, frozen=True):
+class MergedSegment(msgspec.Struct, frozen=True):
     """Merged commits: their lines, one behind the other."""
 
     object: str
     last: int
     size: int
-    marks: tuple[Mark, ...]
+    marks: tuple[ReadMark, ...]
     """The first one is its beginning."""
 
     @property
@@ -50,7 +50,7 @@ class Segment(msgspec.Struct, frozen=True):
         return self.marks[0].seq + 1
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
+class DocumentRef(msgspec.Struct, frozen=True, array_like=True):
     """Where a document lies."""
 
     object: str
@@ -58,7 +58,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SessionHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a session's head says."""
 
     format: int = FORMAT
@@ -75,9 +75,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The last record that lies in a segment."""
     crc: int
     """Its checksum, or what seals the first record to the session."""
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[MergedSegment, ...] = ()
     manifest: msgspec.Raw = _NONE
-    documents: dict[str, Kept] = {}
+    documents: dict[str, DocumentRef] = {}
     trash: tuple[str, ...] = ()
     """Objects that this head no longer needs, and that may not be removed yet."""
     created_at: float = 0.0
@@ -94,12 +94,12 @@ class _Format(msgspec.Struct):
     format: int = FORMAT
 
 
-def encode(head: Head) -> bytes:
+def encode(head: SessionHead) -> bytes:
     """Return an object's bytes."""
     return sealed(head)
 
 
-def decode(name: str, data: bytes, key: SessionKey | None) -> Head:
+def decode(name: str, data: bytes, key: SessionKey | None) -> SessionHead:
     """Return the head in an object's bytes, of the session *key* if one is given.
 
     Raises:
@@ -113,7 +113,7 @@ def decode(name: str, data: bytes, key: SessionKey | None) -> Head:
     number = _decoded(body, _Format)
     if number is not None and number.format > FORMAT:
         raise _newer(name, number.format)
-    head = _decoded(body, Head)
+    head = _decoded(body, SessionHead)
     if head is None:
         raise damaged(name, "it is not what this release writes")
     if key is not None and head.key != key:
@@ -121,7 +121,7 @@ def decode(name: str, data: bytes, key: SessionKey | None) -> Head:
     return head
 
 
-def manifest_of(name: str, head: Head) -> Manifest | None:
+def manifest_of(name: str, head: SessionHead) -> Manifest | None:
     """Return the manifest in a head, None where nothing was folded.
 
     Raises:
@@ -141,13 +141,13 @@ def manifest_of(name: str, head: Head) -> Manifest | None:
     return manifest
 
 
-def folded(head: Head) -> int:
+def folded(head: SessionHead) -> int:
     """Return the last record that documents were made from, 0 for none."""
     known = _decoded(bytes(head.manifest), _Folded)
     return 0 if known is None else known.as_of_seq
 
 
-def named(head: Head) -> set[str]:
+def named(head: SessionHead) -> set[str]:
     """Return the objects that a head names: documents and segments."""
     documents = {kept.object for kept in head.documents.values()}
     return documents | {segment.object for segment in head.segments}

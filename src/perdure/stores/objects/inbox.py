@@ -30,10 +30,10 @@ from perdure.records.posts import (
     key_of_dead_letter,
     oldest_first,
 )
-from perdure.store import Asked, DeadLetter, InboxLimit, Posted
+from perdure.store import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
 from perdure.stores.objects import head, layout, reader
-from perdure.stores.objects.bucket import Bucket, Found
-from perdure.stores.objects.leases import Beat
+from perdure.stores.objects.bucket import Bucket, StoredObject
+from perdure.stores.objects.leases import HeartbeatFile
 from perdure.stores.objects.log import lost
 
 _log = logging.getLogger("perdure")
@@ -48,15 +48,15 @@ class _Post(msgspec.Struct):
     """What one ``post`` left."""
 
     key: SessionKey
-    items: list[Posted]
+    items: list[PendingItem]
 
 
-class _Found(msgspec.Struct):
+class _PendingObject(msgspec.Struct):
     """A post as it lies there."""
 
     name: str
     tag: str
-    items: list[Posted]
+    items: list[PendingItem]
     """Of a damaged post, one that says so."""
     key: SessionKey | None = None
     """None for a damaged one."""
@@ -68,7 +68,7 @@ def _names(bucket: Bucket, key: SessionKey) -> list[str]:
     return sorted(one.name for one in bucket.listed(prefix))
 
 
-def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[_Found]:
+def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[_PendingObject]:
     """Give posts in the order of their names, some read at a time."""
     for at in range(0, len(names), _WINDOW):
         window = names[at : at + _WINDOW]
@@ -77,14 +77,14 @@ def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[_Found]:
                 yield _opened(name, one)
 
 
-def _opened(name: str, found: Found) -> _Found:
+def _opened(name: str, found: StoredObject) -> _PendingObject:
     try:
         post = head.opened(name, found.data, _Post)
     except CorruptRecordError:
         damage = f"the post in {name} is damaged"
-        item = Posted(f"{UNREADABLE}{name.rpartition('/')[2]}", "", found.data, 0.0, damage)
-        return _Found(name, found.tag, [item])
-    return _Found(name, found.tag, post.items, post.key)
+        item = PendingItem(f"{UNREADABLE}{name.rpartition('/')[2]}", "", found.data, 0.0, damage)
+        return _PendingObject(name, found.tag, [item])
+    return _PendingObject(name, found.tag, post.items, post.key)
 
 
 def waiting(bucket: Bucket, dead_letters: bool) -> list[SessionKey]:  # noqa: FBT001  # passed on by position
@@ -155,7 +155,9 @@ def _with_dead_letters(bucket: Bucket) -> list[SessionKey]:
     return sorted(key for key in bucket.many(whose, inboxes) if key is not None)
 
 
-def post(bucket: Bucket, key: SessionKey, items: Sequence[Posted], limit: InboxLimit | None) -> int:
+def post(
+    bucket: Bucket, key: SessionKey, items: Sequence[PendingItem], limit: InboxLimit | None
+) -> int:
     """Leave items, all or none; return how many are new.
 
     Raises:
@@ -203,7 +205,7 @@ def _leave(bucket: Bucket, key: SessionKey, owner: str, what: str) -> None:
     bucket.put(layout.ask_name(owner, what, layout.folder_of(key)), head.sealed(key))
 
 
-def take(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[Posted]:
+def take(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
     """Return what waits, oldest first."""
     seen = reader.look(bucket, key)
     if (0 if seen is None else seen[0].epoch) != epoch:
@@ -240,7 +242,7 @@ def clear(bucket: Bucket, key: SessionKey) -> None:
     bucket.remove([one.name for one in dead])
 
 
-def _shorten(bucket: Bucket, key: SessionKey, one: _Found, left: list[Posted]) -> None:
+def _shorten(bucket: Bucket, key: SessionKey, one: _PendingObject, left: list[PendingItem]) -> None:
     bucket.replace(one.name, head.sealed(_Post(key, left)), one.tag)
 
 
@@ -251,7 +253,7 @@ def _require_newest(bucket: Bucket, key: SessionKey, epoch: int) -> None:
 
 
 @final
-class Wishes:
+class OwnerRequests:
     """What others want of an owner, until a heartbeat has told it."""
 
     def __init__(self) -> None:
@@ -263,15 +265,15 @@ class Wishes:
         with self._lock:
             self._waiting[what][key] = None
 
-    def told(self) -> Asked:
+    def told(self) -> HeartbeatRequests:
         """Return all of them, once."""
         with self._lock:
             waiting, self._waiting = self._waiting, {_HANDOVER: {}, _MAIL: {}}
-        return Asked(tuple(waiting[_HANDOVER]), tuple(waiting[_MAIL]))
+        return HeartbeatRequests(tuple(waiting[_HANDOVER]), tuple(waiting[_MAIL]))
 
 
 def heartbeat(
-    bucket: Bucket, owner: str, beat: int, wishes: Wishes, tag: str | None
+    bucket: Bucket, owner: str, beat: int, wishes: OwnerRequests, tag: str | None
 ) -> tuple[str | None, bool]:
     """Renew an owner's heartbeat, and collect what others want of it.
 
@@ -283,7 +285,7 @@ def heartbeat(
         The new tag, None if it is not known, and whether the bucket may have gone back.
 
     """
-    mine = head.sealed(Beat(owner, beat, platform.node(), os.getpid()))
+    mine = head.sealed(HeartbeatFile(owner, beat, platform.node(), os.getpid()))
     name = layout.owner_name(owner)
     new = bucket.create(name, mine) if tag is None else bucket.replace(name, mine, tag)
     is_other = new is None
@@ -294,7 +296,7 @@ def heartbeat(
     return new, is_other and tag is not None
 
 
-def _collect(bucket: Bucket, owner: str, wishes: Wishes) -> None:
+def _collect(bucket: Bucket, owner: str, wishes: OwnerRequests) -> None:
     prefix = layout.ask_name(owner, "", "s/").rpartition("/")[0] + "/"
     names = [one.name for one in bucket.listed(prefix)]
     found = dict(zip(names, bucket.many(bucket.get, names), strict=True))

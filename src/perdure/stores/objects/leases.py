@@ -27,20 +27,20 @@ from perdure._lib.ids import random_id
 from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry
-from perdure.store import Holder
+from perdure.store import LeaseState
 from perdure.stores.objects import commits, layout, reader, tenants
 from perdure.stores.objects import head as heads
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.commits import Header
-from perdure.stores.objects.head import Head
-from perdure.stores.objects.log import Writer
+from perdure.stores.objects.head import SessionHead
+from perdure.stores.objects.log import LogWriter
 
 _OWNERS = 1000
 _TRIES = 50
 _RESENDS = 5
 
 
-class Beat(msgspec.Struct):
+class HeartbeatFile(msgspec.Struct):
     """An owner's heartbeat."""
 
     owner: str
@@ -68,7 +68,7 @@ class _End(msgspec.Struct, frozen=True):
     """The newest commit's."""
 
 
-def holder(bucket: Bucket, key: SessionKey) -> Holder | None:
+def holder(bucket: Bucket, key: SessionKey) -> LeaseState | None:
     """Say who has a session, as its head tells."""
     seen = reader.look(bucket, key)
     if seen is None:
@@ -76,7 +76,7 @@ def holder(bucket: Bucket, key: SessionKey) -> Holder | None:
     head = seen[0]
     name = layout.owner_name(head.owner)
     found = bucket.get(name)
-    return Holder(
+    return LeaseState(
         epoch=head.epoch,
         owner=head.owner,
         released=head.released,
@@ -103,7 +103,7 @@ def _number(tag: str) -> int:
     return int.from_bytes(hashlib.sha256(tag.encode()).digest()[:6], "big")
 
 
-def take(bucket: Bucket, key: SessionKey, after: int, owner: str) -> Writer:
+def take(bucket: Bucket, key: SessionKey, after: int, owner: str) -> LogWriter:
     """Take a session with the epoch behind *after*.
 
     Raises:
@@ -133,12 +133,12 @@ def take(bucket: Bucket, key: SessionKey, after: int, owner: str) -> Writer:
             tenants.enter_directory(bucket, key, end.life)
         name = layout.log_name(folder, end.life, end.seq)
         granted = _granted(bucket, name, seen, _headed(key, seen, end, taker), taker)
-        return Writer(bucket, key, granted, end.seq, end.crc)
+        return LogWriter(bucket, key, granted, end.seq, end.crc)
     message = f"{key} cannot be taken: its log moves on each time; try again"
     raise StoreUnavailableError(message, key=key)
 
 
-def _end(bucket: Bucket, key: SessionKey, folder: str, head: Head | None) -> _End | None:
+def _end(bucket: Bucket, key: SessionKey, folder: str, head: SessionHead | None) -> _End | None:
     """Return where the log ends that an epoch record would go on with; None: look again."""
     life = 1 if head is None else head.epoch + 1 if head.deleted else head.life
     if head is None or head.deleted:
@@ -154,7 +154,7 @@ def _end(bucket: Bucket, key: SessionKey, folder: str, head: Head | None) -> _En
             return None
     try:
         commit = reader.newest(bucket, sorted(found, key=lambda one: one.name))
-    except reader.Vanished:
+    except reader.ObjectMergedAway:
         return None
     if head is not None and not head.deleted:
         reader.require_folded(head, commit.header.last)
@@ -187,12 +187,14 @@ def _placed(bucket: Bucket, folder: str, end: _End, begun: Entry, taker: _Taker)
     return None
 
 
-def _headed(key: SessionKey, seen: tuple[Head, str] | None, end: _End, taker: _Taker) -> Head:
+def _headed(
+    key: SessionKey, seen: tuple[SessionHead, str] | None, end: _End, taker: _Taker
+) -> SessionHead:
     """Return the head that a session has under a new holder."""
     if seen is not None and not seen[0].deleted:
         return _under(seen[0], taker)
     now = time.time()
-    new = Head(
+    new = SessionHead(
         key=key,
         epoch=taker.epoch,
         owner=taker.owner,
@@ -203,7 +205,7 @@ def _headed(key: SessionKey, seen: tuple[Head, str] | None, end: _End, taker: _T
     return _under(new, taker)
 
 
-def _under(head: Head, taker: _Taker) -> Head:
+def _under(head: SessionHead, taker: _Taker) -> SessionHead:
     return msgspec.structs.replace(
         head,
         epoch=taker.epoch,
@@ -217,8 +219,12 @@ def _under(head: Head, taker: _Taker) -> Head:
 
 
 def _granted(
-    bucket: Bucket, place: str, seen: tuple[Head, str] | None, head: Head, taker: _Taker
-) -> tuple[Head, str]:
+    bucket: Bucket,
+    place: str,
+    seen: tuple[SessionHead, str] | None,
+    head: SessionHead,
+    taker: _Taker,
+) -> tuple[SessionHead, str]:
     """Make the head say what the log says, then it is so; or take the epoch record back."""
     key, begun = head.key, layout.first_of(place)
     for _ in range(_TRIES):
@@ -240,7 +246,7 @@ def _granted(
 
 
 def replaced(
-    bucket: Bucket, key: SessionKey, seen: tuple[Head, str] | None, head: Head
+    bucket: Bucket, key: SessionKey, seen: tuple[SessionHead, str] | None, head: SessionHead
 ) -> str | None:
     """Replace the head that was seen; return the new tag.
 
@@ -277,7 +283,7 @@ def _written(bucket: Bucket, key: SessionKey, data: bytes, before: str | None) -
     return bucket.create(name, data) if before is None else bucket.replace(name, data, before)
 
 
-def _help(bucket: Bucket, key: SessionKey, seen: tuple[Head, str] | None, end: _End) -> None:
+def _help(bucket: Bucket, key: SessionKey, seen: tuple[SessionHead, str] | None, end: _End) -> None:
     """Make known an epoch whose taker has not done so, perhaps because it died."""
     newest = end.newest
     assert newest is not None
@@ -294,7 +300,7 @@ def _held(key: SessionKey, newest: int, after: int) -> LeaseHeldError:
     return LeaseHeldError(message, key=key, epoch=newest)
 
 
-def release(bucket: Bucket, writer: Writer) -> None:
+def release(bucket: Bucket, writer: LogWriter) -> None:
     """Say that a holder writes no more; no effect when it is the holder no longer."""
     with writer.folding:
         seen = writer.seen or reader.look(bucket, writer.key)

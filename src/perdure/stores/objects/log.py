@@ -43,14 +43,14 @@ from perdure.records.records import Entry
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.objects import commits, layout, reader
 from perdure.stores.objects.bucket import Bucket
-from perdure.stores.objects.head import Head
+from perdure.stores.objects.head import SessionHead
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 _MOST = 1024
 """Commits that are remembered before those that were merged are sorted out."""
 
 
-class Writer:
+class LogWriter:
     """What this process knows of a session that it holds."""
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Writer:
     )
 
     def __init__(
-        self, bucket: Bucket, key: SessionKey, seen: tuple[Head, str], begun: int, crc: int
+        self, bucket: Bucket, key: SessionKey, seen: tuple[SessionHead, str], begun: int, crc: int
     ) -> None:
         head = seen[0]
         self._bucket = bucket
@@ -98,7 +98,7 @@ class Writer:
         """Of the head."""
         self.over: bool = False
         """Somebody else has the session."""
-        self.seen: tuple[Head, str] | None = seen
+        self.seen: tuple[SessionHead, str] | None = seen
         """The head as it was written last, with its tag."""
 
     def append(self, batch: Batch) -> Outcome:

@@ -22,10 +22,10 @@ from perdure.records.frames import Position
 from perdure.records.records import EPOCH
 from perdure.stores.objects import commits as framing
 from perdure.stores.objects import layout, reader
-from perdure.stores.objects.bucket import Bucket, Listed
+from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.commits import Commit
-from perdure.stores.objects.head import Head, Mark, Segment
-from perdure.stores.objects.log import Writer
+from perdure.stores.objects.head import MergedSegment, ReadMark, SessionHead
+from perdure.stores.objects.log import LogWriter
 
 LEAST = 8
 """Fewer commits than this are left alone."""
@@ -39,10 +39,10 @@ _MARK_EVERY = 256 * 1024
 """Bytes between two places where reading may begin."""
 
 
-class Merge(msgspec.Struct, frozen=True):
+class CommitMerge(msgspec.Struct, frozen=True):
     """What to do when the head says that commits were merged."""
 
-    head: Head
+    head: SessionHead
     """The next head, without what its replacement adds."""
     gone: tuple[str, ...] = ()
     """Commits to remove."""
@@ -50,7 +50,9 @@ class Merge(msgspec.Struct, frozen=True):
     """Objects to shrink, and to what."""
 
 
-def merge(bucket: Bucket, writer: Writer, head: Head, *, least: int = LEAST) -> Merge:
+def merge(
+    bucket: Bucket, writer: LogWriter, head: SessionHead, *, least: int = LEAST
+) -> CommitMerge:
     """Write a segment of the loose commits if that is worth it; return what follows from it.
 
     Raises:
@@ -60,7 +62,7 @@ def merge(bucket: Bucket, writer: Writer, head: Head, *, least: int = LEAST) -> 
     loose = reader.loose_of(bucket, writer.key, head)
     reader.require_whole(writer.key, head, loose)
     if len(loose) <= max(least, 1):
-        return Merge(head)
+        return CommitMerge(head)
     names, sizes = loose[:MOST], 0
     for place, one in enumerate(names[:-1]):
         sizes += one.size
@@ -83,10 +85,10 @@ def merge(bucket: Bucket, writer: Writer, head: Head, *, least: int = LEAST) -> 
         crc=merged[-1].crc,
         segments=(*kept, segment),
     )
-    return Merge(next_head, tuple(gone), tuple(cut))
+    return CommitMerge(next_head, tuple(gone), tuple(cut))
 
 
-def _commits(bucket: Bucket, head: Head, names: Sequence[Listed]) -> list[Commit]:
+def _commits(bucket: Bucket, head: SessionHead, names: Sequence[ListedObject]) -> list[Commit]:
     """Read commits, each behind the one before it."""
     found = bucket.many(lambda one: bucket.get(one.name), names)
     commits: list[Commit] = []
@@ -124,8 +126,8 @@ def is_epoch_record(commit: Commit) -> bool:
 
 
 def _written(
-    bucket: Bucket, writer: Writer, head: Head, commits: Sequence[Commit]
-) -> tuple[Segment, int]:
+    bucket: Bucket, writer: LogWriter, head: SessionHead, commits: Sequence[Commit]
+) -> tuple[MergedSegment, int]:
     """Write a segment; return it, and how many of the last ones before are in it."""
     size = sum(len(commit.lines) for commit in commits)
     absorbed = 0
@@ -135,7 +137,7 @@ def _written(
         size += segment.size
         absorbed += 1
     before = head.segments[len(head.segments) - absorbed :]
-    marks: list[Mark] = []
+    marks: list[ReadMark] = []
     chunks: list[bytes] = []
     offset = 0
     for segment in before:
@@ -144,30 +146,30 @@ def _written(
             raise framing.damaged(segment.object, "it is gone or cut")
         start = segment.marks[0]
         framing.records_of(segment.object, data, Position(0, start.seq, start.crc))
-        marks += [Mark(one.seq, offset + one.offset, one.crc) for one in segment.marks]
+        marks += [ReadMark(one.seq, offset + one.offset, one.crc) for one in segment.marks]
         chunks.append(data)
         offset += len(data)
     for commit in commits:
         if not marks or offset - marks[-1].offset >= _MARK_EVERY:
             header = commit.header
-            marks.append(Mark(header.first - 1, offset, header.seed))
+            marks.append(ReadMark(header.first - 1, offset, header.seed))
         chunks.append(commit.lines)
         offset += len(commit.lines)
     name = f"{writer.folder}/seg/{writer.epoch:010d}-{marks[0].seq + 1:016d}-{random_id(10)}"
     bucket.put(name, b"".join(chunks))
-    return Segment(name, commits[-1].header.last, offset, _thinned(marks)), absorbed
+    return MergedSegment(name, commits[-1].header.last, offset, _thinned(marks)), absorbed
 
 
-def _thinned(marks: Sequence[Mark]) -> tuple[Mark, ...]:
+def _thinned(marks: Sequence[ReadMark]) -> tuple[ReadMark, ...]:
     """Leave out marks that lie close behind another; merging brings them together."""
-    kept: list[Mark] = []
+    kept: list[ReadMark] = []
     for mark in marks:
         if not kept or mark.offset - kept[-1].offset >= _MARK_EVERY:
             kept.append(mark)
     return tuple(kept)
 
 
-def tidy(bucket: Bucket, merge: Merge) -> None:
+def tidy(bucket: Bucket, merge: CommitMerge) -> None:
     """Take away what the head, as it is now, no longer needs."""
     bucket.many(lambda one: bucket.put(*one), merge.cut)
     bucket.remove(merge.gone)

@@ -20,8 +20,8 @@ from perdure.records.frames import Position
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 from perdure.stores.objects import commits, layout
-from perdure.stores.objects.bucket import Bucket, Found, Listed
-from perdure.stores.objects.head import Head, Segment, decode, folded
+from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
+from perdure.stores.objects.head import MergedSegment, SessionHead, decode, folded
 
 # Reading a log: where its parts are, and the records in them
 
@@ -32,7 +32,7 @@ _WINDOW = 16
 """Parts that are read at a time."""
 
 
-class Vanished(Exception):  # noqa: N818  # no error, and nobody outside sees it
+class ObjectMergedAway(Exception):  # noqa: N818  # no error, and nobody outside sees it
     """An object was merged away meanwhile: plan again."""
 
     def __init__(self, name: str) -> None:
@@ -43,13 +43,13 @@ class Vanished(Exception):  # noqa: N818  # no error, and nobody outside sees it
 class Plan(msgspec.Struct, frozen=True):
     """Where a session's log lies."""
 
-    head: Head
+    head: SessionHead
     tag: str
-    loose: tuple[Listed, ...]
+    loose: tuple[ListedObject, ...]
     """Commits behind the floor, without a gap as far as their names can tell."""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class LogRange(msgspec.Struct, frozen=True):
     """A part of the log that is read with one request."""
 
     name: str
@@ -62,7 +62,7 @@ class Piece(msgspec.Struct, frozen=True):
     """The checksum of the record before it, where that is known."""
 
 
-class Run(msgspec.Struct, frozen=True):
+class RecordRun(msgspec.Struct, frozen=True):
     """Records that follow one another."""
 
     records: list[Record]
@@ -72,7 +72,7 @@ class Run(msgspec.Struct, frozen=True):
     """That of the last one."""
 
 
-def look(bucket: Bucket, key: SessionKey) -> tuple[Head, str] | None:
+def look(bucket: Bucket, key: SessionKey) -> tuple[SessionHead, str] | None:
     """Return a session's head with its tag, None where there is none.
 
     Raises:
@@ -80,7 +80,7 @@ def look(bucket: Bucket, key: SessionKey) -> tuple[Head, str] | None:
 
     """
     name = f"{layout.folder_of(key)}/head"
-    found: Found | None = bucket.get(name)
+    found: StoredObject | None = bucket.get(name)
     return None if found is None else (decode(name, found.data, key), found.tag)
 
 
@@ -99,12 +99,12 @@ def plan(bucket: Bucket, key: SessionKey) -> Plan | None:
     raise restless(key)
 
 
-def _same_places(before: Head, after: Head) -> bool:
+def _same_places(before: SessionHead, after: SessionHead) -> bool:
     """Say whether no commit was taken away between two looks at a head."""
     return (after.floor, after.life) == (before.floor, before.life) and not after.deleted
 
 
-def loose_of(bucket: Bucket, key: SessionKey, head: Head) -> list[Listed]:
+def loose_of(bucket: Bucket, key: SessionKey, head: SessionHead) -> list[ListedObject]:
     """List the commits behind a head's floor."""
     folder = layout.folder_of(key)
     after = layout.log_name(folder, head.life, head.floor)
@@ -114,7 +114,7 @@ def loose_of(bucket: Bucket, key: SessionKey, head: Head) -> list[Listed]:
     )
 
 
-def require_whole(key: SessionKey, head: Head, loose: Sequence[Listed]) -> None:
+def require_whole(key: SessionKey, head: SessionHead, loose: Sequence[ListedObject]) -> None:
     """Raise CorruptRecordError if the commit behind the floor is not there."""
     first = layout.first_of(loose[0].name) if loose else 0
     if first != head.floor + 1:
@@ -123,16 +123,16 @@ def require_whole(key: SessionKey, head: Head, loose: Sequence[Listed]) -> None:
         raise commits.damaged(name, f"the log of {key} lacks the commit of record {head.floor + 1}")
 
 
-def pieces(found: Plan, after: int, before: int | None) -> list[Piece]:
+def pieces(found: Plan, after: int, before: int | None) -> list[LogRange]:
     """Return the parts that may hold records with ``after < seq < before``, oldest first. Pure."""
-    parts: list[Piece] = []
+    parts: list[LogRange] = []
     for segment in found.head.segments:
         parts += pieces_of(segment)
     firsts = [layout.first_of(one.name) for one in found.loose]
     for place, one in enumerate(found.loose):
         last = firsts[place + 1] - 1 if place + 1 < len(firsts) else None
         crc = found.head.crc if place == 0 else None
-        parts.append(Piece(one.name, firsts[place], last, None, crc))
+        parts.append(LogRange(one.name, firsts[place], last, None, crc))
     return [
         part
         for part in parts
@@ -140,17 +140,17 @@ def pieces(found: Plan, after: int, before: int | None) -> list[Piece]:
     ]
 
 
-def pieces_of(segment: Segment) -> list[Piece]:
+def pieces_of(segment: MergedSegment) -> list[LogRange]:
     """Return the parts of a segment, from mark to mark. Pure."""
     marks = segment.marks
     ends = [(mark.seq, mark.offset) for mark in marks[1:]] + [(segment.last, segment.size)]
     return [
-        Piece(segment.object, mark.seq + 1, last, (mark.offset, end), mark.crc)
+        LogRange(segment.object, mark.seq + 1, last, (mark.offset, end), mark.crc)
         for mark, (last, end) in zip(marks, ends, strict=True)
     ]
 
 
-def read(bucket: Bucket, parts: Sequence[Piece]) -> Run:
+def read(bucket: Bucket, parts: Sequence[LogRange]) -> RecordRun:
     """Return the records of parts that follow one another, read several at a time.
 
     Raises:
@@ -169,7 +169,7 @@ def read(bucket: Bucket, parts: Sequence[Piece]) -> Run:
             raise commits.damaged(part.name, f"records {end.seq + 1} to {part.last} are not in it")
         records += more
         crc = end.crc
-    return Run(records, seed, seed if crc is None else crc)
+    return RecordRun(records, seed, seed if crc is None else crc)
 
 
 def unlinked(name: str, first: int) -> CorruptRecordError:
@@ -177,7 +177,7 @@ def unlinked(name: str, first: int) -> CorruptRecordError:
     return commits.damaged(name, f"record {first} does not follow the one before it")
 
 
-def _lines(bucket: Bucket, part: Piece) -> tuple[int, bytes]:
+def _lines(bucket: Bucket, part: LogRange) -> tuple[int, bytes]:
     """Return a part's bytes, and the checksum that seeds them."""
     if part.span is not None:
         data = bucket.part(part.name, *part.span)
@@ -185,20 +185,20 @@ def _lines(bucket: Bucket, part: Piece) -> tuple[int, bytes]:
             return part.crc or 0, data
         there = bucket.stat(part.name)
         if there is None:
-            raise Vanished(part.name)
+            raise ObjectMergedAway(part.name)
         raise commits.damaged(part.name, f"it ends at byte {there.size}, before {part.span[1]}")
     found = bucket.get(part.name)
     if found is None or found.data == commits.GONE:
-        raise Vanished(part.name)
+        raise ObjectMergedAway(part.name)
     commit = commits.commit(part.name, part.first, found.data)
     if commit.header.cut:
-        raise Vanished(part.name)
+        raise ObjectMergedAway(part.name)
     if part.crc is not None and commit.header.seed != part.crc:
         raise unlinked(part.name, part.first)
     return commit.header.seed, commit.lines
 
 
-def newest(bucket: Bucket, loose: Sequence[Listed]) -> commits.Commit:
+def newest(bucket: Bucket, loose: Sequence[ListedObject]) -> commits.Commit:
     """Return the newest commit.
 
     Raises:
@@ -208,10 +208,10 @@ def newest(bucket: Bucket, loose: Sequence[Listed]) -> commits.Commit:
     name = loose[-1].name
     there = bucket.get(name)
     if there is None or there.data == commits.GONE:
-        raise Vanished(name)
+        raise ObjectMergedAway(name)
     commit = commits.commit(name, layout.first_of(name), there.data)
     if commit.header.cut:
-        raise Vanished(name)
+        raise ObjectMergedAway(name)
     return commit
 
 
@@ -223,7 +223,7 @@ def head_of(bucket: Bucket, key: SessionKey) -> int:
             return 0
         try:
             last = newest(bucket, found.loose).header.last
-        except Vanished as gone:
+        except ObjectMergedAway as gone:
             require_moved(bucket, found, gone)
             continue
         require_folded(found.head, last)
@@ -231,7 +231,7 @@ def head_of(bucket: Bucket, key: SessionKey) -> int:
     raise restless(key)
 
 
-def require_folded(head: Head, last: int) -> None:
+def require_folded(head: SessionHead, last: int) -> None:
     """Raise CorruptRecordError if a log ends before what was made of it."""
     folded_from = folded(head)
     if last < folded_from:
@@ -241,7 +241,7 @@ def require_folded(head: Head, last: int) -> None:
         )
 
 
-def require_moved(bucket: Bucket, before: Plan, gone: Vanished) -> None:
+def require_moved(bucket: Bucket, before: Plan, gone: ObjectMergedAway) -> None:
     """Raise CorruptRecordError if an object is gone though the head still calls for it."""
     seen = look(bucket, before.head.key)
     if seen is not None and seen[1] == before.tag:
@@ -273,7 +273,7 @@ class Stream:
         self._before = before
         self._reverse = reverse
         self._plan: Plan | None = None
-        self._left: list[Piece] | None = None
+        self._left: list[LogRange] | None = None
         self.window: int = _WINDOW
         """Parts that are read at a time."""
         self._link: int | None = None
@@ -291,7 +291,7 @@ class Stream:
             window = self._left[-some:] if self._reverse else self._left[:some]
             try:
                 run = read(self._bucket, window)
-            except Vanished as gone:
+            except ObjectMergedAway as gone:
                 assert self._plan is not None
                 require_moved(self._bucket, self._plan, gone)
                 self._left = None
@@ -302,10 +302,10 @@ class Stream:
                 return records
         raise restless(self._key)
 
-    def _pieces(self) -> list[Piece]:
+    def _pieces(self) -> list[LogRange]:
         return [] if self._plan is None else pieces(self._plan, self._after, self._before)
 
-    def _check(self, window: Sequence[Piece], run: Run) -> None:
+    def _check(self, window: Sequence[LogRange], run: RecordRun) -> None:
         first, last = run.records[0].seq, run.records[-1].seq
         if self._link is None:
             return
@@ -314,7 +314,7 @@ class Stream:
         if not self._reverse and first == self._after + 1 and run.seed != self._link:
             raise unlinked(window[0].name, first)
 
-    def _taken(self, run: Run) -> list[Record]:
+    def _taken(self, run: RecordRun) -> list[Record]:
         """Return what was asked for of a run, and go on behind it."""
         low, high = self._after, self._before
         records = [

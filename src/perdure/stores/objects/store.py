@@ -24,28 +24,28 @@ from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import Manifest
 from perdure.store import (
-    Asked,
     Batch,
+    BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
-    Grant,
-    Holder,
+    HeartbeatRequests,
+    HeldLease,
     InboxLimit,
+    LeaseState,
     LogChunk,
     Outcome,
-    Posted,
+    PendingItem,
     SessionInfo,
     Status,
-    Swept,
     past_damage,
 )
 from perdure.stores.objects import blobs as stored_blobs
 from perdure.stores.objects import directory, inbox, leases, reader, tenants
 from perdure.stores.objects import documents as folding
 from perdure.stores.objects.bucket import Bucket
-from perdure.stores.objects.engine import PARALLELISM, Opened, idle
-from perdure.stores.objects.log import MAX_RECORD_BYTES, Writer, lost
+from perdure.stores.objects.engine import PARALLELISM, OpenBucket, idle
+from perdure.stores.objects.log import MAX_RECORD_BYTES, LogWriter, lost
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -90,8 +90,8 @@ class ObjectStore:
         self._location = location
         self._owner = owner or random_id()
         self._capabilities = capabilities
-        self._opened: Opened | None = None
-        self._writers: dict[SessionKey, Writer] = {}
+        self._opened: OpenBucket | None = None
+        self._writers: dict[SessionKey, LogWriter] = {}
         self._lock = threading.Lock()
 
     @property
@@ -122,7 +122,7 @@ class ObjectStore:
 
         """
         if self._opened is None:
-            self._opened = await Opened.enter(self._make, self._location, self._owner)
+            self._opened = await OpenBucket.enter(self._make, self._location, self._owner)
 
     async def aclose(self) -> None:
         """Leave; sessions that were not released look like a dead owner's."""
@@ -150,7 +150,7 @@ class ObjectStore:
         return await self._here.hop(function, *args)
 
     @property
-    def _here(self) -> Opened:
+    def _here(self) -> OpenBucket:
         here = self._opened
         if here is not None and here.mine:
             return here
@@ -221,7 +221,7 @@ class ObjectStore:
         """Return a blob, verified; None when there is none."""
         return await self._hop(stored_blobs.get, tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """Move away what nobody reaches, and remove what was moved long ago; see the port."""
         return await self._hop(stored_blobs.sweep, tenant, frozenset(reachable), older_than)
 
@@ -239,11 +239,11 @@ class ObjectStore:
 
     # leases
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """Say who has the session; None when nobody ever had."""
         return await self._hop(leases.holder, key)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """Take the session with epoch ``after + 1``; see the port."""
         claim = _Claim()
         try:
@@ -253,7 +253,7 @@ class ObjectStore:
                 claim.abandoned = True
             raise
 
-    def _acquire(self, bucket: Bucket, key: SessionKey, after: int, claim: _Claim) -> Grant:
+    def _acquire(self, bucket: Bucket, key: SessionKey, after: int, claim: _Claim) -> HeldLease:
         writer = leases.take(bucket, key, after, self._owner)
         with self._lock:
             before = self._writers.get(key)
@@ -261,7 +261,7 @@ class ObjectStore:
                 self._writers[key] = writer
         if claim.abandoned:
             leases.release(bucket, writer)  # nobody waits for it: let the next one have it
-        return Grant(key, writer.epoch, writer.begun, writer.begun == 1)
+        return HeldLease(key, writer.epoch, writer.begun, writer.begun == 1)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """Say that the epoch's holder writes no more; see the port."""
@@ -271,7 +271,7 @@ class ObjectStore:
             self._writers.pop(key, None)
             await self._hop(leases.release, writer)
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """Renew this owner's heartbeat, and return what others want since the last one."""
         return await self._here.heartbeat(self._doubt)
 
@@ -284,19 +284,19 @@ class ObjectStore:
         """Sleep: a bucket tells nobody anything."""
         await anyio.sleep(at_most)
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Ask the holder for the session."""
         await self._hop(inbox.ask, key, holder.owner)
 
     # inbox
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Leave items for a session; see the port."""
         return await self._hop(inbox.post, key, list(items), limit)
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return what waits for a session, oldest first; see the port."""
         return await self._hop(inbox.take, key, epoch, limit)
 
@@ -333,7 +333,7 @@ class ObjectStore:
         limit: int = 100,
     ) -> list[SessionInfo]:
         """List sessions by key; see the port."""
-        wanted = directory.Wanted(
+        wanted = directory.ListQuery(
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
         return await self._hop(directory.sessions, wanted)
@@ -363,7 +363,7 @@ class ObjectStore:
         """
         await self._hop(directory.scrub)
 
-    def _held(self, key: SessionKey, epoch: int) -> Writer:
+    def _held(self, key: SessionKey, epoch: int) -> LogWriter:
         _ = self._here
         writer = self._writers.get(key)
         if writer is None or writer.epoch != epoch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from perdure.records.blob_names import require_named, verified
-from perdure.store import Swept
+from perdure.store import BlobSweep
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.leases import tenant_id
 from perdure.stores.postgres.statements import Statements
@@ -58,7 +58,7 @@ def sweep(
     tenant: str,
     reachable: Collection[str],
     older_than: float,
-) -> Swept:
+) -> BlobSweep:
     """Move away what nobody reaches, and remove what was moved long ago."""
     reached = list(reachable)
     with connection.transaction():
@@ -67,4 +67,4 @@ def sweep(
         found = connection.execute(
             sql["sweep"], {"tenant": tenant, "age": float(older_than), "reachable": reached}
         ).fetchone()
-    return Swept(*map(int, found)) if found else Swept()
+    return BlobSweep(*map(int, found)) if found else BlobSweep()

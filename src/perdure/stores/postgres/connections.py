@@ -120,7 +120,7 @@ def driver() -> Any:
     return psycopg
 
 
-class _Used:
+class _ActiveConnection:
     """A connection at work, and when to give its server up."""
 
     __slots__ = ("connection", "until")
@@ -145,7 +145,7 @@ class Connections:
         self._conninfo = self._checked()
         self._lock = threading.Lock()
         self._idle: list[tuple[Connection, float]] = []
-        self._used: set[_Used] = set()
+        self._used: set[_ActiveConnection] = set()
         self._closed = False
         self._is_own = False  # whether a connection is known to keep its server process
 
@@ -267,7 +267,9 @@ class Connections:
     @contextlib.contextmanager
     def watched(self, connection: Connection, patience: float | None = None) -> Iterator[None]:
         """Let ``cut`` give up on a connection after ``patience`` seconds, or the timeout."""
-        used = _Used(connection, self._settings.timeout if patience is None else patience)
+        used = _ActiveConnection(
+            connection, self._settings.timeout if patience is None else patience
+        )
         with self._lock:
             self._used.add(used)
         try:

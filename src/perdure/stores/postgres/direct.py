@@ -16,8 +16,8 @@ from perdure.errors import StoreUnavailableError
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.postgres.connections import Connection, Connections
 from perdure.stores.postgres.errors import is_broken, outcome_of
-from perdure.stores.postgres.log import Appending, Ready, arrays
-from perdure.stores.postgres.prepared import Prepared
+from perdure.stores.postgres.log import AppendMany, EncodedBatch, arrays
+from perdure.stores.postgres.prepared import PreparedStatement
 from perdure.stores.postgres.rows import Holding
 from perdure.stores.postgres.statements import Statements
 
@@ -38,7 +38,7 @@ async def append(
     if connection is None:
         return nothing
     try:
-        work = Appending(sql, held, batches)
+        work = AppendMany(sql, held, batches)
         ready, unknown = work.first_round()
         if unknown or not ready:
             return nothing
@@ -53,10 +53,10 @@ async def append(
 
 async def _send(
     connections: Connections,
-    statement: Prepared,
+    statement: PreparedStatement,
     connection: Connection,
-    work: Appending,
-    ready: list[Ready],
+    work: AppendMany,
+    ready: list[EncodedBatch],
 ) -> list[Outcome | None]:
     ready.sort(key=lambda one: one.held.id)
     try:
@@ -77,7 +77,7 @@ async def _send(
 
 
 async def _exchange(
-    statement: Prepared, connection: Connection, values: Sequence[bytes]
+    statement: PreparedStatement, connection: Connection, values: Sequence[bytes]
 ) -> set[int] | None:
     """Send the statement and wait for its answer; None when it has to be prepared again."""
     pgconn = connection.pgconn

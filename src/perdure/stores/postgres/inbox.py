@@ -12,7 +12,7 @@ from perdure.records import json
 from perdure.records.frames import open_sealed, seal
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
-from perdure.store import DeadLetter, InboxLimit, Posted
+from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.postgres.connections import Connection
 from perdure.stores.postgres.leases import channel_of, locked
 from perdure.stores.postgres.log import lost, require, state_of
@@ -24,7 +24,7 @@ def post(
     connection: Connection,
     sql: Statements,
     key: SessionKey,
-    items: Sequence[Posted],
+    items: Sequence[PendingItem],
     limit: InboxLimit | None,
 ) -> int:
     """Leave items for a session; see the port."""
@@ -54,7 +54,7 @@ def post(
 
 def take(
     connection: Connection, sql: Statements, key: SessionKey, epoch: int, limit: int
-) -> list[Posted]:
+) -> list[PendingItem]:
     """Return what waits for a session; see the port."""
     state = state_of(connection, sql, key)
     if state is None and not epoch:
@@ -66,17 +66,17 @@ def take(
     return [_named(item, items) if item.op_id.startswith(UNREADABLE) else item for item in items]
 
 
-def _opened(number: int, op: bytes, item: bytes) -> Posted:
+def _opened(number: int, op: bytes, item: bytes) -> PendingItem:
     body = open_sealed(item)
     if body is not None:
-        posted = json.decode(body, Posted)
+        posted = json.decode(body, PendingItem)
         if _hash(posted.op_id) == op:
             return posted
     damage = f"item {number} of the table inbox does not fit its checksum"
-    return Posted(f"{UNREADABLE}{op.hex()}", "", item, 0.0, damage)
+    return PendingItem(f"{UNREADABLE}{op.hex()}", "", item, 0.0, damage)
 
 
-def _named(damaged: Posted, page: Sequence[Posted]) -> Posted:
+def _named(damaged: PendingItem, page: Sequence[PendingItem]) -> PendingItem:
     """Return a damaged item by its op id if its post's other items tell it.
 
     Half a post is not to be delivered, and all that is left of this one's id is its hash.

@@ -18,16 +18,16 @@ from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.frames import encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry
-from perdure.store import Asked, Grant, Holder
+from perdure.store import HeartbeatRequests, HeldLease, LeaseState
 from perdure.stores.postgres.connections import Connection
-from perdure.stores.postgres.rows import Held, State
+from perdure.stores.postgres.rows import HeldSession, State
 from perdure.stores.postgres.statements import Statements
 
 
-class Heard(NamedTuple):
+class HeartbeatReply(NamedTuple):
     """What a heartbeat brought, and the numbers by which to say that it was heard."""
 
-    asked: Asked
+    asked: HeartbeatRequests
     ids: tuple[int, ...]
 
 
@@ -79,7 +79,7 @@ def locked(connection: Connection, sql: Statements, key: SessionKey) -> State:
 
 def acquire(
     connection: Connection, sql: Statements, key: SessionKey, after: int, owner: str
-) -> tuple[Grant, Held]:
+) -> tuple[HeldLease, HeldSession]:
     """Take a session with the next epoch, and append the epoch record; see the port."""
     with connection.transaction():
         before = locked(connection, sql, key)
@@ -106,16 +106,16 @@ def acquire(
                 "since": 1 if created else before.since,
             },
         )
-    return Grant(key, epoch, head, created), Held(before.id, epoch, head, crc, owner)
+    return HeldLease(key, epoch, head, created), HeldSession(before.id, epoch, head, crc, owner)
 
 
-def holder(connection: Connection, sql: Statements, key: SessionKey) -> Holder | None:
+def holder(connection: Connection, sql: Statements, key: SessionKey) -> LeaseState | None:
     """Say who has a session; see the port."""
     found = connection.execute(sql["holder"], (key.tenant, key.agent, key.session)).fetchone()
     if found is None:
         return None
     epoch, owner, released, deleted, closed, counted, host, pid = found
-    return Holder(
+    return LeaseState(
         epoch=epoch,
         owner=owner,
         released=released,
@@ -132,7 +132,9 @@ def release(connection: Connection, sql: Statements, key: SessionKey, epoch: int
     connection.execute(sql["release"], (key.tenant, key.agent, key.session, epoch))
 
 
-def beat(connection: Connection, sql: Statements, owner: str, heard: tuple[int, ...]) -> Heard:
+def beat(
+    connection: Connection, sql: Statements, owner: str, heard: tuple[int, ...]
+) -> HeartbeatReply:
     """Renew a heartbeat; return what others want that was not heard yet, and their counters."""
     rows = connection.execute(
         sql["beat"],
@@ -154,8 +156,8 @@ def beat(connection: Connection, sql: Statements, owner: str, heard: tuple[int, 
         ids.append(number)
         if held:
             wanted[mail].append(SessionKey(agent, session, name))
-    asked = Asked(tuple(wanted[False]), tuple(wanted[True]), beats)
-    return Heard(asked, tuple(ids))
+    asked = HeartbeatRequests(tuple(wanted[False]), tuple(wanted[True]), beats)
+    return HeartbeatReply(asked, tuple(ids))
 
 
 def ask(connection: Connection, sql: Statements, key: SessionKey, owner: str) -> None:

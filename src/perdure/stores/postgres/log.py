@@ -24,7 +24,16 @@ from perdure.store import Batch, Outcome, Status
 from perdure.stores.postgres.connections import Connection, Connections
 from perdure.stores.postgres.errors import is_broken, outcome_of
 from perdure.stores.postgres.prepared import bigints, byteas
-from perdure.stores.postgres.rows import Held, Holding, Row, Run, State, as_sent, fresh, missing
+from perdure.stores.postgres.rows import (
+    CommitRow,
+    HeldSession,
+    Holding,
+    RowReader,
+    State,
+    as_sent,
+    fresh,
+    missing,
+)
 from perdure.stores.postgres.statements import Statements
 
 ROUNDS = 4
@@ -34,11 +43,11 @@ PAGE_BYTES = 4 * 1024 * 1024
 PAGE_ROWS = 256
 
 
-class Ready(NamedTuple):
+class EncodedBatch(NamedTuple):
     """A batch, or what is left of it, encoded for where its log should end."""
 
     place: int
-    held: Held
+    held: HeldSession
     lines: bytes
     last: int
     crc: int
@@ -56,7 +65,7 @@ class Span(NamedTuple):
     rows: int = PAGE_ROWS
 
 
-class Page(NamedTuple):
+class RecordPage(NamedTuple):
     """Records in a row, and where the next page goes on; None behind the last."""
 
     records: list[Record]
@@ -97,7 +106,7 @@ def require(connection: Connection, sql: Statements, key: SessionKey, epoch: int
 
 
 @final
-class Appending:
+class AppendMany:
     """One ``append_many``."""
 
     def __init__(self, sql: Statements, held: Holding, batches: Sequence[Batch]) -> None:
@@ -106,9 +115,9 @@ class Appending:
         self._batches = batches
         self.outcomes: list[Outcome | None] = [None] * len(batches)
 
-    def first_round(self) -> tuple[list[Ready], list[int]]:
+    def first_round(self) -> tuple[list[EncodedBatch], list[int]]:
         """Return what can be sent as it is, and the places of what has to be looked up."""
-        ready: list[Ready] = []
+        ready: list[EncodedBatch] = []
         unknown: list[int] = []
         keys = set()
         for place, batch in enumerate(self._batches):
@@ -128,7 +137,9 @@ class Appending:
                 self._add(ready, place, held, batch.records)
         return ready, unknown
 
-    def _add(self, ready: list[Ready], place: int, held: Held, records: Sequence[Entry]) -> None:
+    def _add(
+        self, ready: list[EncodedBatch], place: int, held: HeldSession, records: Sequence[Entry]
+    ) -> None:
         first = held.head + 1
         try:
             lines, crc = encode(records, first=first, epoch=held.epoch, crc=held.crc)
@@ -136,9 +147,9 @@ class Appending:
             self.outcomes[place] = Outcome(Status.PERMANENT, error)
             return
         last = first + len(records) - 1
-        ready.append(Ready(place, held, lines, last, crc, len(lines)))
+        ready.append(EncodedBatch(place, held, lines, last, crc, len(lines)))
 
-    def send(self, connection: Connection, ready: list[Ready]) -> list[int]:
+    def send(self, connection: Connection, ready: list[EncodedBatch]) -> list[int]:
         """Append what is ready, in parts; return the places of what did not move."""
         ready.sort(key=lambda one: one.held.id)
         stayed: list[int] = []
@@ -146,7 +157,7 @@ class Appending:
             stayed += self.settle(part, self._sql.append.run(connection, arrays(part)))
         return stayed
 
-    def settle(self, part: list[Ready], moved: set[int]) -> list[int]:
+    def settle(self, part: list[EncodedBatch], moved: set[int]) -> list[int]:
         """Note what was appended; return the places of the rest."""
         stayed: list[int] = []
         for one in part:
@@ -157,7 +168,7 @@ class Appending:
                 stayed.append(one.place)
         return stayed
 
-    def look(self, connection: Connection, place: int) -> list[Ready]:
+    def look(self, connection: Connection, place: int) -> list[EncodedBatch]:
         """See what the log holds of a batch; return what is left to send."""
         batch = self._batches[place]
         state = state_of(connection, self._sql, batch.key)
@@ -169,7 +180,7 @@ class Appending:
             error = lost(batch.key, batch.epoch, state)
             self.outcomes[place] = Outcome(Status.CONFLICT, error)
             return []
-        held = Held(state.id, state.epoch, state.head, state.crc, state.owner)
+        held = HeldSession(state.id, state.epoch, state.head, state.crc, state.owner)
         self._held[batch.key] = held
         left = self._left(connection, batch, state)
         if isinstance(left, Exception):
@@ -177,7 +188,7 @@ class Appending:
         elif not left:
             self.outcomes[place] = Outcome(Status.OK)
         else:
-            ready: list[Ready] = []
+            ready: list[EncodedBatch] = []
             self._add(ready, place, held, left)
             return ready
         return []
@@ -222,7 +233,7 @@ def append(
     batches: Sequence[Batch],
 ) -> list[Outcome]:
     """Append batches; see the port. Every error becomes an outcome."""
-    work = Appending(sql, held, batches)
+    work = AppendMany(sql, held, batches)
     busy = StoreUnavailableError("others wrote to these sessions meanwhile: they are sent again")
     try:
         with connections.borrow() as connection:
@@ -238,12 +249,12 @@ def append(
     return work.end(Outcome(Status.TRANSIENT, busy))
 
 
-def _parts(ready: list[Ready]) -> Iterator[list[Ready]]:
+def _parts(ready: list[EncodedBatch]) -> Iterator[list[EncodedBatch]]:
     """Divide what is ready so that no statement is too large."""
     if sum([one.written for one in ready]) <= STATEMENT_BYTES:
         yield ready
         return
-    part: list[Ready] = []
+    part: list[EncodedBatch] = []
     size = 0
     for one in ready:
         if part and size + one.written > STATEMENT_BYTES:
@@ -254,7 +265,7 @@ def _parts(ready: list[Ready]) -> Iterator[list[Ready]]:
     yield part
 
 
-def arrays(part: list[Ready]) -> list[bytes]:
+def arrays(part: list[EncodedBatch]) -> list[bytes]:
     """Return the statement's parameters, one array a column."""
     return [
         bigints([one.held.id for one in part]),
@@ -271,7 +282,7 @@ def _records(
     connection: Connection, sql: Statements, batch: Batch, state: State
 ) -> Iterator[Record]:
     """Give the log's records from a batch's first on, as far as the batch reaches."""
-    run = Run(batch.key, state)
+    run = RowReader(batch.key, state)
     high = min(state.head, batch.first + len(batch.records) - 1)
     low: int | None = batch.first
     while low is not None:
@@ -279,7 +290,7 @@ def _records(
         yield from (record for record in records if batch.first <= record.seq)
 
 
-def page(connection: Connection, sql: Statements, run: Run, span: Span) -> Page:
+def page(connection: Connection, sql: Statements, run: RowReader, span: Span) -> RecordPage:
     """Read whole rows that hold records of a span, from the end where it begins.
 
     Raises:
@@ -292,19 +303,19 @@ def page(connection: Connection, sql: Statements, run: Run, span: Span) -> Page:
         {"id": state.id, "low": low, "high": high, "rows": rows, "bytes": PAGE_BYTES},
         binary=True,
     ).fetchall()
-    begins = Row._make(found[0]) if found else None
+    begins = CommitRow._make(found[0]) if found else None
     records: list[Record] = []
     try:
         if begins is None or not begins.first <= (high if reverse else low) <= begins.last:
             raise missing(key, state, low, high)
-        for row in map(Row._make, found):
+        for row in map(CommitRow._make, found):
             records += run.records(row)
     except CorruptRecordError:
         now = state_of(connection, sql, key)
         if now is None or now.deleted or now.life != state.life or now.since > low:
-            return Page([], None)  # it was deleted or trimmed meanwhile
+            return RecordPage([], None)  # it was deleted or trimmed meanwhile
         raise
     end = records[-1].seq
     if reverse:
-        return Page(records, None if end <= low else end - 1)
-    return Page(records, None if end >= high else end + 1)
+        return RecordPage(records, None if end <= low else end - 1)
+    return RecordPage(records, None if end >= high else end + 1)

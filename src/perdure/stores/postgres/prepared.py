@@ -47,7 +47,7 @@ def byteas(values: Sequence[bytes]) -> bytes:
 
 
 @final
-class Prepared:
+class PreparedStatement:
     """A statement with arrays of numbers first and one of bytes last, prepared when first run."""
 
     def __init__(self, name: str, query: bytes, numbers: int) -> None:

@@ -36,7 +36,7 @@ class State(NamedTuple):
     released: bool = False
 
 
-class Row(NamedTuple):
+class CommitRow(NamedTuple):
     """A commit as it is stored."""
 
     first: int
@@ -46,7 +46,7 @@ class Row(NamedTuple):
     lines: bytes
 
 
-class Run:
+class RowReader:
     """Rows of one session, read one after the other, forwards or backwards."""
 
     def __init__(self, key: SessionKey, state: State, *, reverse: bool = False) -> None:
@@ -56,7 +56,7 @@ class Run:
         self._next: tuple[int, int] | None = None
         """Forwards the next row's first seq and seed; backwards its last seq and checksum."""
 
-    def records(self, row: Row) -> list[Record]:
+    def records(self, row: CommitRow) -> list[Record]:
         """Return a row's records in the order of the run.
 
         Raises:
@@ -80,7 +80,7 @@ class Run:
         self._next = (there[0] + step, there[1])
         return found.records[::step]
 
-    def _damaged(self, row: Row, why: str) -> CorruptRecordError:
+    def _damaged(self, row: CommitRow, why: str) -> CorruptRecordError:
         message = (
             f"the log of {self._key} is damaged in the commit of records {row.first} to "
             f"{row.last}: {why}; it was left as it is: restore the table commits from a copy, or "
@@ -147,7 +147,7 @@ def fresh(batch: Batch, state: State, held: Sequence[Record]) -> tuple[Entry, ..
     return batch.records[len(held) :]
 
 
-class Held(msgspec.Struct):
+class HeldSession(msgspec.Struct):
     """A session that this store holds: what the next append may expect, a guess to be checked."""
 
     id: int
@@ -157,4 +157,4 @@ class Held(msgspec.Struct):
     owner: str
 
 
-Holding: TypeAlias = dict[SessionKey, Held]
+Holding: TypeAlias = dict[SessionKey, HeldSession]

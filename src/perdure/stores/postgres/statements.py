@@ -9,7 +9,7 @@ import importlib.resources
 import re
 from typing import final
 
-from perdure.stores.postgres.prepared import Prepared
+from perdure.stores.postgres.prepared import PreparedStatement
 from perdure.stores.postgres.settings import quoted
 
 LATEST = 2
@@ -32,7 +32,9 @@ class Statements:
             _, *parts = _NAME.split(_text(f"{file}.sql"))
             for word, body in zip(parts[::2], parts[1::2], strict=True):
                 self._by_name[word] = body.strip().replace("{schema}", name).encode()
-        self.append: Prepared = Prepared("append", self["append"].replace(b"%%", b"%"), numbers=6)
+        self.append: PreparedStatement = PreparedStatement(
+            "append", self["append"].replace(b"%%", b"%"), numbers=6
+        )
 
     def __getitem__(self, name: str) -> bytes:
         return self._by_name[name]

@@ -21,20 +21,20 @@ from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.store import (
-    Asked,
     Batch,
+    BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
-    Grant,
-    Holder,
+    HeartbeatRequests,
+    HeldLease,
     InboxLimit,
+    LeaseState,
     LogChunk,
     Outcome,
-    Posted,
+    PendingItem,
     SessionInfo,
     Status,
-    Swept,
     past_damage,
 )
 from perdure.stores.postgres import blobs as _blobs
@@ -42,7 +42,7 @@ from perdure.stores.postgres import directory, inbox, leases, log
 from perdure.stores.postgres import documents as _documents
 from perdure.stores.postgres.calls import PARALLELISM, Calls, open_calls
 from perdure.stores.postgres.connections import Password
-from perdure.stores.postgres.rows import MAX_RECORD_BYTES, Holding, Run
+from perdure.stores.postgres.rows import MAX_RECORD_BYTES, Holding, RowReader
 from perdure.stores.postgres.settings import settings_of
 from perdure.stores.postgres.statements import Statements
 
@@ -173,7 +173,7 @@ class PostgresStore:
             return
         low = max(after + 1, state.since)
         high = state.head if before is None else min(before - 1, state.head)
-        run = Run(key, state, reverse=reverse)
+        run = RowReader(key, state, reverse=reverse)
         left = state.head if limit is None else limit
         start, end = low, high
         most = 1 if past_damage.get() else log.PAGE_ROWS  # one damaged row hides no others then
@@ -221,7 +221,7 @@ class PostgresStore:
         """Return a blob, verified; None when there is none."""
         return await self._calls.again("read", _blobs.get, tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """Move away what nobody reaches, and remove what was moved long ago; see the port."""
         return await self._calls.long(
             "sweep", _blobs.sweep, tenant, frozenset(reachable), older_than
@@ -237,11 +237,11 @@ class PostgresStore:
 
     # leases
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """Say who has the session; None when nobody ever had."""
         return await self._calls.again("read", leases.holder, key)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """Take the session with epoch ``after + 1``; see the port."""
         grant, held = await self._calls.once("write to", leases.acquire, key, after, self._owner)
         self._held[key] = held
@@ -254,7 +254,7 @@ class PostgresStore:
         if held is not None and held.epoch == epoch:
             del self._held[key]
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """Renew this owner's heartbeat, and return what others want."""
         heard = await self._calls.again("write to", leases.beat, self._owner, self._heard)
         self._heard = heard.ids
@@ -274,14 +274,14 @@ class PostgresStore:
         self._news = True
         self._bell.set()
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Ask the holder for the session."""
         await self._calls.again("write to", leases.ask, key, holder.owner)
 
     # inbox
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Leave items for a session; see the port."""
         return (
@@ -290,7 +290,7 @@ class PostgresStore:
             else 0
         )
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return what waits for a session; see the port."""
         return await self._calls.again("read", inbox.take, key, epoch, limit)
 
@@ -328,7 +328,7 @@ class PostgresStore:
     ) -> list[SessionInfo]:
         """List sessions by key; see the port."""
         return await self._calls.again(
-            "read", directory.listed, directory.Wanted(tenant, owner, tag, prefix, after, limit)
+            "read", directory.listed, directory.ListQuery(tenant, owner, tag, prefix, after, limit)
         )
 
     async def tenants(self) -> list[str]:

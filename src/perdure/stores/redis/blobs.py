@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import final
 
 from perdure.records.blob_names import require_named, verified
-from perdure.store import Swept
+from perdure.store import BlobSweep
 from perdure.stores.redis.connection import Call, Link, Script, script
-from perdure.stores.redis.layout import Names
+from perdure.stores.redis.layout import KeyNames
 
 _DIGITS = "0123456789abcdefx"
 """What names begin with: a digit of a hash, or the mark of a wrapper's own."""
@@ -23,7 +23,7 @@ _MOVED, _REMOVED = 1, 2
 class Blobs:
     """The blobs of all tenants."""
 
-    def __init__(self, link: Link, names: Names) -> None:
+    def __init__(self, link: Link, names: KeyNames) -> None:
         self._link = link
         self._names = names
 
@@ -51,7 +51,7 @@ class Blobs:
         away, here = await self._shelves(tenant)
         return sorted(away | here)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """Move away what nobody reaches, and remove what was moved long ago; see the port.
 
         Each blob is judged again, by the server's own clock, in the step that acts.
@@ -71,7 +71,7 @@ class Blobs:
                 quarantined += what == _MOVED
                 removed += what == _REMOVED
                 freed += size
-        return Swept(quarantined, removed, freed)
+        return BlobSweep(quarantined, removed, freed)
 
     async def remove(self, tenant: str, names: Collection[str]) -> int:
         """Remove blobs at once, and return how many bytes were freed."""

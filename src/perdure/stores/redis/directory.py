@@ -17,9 +17,9 @@ from perdure.records.keys import SessionKey
 from perdure.store import SessionInfo
 from perdure.stores.redis.blobs import Blobs
 from perdure.stores.redis.connection import Call, Link, script
-from perdure.stores.redis.documents import Shown
-from perdure.stores.redis.layout import Names, key_in, key_of, member_of, members_between
-from perdure.stores.redis.log import Cold, lost
+from perdure.stores.redis.documents import ListedFields
+from perdure.stores.redis.layout import KeyNames, key_in, key_of, member_of, members_between
+from perdure.stores.redis.log import ColdHistory, lost
 
 _PAGE = 256
 _FIELDS = (b"e", b"d", b"h", b"c", b"u", b"a", b"m")
@@ -29,14 +29,14 @@ _FIELDS = (b"e", b"d", b"h", b"c", b"u", b"a", b"m")
 class Directory:
     """What sessions there are."""
 
-    def __init__(self, link: Link, names: Names, blobs: Blobs, cold: Cold) -> None:
+    def __init__(self, link: Link, names: KeyNames, blobs: Blobs, cold: ColdHistory) -> None:
         self._link = link
         self._names = names
         self._blobs = blobs
         self._cold = cold
 
     async def sessions(
-        self, tenant: str, prefix: str, after: SessionKey | None, limit: int, fits: Fits
+        self, tenant: str, prefix: str, after: SessionKey | None, limit: int, fits: ListFilter
     ) -> list[SessionInfo]:
         """List sessions by key; see the port."""
         found: list[SessionInfo] = []
@@ -70,7 +70,9 @@ class Directory:
         tenants = [name.decode() for name in (await self._link.send([known]))[0]]
         found = await self._blobs.any(tenants)
         for tenant in tenants:
-            if tenant not in found and await self.sessions(tenant, "", None, 1, Fits(None, None)):
+            if tenant not in found and await self.sessions(
+                tenant, "", None, 1, ListFilter(None, None)
+            ):
                 found.add(tenant)
         return sorted(found)
 
@@ -118,7 +120,7 @@ class Directory:
         return len(keys)
 
 
-class Fits(msgspec.Struct, frozen=True):
+class ListFilter(msgspec.Struct, frozen=True):
     """Which sessions to list."""
 
     owner: str | None
@@ -134,9 +136,9 @@ def _info(key: SessionKey, fields: Sequence[Any]) -> SessionInfo | None:
     if epoch is None or deleted is not None:
         return None
     try:
-        said = decoder_of(Shown).decode(shown) if shown else Shown()
+        said = decoder_of(ListedFields).decode(shown) if shown else ListedFields()
     except msgspec.DecodeError:  # a cache of the manifest, which the next fold writes again
-        said = Shown()
+        said = ListedFields()
     return SessionInfo(
         key=key,
         epoch=_number(epoch),

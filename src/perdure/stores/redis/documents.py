@@ -18,13 +18,13 @@ from perdure.records.stored import matched
 from perdure.store import Documents
 from perdure.stores.redis.connection import Link, script
 from perdure.stores.redis.entries import damaged
-from perdure.stores.redis.layout import Names
+from perdure.stores.redis.layout import KeyNames
 from perdure.stores.redis.log import lost
 
 log: logging.Logger = logging.getLogger("perdure")
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ListedFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a listing shows of a session, kept apart so that it need not read manifests."""
 
     owner: str | None = None
@@ -41,7 +41,7 @@ class _Format(msgspec.Struct):
 class Views:
     """The documents of all sessions."""
 
-    def __init__(self, link: Link, names: Names) -> None:
+    def __init__(self, link: Link, names: KeyNames) -> None:
         self._link = link
         self._names = names
 
@@ -64,7 +64,7 @@ class Views:
         """Replace documents and manifest in one step; see the port."""
         places = self._names.places(key)
         about = manifest.about
-        shown = Shown(
+        shown = ListedFields(
             owner=about.owner,
             title=about.title,
             tags=about.tags,

@@ -17,7 +17,7 @@ from perdure.records.records import Entry, Record
 from perdure.store import Batch
 
 
-class Look(NamedTuple):
+class SessionEntry(NamedTuple):
     """What a session's hash says, checked against its log."""
 
     epoch: int
@@ -70,7 +70,7 @@ def records_of(key: SessionKey, seed: int, entry: Any) -> list[Record]:
     return found.records
 
 
-def look_of(key: SessionKey, reply: Sequence[Any]) -> Look:
+def look_of(key: SessionKey, reply: Sequence[Any]) -> SessionEntry:
     """Return what a session is, from the answer of ``look.lua``.
 
     Raises:
@@ -81,7 +81,7 @@ def look_of(key: SessionKey, reply: Sequence[Any]) -> Look:
     if epoch is None:
         if last is not None:
             raise damaged(key, "the hash", "it is gone, and the log is there")
-        return Look(0, 0)
+        return SessionEntry(0, 0)
     try:
         said, at = int(epoch), int(head or 0)
         trimmed, cold = int(base or 0), int(moved or 0)
@@ -90,14 +90,14 @@ def look_of(key: SessionKey, reply: Sequence[Any]) -> Look:
     if last is None:
         if at:
             raise damaged(key, "the log", f"it is gone, and {at} records were in it")
-        return Look(said, 0, deleted is not None)
+        return SessionEntry(said, 0, deleted is not None)
     if span_of(last)[1] != at or int(of) != said:
         why = f"it ends with entry {last.decode()} of epoch {of.decode()}"
         raise damaged(key, "the log", f"{why}, and the session is at record {at} of epoch {said}")
     if span_of(first)[0] != max(trimmed, cold) + 1:
         why = f"it begins with entry {first.decode()}, and left off at record {max(trimmed, cold)}"
         raise damaged(key, "the log", why)
-    return Look(said, at, deleted is not None, trimmed, cold)
+    return SessionEntry(said, at, deleted is not None, trimmed, cold)
 
 
 def refusal(batch: Batch, most: int) -> Exception | None:

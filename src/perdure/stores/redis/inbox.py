@@ -15,30 +15,30 @@ from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_le
 from perdure.store import (
     DeadLetter,
     InboxLimit,
-    Posted,
+    PendingItem,
 )
 from perdure.stores.redis.connection import Call, Link, script
-from perdure.stores.redis.layout import Names, key_in, written_key
+from perdure.stores.redis.layout import KeyNames, key_in, written_key
 from perdure.stores.redis.leases import Leases
 from perdure.stores.redis.log import lost
 
 _CRC = 4
 _PAGE = 1000
 """Inboxes that one write looks into."""
-_items: msgspec.msgpack.Decoder[Posted] = msgspec.msgpack.Decoder(Posted)
+_items: msgspec.msgpack.Decoder[PendingItem] = msgspec.msgpack.Decoder(PendingItem)
 
 
 @final
 class Inbox:
     """The inboxes of all sessions."""
 
-    def __init__(self, link: Link, names: Names, leases: Leases) -> None:
+    def __init__(self, link: Link, names: KeyNames, leases: Leases) -> None:
         self._link = link
         self._names = names
         self._leases = leases
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Leave items for a session, and tell its holder; see the port."""
         places = self._names.places(key)
@@ -63,7 +63,7 @@ class Inbox:
             await self._leases.tell_of_mail(key, holder.decode())
         return int(new)
 
-    async def take(self, key: SessionKey, epoch: int, limit: int) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
         """Return what waits for a session; see the port."""
         if limit <= 0:
             return []
@@ -177,12 +177,12 @@ def _require(key: SessionKey, epoch: int, reply: Any) -> None:
         raise lost(key, epoch, reply[1], deleted=bool(reply[2]))
 
 
-def _sealed(item: Posted, seed: int) -> bytes:
+def _sealed(item: PendingItem, seed: int) -> bytes:
     data = msgspec.msgpack.encode(item)
     return zlib.crc32(data, seed).to_bytes(_CRC, "big") + data
 
 
-def _opened(seed: int, op_id: bytes, data: bytes) -> Posted:
+def _opened(seed: int, op_id: bytes, data: bytes) -> PendingItem:
     body = data[_CRC:]
     damage = "it does not fit its checksum"
     if zlib.crc32(body, seed).to_bytes(_CRC, "big") == data[:_CRC]:
@@ -194,7 +194,7 @@ def _opened(seed: int, op_id: bytes, data: bytes) -> Posted:
             if item.op_id.encode() == op_id:
                 return item
             damage = "it stands under another id"
-    return Posted(_op_id(op_id), "", data, 0.0, f"an item on the server is damaged: {damage}")
+    return PendingItem(_op_id(op_id), "", data, 0.0, f"an item on the server is damaged: {damage}")
 
 
 def _op_id(field: bytes) -> str:

@@ -23,7 +23,7 @@ _END = b"\xff"
 """A byte that no UTF-8 text has: behind all of it."""
 
 
-class Places(NamedTuple):
+class SessionKeys(NamedTuple):
     """The keys of one session."""
 
     session: bytes
@@ -43,12 +43,12 @@ class Places(NamedTuple):
     """What the checksum of each batch begins with, so that it proves whose it is."""
 
 
-class Names:
+class KeyNames:
     """The keys under one prefix."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self.places: Callable[[SessionKey], Places] = lru_cache(_CACHED)(self._places)
+        self.places: Callable[[SessionKey], SessionKeys] = lru_cache(_CACHED)(self._places)
         self.tenants: bytes = f"{prefix}:tenants".encode()
         """A sorted set of all tenants that were ever here."""
         self.beats: bytes = f"{prefix}:beats".encode()
@@ -62,14 +62,14 @@ class Names:
         self.every_dead: str = f"{prefix}:{{*}}:u"
         """And one for the dead letters."""
 
-    def _places(self, key: SessionKey) -> Places:
+    def _places(self, key: SessionKey) -> SessionKeys:
         tag = ":".join(quote(part, safe="") for part in (key.tenant, key.agent, key.session))
         base = f"{self._prefix}:{{{tag}}}:"
         session, log, documents, items, order, segments, dead = [
             (base + name).encode() for name in "sldiqxu"
         ]
         seed = zlib.crc32(tag.encode())
-        return Places(session, log, documents, items, order, segments, dead, seed)
+        return SessionKeys(session, log, documents, items, order, segments, dead, seed)
 
     def every_history(self, tenant: str) -> str:
         """Return a pattern that fits what names the old history of a tenant's sessions."""

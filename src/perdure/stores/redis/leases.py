@@ -25,10 +25,10 @@ from perdure._lib.locks import has_ended, this_process
 from perdure._lib.platform import host_name
 from perdure.errors import LeaseHeldError, PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.store import Asked, Grant, Holder
+from perdure.store import HeartbeatRequests, HeldLease, LeaseState
 from perdure.stores.redis.connection import Call, Link, script
 from perdure.stores.redis.entries import damaged
-from perdure.stores.redis.layout import Names, member_of, written_key
+from perdure.stores.redis.layout import KeyNames, member_of, written_key
 
 _KEPT = 7 * 24 * 3600
 """Seconds after its last heartbeat for which an owner is remembered."""
@@ -45,7 +45,7 @@ _keys: msgspec.json.Decoder[SessionKey] = msgspec.json.Decoder(SessionKey)
 class Leases:
     """The leases of all sessions, and this store as one of their owners."""
 
-    def __init__(self, link: Link, names: Names, owner: str) -> None:
+    def __init__(self, link: Link, names: KeyNames, owner: str) -> None:
         self._link = link
         self._names = names
         self._owner = owner
@@ -80,7 +80,7 @@ class Leases:
         left = Call(b"HDEL", self._names.beats, self._owner)
         await self._link.send([Call(b"HSET", name, b"closed", 1), left])
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """Say who has the session; see the port."""
         session = self._names.places(key).session
         ((epoch, owner, released, deleted),) = await self._link.send(
@@ -97,7 +97,7 @@ class Leases:
                 Call(b"HGET", self._names.beats, name),
             ]
         )
-        return Holder(
+        return LeaseState(
             epoch=int(epoch),
             owner=name,
             released=released is not None,
@@ -115,7 +115,7 @@ class Leases:
             return False
         return None
 
-    async def acquire(self, key: SessionKey, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, after: int) -> HeldLease:
         """Take the session with the next epoch; see the port."""
         places = self._names.places(key)
         payload = msgspec.json.encode({"owner": self._owner})
@@ -136,7 +136,7 @@ class Leases:
             why = f"entry {said[1].decode()} does not fit it, with the session at record {said[0]}"
             raise damaged(key, "the log", why)
         epoch, head = said
-        return Grant(key, epoch, head, created=head == 1)
+        return HeldLease(key, epoch, head, created=head == 1)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """Say that the epoch's holder writes no more; see the port."""
@@ -144,7 +144,7 @@ class Leases:
 
     # heartbeat and news
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """Renew the heartbeat, and return what is new; see the port."""
         names = self._names.owner(self._owner)
         asks, _, beats = await self._link.send(
@@ -164,9 +164,9 @@ class Leases:
                     "something asked of this owner cannot be read", extra={"size": len(ask)}
                 )
         others = {one.decode(): int(n) for one, n in beats.items() if one != self._me}
-        return Asked(tuple(found[_HANDOVER]), tuple(found[_MAIL]), others)
+        return HeartbeatRequests(tuple(found[_HANDOVER]), tuple(found[_MAIL]), others)
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Ask the holder for the session."""
         await self._ask(holder.owner, _HANDOVER + written_key(key))
 

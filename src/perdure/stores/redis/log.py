@@ -27,10 +27,10 @@ from perdure.records import frames
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import Record
-from perdure.store import Batch, LogChunk, Outcome, Status, Store, Swept, past_damage
+from perdure.store import Batch, BlobSweep, LogChunk, Outcome, Status, Store, past_damage
 from perdure.stores.redis.connection import Call, Link, script
 from perdure.stores.redis.entries import (
-    Look,
+    SessionEntry,
     damaged,
     gap,
     look_of,
@@ -40,7 +40,7 @@ from perdure.stores.redis.entries import (
     span_of,
 )
 from perdure.stores.redis.errors import meaning_of, outcome_of
-from perdure.stores.redis.layout import Names
+from perdure.stores.redis.layout import KeyNames
 
 # The log's entries: one batch of records each, under an id that says where it stands
 #
@@ -71,10 +71,10 @@ _segments: msgspec.msgpack.Decoder[list[ColdEntry]] = msgspec.msgpack.Decoder(li
 
 
 @final
-class Cold:
+class ColdHistory:
     """The old history of all sessions; without another store, nothing ever moves."""
 
-    def __init__(self, link: Link, names: Names, place: Store | None) -> None:
+    def __init__(self, link: Link, names: KeyNames, place: Store | None) -> None:
         self._link = link
         self._names = names
         self._place = place
@@ -164,13 +164,13 @@ class Cold:
         """List the tenants of whom the other store has anything."""
         return [] if self._place is None else await self._place.tenants()
 
-    async def sweep(self, tenant: str, older_than: float) -> Swept:
+    async def sweep(self, tenant: str, older_than: float) -> BlobSweep:
         """Sweep the other store of segments that no session names, whatever was killed when.
 
         Walks over all keys: a directory may lack sessions, and their history is not to be lost.
         """
         if self._place is None:
-            return Swept()
+            return BlobSweep()
         named: set[str] = set()
         cursor: Any = b"0"
         while True:
@@ -211,7 +211,7 @@ def lost(key: SessionKey, epoch: int, newest: int, *, deleted: bool) -> LeaseLos
 class Log:
     """The logs of all sessions."""
 
-    def __init__(self, link: Link, names: Names, cold: Cold, owner: str) -> None:
+    def __init__(self, link: Link, names: KeyNames, cold: ColdHistory, owner: str) -> None:
         self._owner = owner
         self._link = link
         self._names = names
@@ -271,7 +271,7 @@ class Log:
         except PerdureError as error:
             return outcome_of(error)
 
-    async def _overlapped(self, batch: Batch, look: Look) -> Outcome:
+    async def _overlapped(self, batch: Batch, look: SessionEntry) -> Outcome:
         """Compare with what the log holds, and append what it does not hold yet."""
         before = batch.first + len(batch.records)
         held: list[Record] = []
@@ -287,7 +287,7 @@ class Log:
         )
         return outcome
 
-    async def look(self, key: SessionKey) -> Look:
+    async def look(self, key: SessionKey) -> SessionEntry:
         """Return what a session is.
 
         Raises:
@@ -333,7 +333,14 @@ class Log:
             count = max(1, min(count * _PART // max(size, 1), count * 4, most))
 
     async def _records(
-        self, key: SessionKey, look: Look, after: int, stop: int, count: int, *, reverse: bool
+        self,
+        key: SessionKey,
+        look: SessionEntry,
+        after: int,
+        stop: int,
+        count: int,
+        *,
+        reverse: bool,
     ) -> tuple[list[Record], int]:
         """Return the next records, and how many bytes lie there of them.
 

@@ -21,30 +21,30 @@ from perdure.errors import ConfigError, StoreError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.store import (
-    Asked,
     Batch,
+    BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
-    Grant,
-    Holder,
+    HeartbeatRequests,
+    HeldLease,
     InboxLimit,
+    LeaseState,
     LogChunk,
     Outcome,
-    Posted,
+    PendingItem,
     SessionInfo,
     Store,
-    Swept,
 )
 from perdure.stores.redis import server
 from perdure.stores.redis.blobs import Blobs
 from perdure.stores.redis.connection import Link
-from perdure.stores.redis.directory import Directory, Fits
+from perdure.stores.redis.directory import Directory, ListFilter
 from perdure.stores.redis.documents import Views
 from perdure.stores.redis.inbox import Inbox
-from perdure.stores.redis.layout import Names
+from perdure.stores.redis.layout import KeyNames
 from perdure.stores.redis.leases import Leases
-from perdure.stores.redis.log import MAX_RECORD_BYTES, Cold, Log
+from perdure.stores.redis.log import MAX_RECORD_BYTES, ColdHistory, Log
 from perdure.stores.redis.settings import settings_from
 
 _FAREWELL = 1.0
@@ -99,9 +99,9 @@ class RedisStore:
         self._capabilities = _CAPABILITIES
         self._opened = False
         self._link = link = Link(settings)
-        names = Names(settings.prefix)
+        names = KeyNames(settings.prefix)
         self._history = history
-        self._cold = Cold(link, names, history)
+        self._cold = ColdHistory(link, names, history)
         self._log = Log(link, names, self._cold, self._owner)
         self._leases = Leases(link, names, self._owner)
         self._inbox = Inbox(link, names, self._leases)
@@ -224,14 +224,14 @@ class RedisStore:
         """Return a blob, verified; None when there is none."""
         return await self._blobs.get(tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """Move away what nobody reaches, and remove what was moved long ago; see the port.
 
         History that nobody names any more goes with it, from its own store.
         """
         here = await self._blobs.sweep(tenant, reachable, older_than)
         there = await self._cold.sweep(tenant, older_than)
-        return Swept(
+        return BlobSweep(
             here.quarantined + there.quarantined,
             here.removed + there.removed,
             here.bytes + there.bytes,
@@ -247,11 +247,11 @@ class RedisStore:
 
     # leases
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """Say who has the session; None when nobody ever had."""
         return await self._leases.holder(key)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """Take the session with epoch ``after + 1``; see the port."""
         return await self._leases.acquire(key, after)
 
@@ -259,7 +259,7 @@ class RedisStore:
         """Say that the epoch's holder writes no more; see the port."""
         await self._leases.release(key, epoch)
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """Renew this owner's heartbeat, and return what others want; see the port.
 
         How the server is set up may be changed later on: it is looked at now and then, and after
@@ -276,19 +276,19 @@ class RedisStore:
         """Return when somebody has left word, or after a time; see the port."""
         await self._leases.news(at_most)
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Ask the holder for the session."""
         await self._leases.request_handover(key, holder)
 
     # inbox
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Leave items for a session; see the port."""
         return await self._inbox.post(key, items, limit=limit)
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return what waits for a session; see the port."""
         return await self._inbox.take(key, epoch, limit)
 
@@ -325,7 +325,7 @@ class RedisStore:
         limit: int = 100,
     ) -> list[SessionInfo]:
         """List sessions by key; see the port."""
-        return await self._directory.sessions(tenant, prefix, after, limit, Fits(owner, tag))
+        return await self._directory.sessions(tenant, prefix, after, limit, ListFilter(owner, tag))
 
     async def tenants(self) -> list[str]:
         """List the tenants that have a session, a blob or old history, by name."""

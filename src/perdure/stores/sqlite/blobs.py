@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from perdure.errors import CorruptRecordError
 from perdure.records.blob_names import require_named, verified
-from perdure.store import Swept
+from perdure.store import BlobSweep
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def remove(con: sqlite3.Connection, tenant: str, gone: Collection[str]) -> int:
 
 def sweep(
     con: sqlite3.Connection, tenant: str, keep: frozenset[str], older_than: float, now: float
-) -> Swept:
+) -> BlobSweep:
     """Remove what was moved away long enough ago, then move away what nobody reaches."""
     moved: list[tuple[float | None, str, str]] = []
     gone: list[tuple[str, str]] = []
@@ -75,7 +75,7 @@ def sweep(
             freed += size
     con.executemany(Q["move_blob"], moved)
     con.executemany(Q["delete_blob"], gone)
-    return Swept(quarantined, len(gone), freed)
+    return BlobSweep(quarantined, len(gone), freed)
 
 
 def _require_times(name: object, renewed_at: object, moved_at: object) -> None:

@@ -21,7 +21,7 @@ from perdure.errors import ConfigError, StoreUnavailableError, UnsupportedVersio
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
 from perdure.stores.sqlite.errors import CANNOT_SHARE, code_of, driver_error
-from perdure.stores.sqlite.log import DELETED, Row, Rows, Seal, find
+from perdure.stores.sqlite.log import DELETED, LogRows, Seal, SessionRow, find
 from perdure.stores.sqlite.sql import MIGRATIONS, Q
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def _files_of(path: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-class Part(msgspec.Struct, frozen=True):
+class RecordPage(msgspec.Struct, frozen=True):
     """Some records of a log, and where the next part goes on."""
 
     records: list[Record]
@@ -337,11 +337,11 @@ class Part(msgspec.Struct, frozen=True):
 def part_of(
     con: sqlite3.Connection,
     key: SessionKey,
-    before: Part | None,
+    before: RecordPage | None,
     after: int,
     reverse: bool,  # noqa: FBT001  # passed through a thread, by position
     most: int = PART_BYTES,
-) -> Part | None:
+) -> RecordPage | None:
     """Return the next part of a log, None behind its end; ``after`` counts for the first one."""
     row = find(con, key)
     if row is None or not row.epoch or row.state == DELETED:
@@ -352,24 +352,26 @@ def part_of(
 
 
 def _on(
-    con: sqlite3.Connection, row: Row, before: Part | None, after: int, most: int
-) -> Part | None:
+    con: sqlite3.Connection, row: SessionRow, before: RecordPage | None, after: int, most: int
+) -> RecordPage | None:
     at, expected = (before.at, before.expected) if before else (max(after, row.low), None)
     if at < row.low:
         at, expected = row.low, None  # removed meanwhile
     if at > row.head:
         return None
-    rows = Rows(con, row, at, expected)
+    rows = LogRows(con, row, at, expected)
     records = rows.forward(most)
     last = records[-1].seq if records else row.head
-    return Part(records, row.born, last + 1, rows.expected, last < row.head)
+    return RecordPage(records, row.born, last + 1, rows.expected, last < row.head)
 
 
-def _back(con: sqlite3.Connection, row: Row, before: Part | None, last: int) -> Part | None:
+def _back(
+    con: sqlite3.Connection, row: SessionRow, before: RecordPage | None, last: int
+) -> RecordPage | None:
     at, expected = (before.at, before.expected) if before else (min(last, row.head), None)
     if at < row.low:
         return None
-    rows = Rows(con, row, at, expected)
+    rows = LogRows(con, row, at, expected)
     records = rows.backward(PART_BYTES)
     first = records[-1].seq if records else row.low
-    return Part(records, row.born, first - 1, rows.expected, first > row.low)
+    return RecordPage(records, row.born, first - 1, rows.expected, first > row.low)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from perdure._lib.logs import Once
+from perdure._lib.logs import LogOnce
 from perdure.errors import ConfigError, FormatError, UnsupportedVersionError
 from perdure.records.frames import open_sealed, seal
 from perdure.records.json import decode
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("perdure")
 
-_told = Once()
+_told = LogOnce()
 
 
 def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None) -> Documents:

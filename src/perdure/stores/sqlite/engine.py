@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure._lib.locks import Onlooker, Presence
+from perdure._lib.locks import Presence, PresenceReader
 from perdure._lib.platform import host_name
 from perdure._lib.threads import Threads
 from perdure.errors import (
@@ -37,7 +37,7 @@ from perdure.stores.sqlite.errors import (
     trouble,
     troubles,
 )
-from perdure.stores.sqlite.log import Planned, Tail, append_one, planned, save_all
+from perdure.stores.sqlite.log import LogTail, PlannedWrite, append_one, planned, save_all
 from perdure.stores.sqlite.sql import MIGRATIONS, MOST_ROWS
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Engine:
 
     def __init__(self, path: str, timeout: float) -> None:
         self.path = path
-        self.tails: dict[SessionKey, Tail] = {}
+        self.tails: dict[SessionKey, LogTail] = {}
         """Where the logs end that this store holds."""
         self._timeout = timeout
         self._con: sqlite3.Connection | None = None
@@ -154,8 +154,8 @@ class Engine:
         except (driver_error(), InDoubtError, PerdureError, OSError, UnicodeDecodeError) as error:
             return self._failed(batches, error, now)
 
-    def _planned(self, batches: Sequence[Batch]) -> list[Planned] | None:
-        plans: list[Planned] = []
+    def _planned(self, batches: Sequence[Batch]) -> list[PlannedWrite] | None:
+        plans: list[PlannedWrite] = []
         tails = self.tails
         for batch in batches:
             tail = tails.get(batch.key)
@@ -168,7 +168,7 @@ class Engine:
             plans.append(plan)
         return plans if len({plan.tail.id for plan in plans}) == len(plans) else None
 
-    def _save(self, plans: list[Planned], now: float) -> bool:
+    def _save(self, plans: list[PlannedWrite], now: float) -> bool:
         """Append all of them; False if somebody's log is not where its holder left it."""
         try:
             if len(plans) <= MOST_ROWS:
@@ -185,7 +185,7 @@ class Engine:
         return True
 
     def _one_by_one(self, batches: Sequence[Batch], now: float) -> list[Outcome]:
-        done: list[tuple[Outcome, Tail | None]] = []
+        done: list[tuple[Outcome, LogTail | None]] = []
         with self.transaction() as con:
             for batch in batches:
                 try:
@@ -231,13 +231,13 @@ _LISTEN = 0.1
 """Seconds between two looks whether somebody rang."""
 
 
-class Opened(msgspec.Struct, frozen=True):
+class OpenDatabase(msgspec.Struct, frozen=True):
     """One thread that writes, a few that read."""
 
     path: str
     engine: Engine
     readers: Readers
-    presence: Presence | Onlooker
+    presence: Presence | PresenceReader
     writes: Threads
     reads: Threads
     pid: int
@@ -312,7 +312,7 @@ class Opened(msgspec.Struct, frozen=True):
         self.reads.close()
 
 
-async def enter(path: str, owner: str, timeout: float) -> Opened:  # noqa: ASYNC109  # SQLite's own
+async def enter(path: str, owner: str, timeout: float) -> OpenDatabase:  # noqa: ASYNC109  # SQLite's own
     """Open a database as an owner."""
     writes = Threads(1, name="perdure sqlite write", prompt=True)
     entered: list[tuple[Engine, Presence]] = []
@@ -326,7 +326,7 @@ async def enter(path: str, owner: str, timeout: float) -> Opened:  # noqa: ASYNC
     ((engine, presence),) = entered
     reads = Threads(_READERS, name="perdure sqlite read")
     readers = Readers(path, timeout)
-    return Opened(path, engine, readers, presence, writes, reads, os.getpid(), [0])
+    return OpenDatabase(path, engine, readers, presence, writes, reads, os.getpid(), [0])
 
 
 def _enter(path: str, owner: str, timeout: float) -> tuple[Engine, Presence]:
@@ -358,7 +358,7 @@ def _leave_again(entered: list[tuple[Engine, Presence]]) -> None:
         presence.close()
 
 
-async def enter_read_only(path: str, timeout: float) -> Opened:  # noqa: ASYNC109
+async def enter_read_only(path: str, timeout: float) -> OpenDatabase:  # noqa: ASYNC109
     """Open a database that is there, to read it."""
     writes = Threads(1, name="perdure sqlite close", prompt=True)
     readers = Readers(path, timeout, read_only=True)
@@ -366,8 +366,10 @@ async def enter_read_only(path: str, timeout: float) -> Opened:  # noqa: ASYNC10
         owners = await writes.run(_look, path, readers)
     reads = Threads(_READERS, name="perdure sqlite read")
     engine = Engine(path, timeout)  # connects when it writes, which is never
-    looking = Onlooker(owners)
-    return Opened(path, engine, readers, looking, writes, reads, os.getpid(), [0], read_only=True)
+    looking = PresenceReader(owners)
+    return OpenDatabase(
+        path, engine, readers, looking, writes, reads, os.getpid(), [0], read_only=True
+    )
 
 
 def _look(path: str, readers: Readers) -> Folder | None:
@@ -413,7 +415,7 @@ def _scrub(engine: Engine) -> None:
         raise StoreUnavailableError(message, path=engine.path)
 
 
-def _leave(here: Opened) -> None:
+def _leave(here: OpenDatabase) -> None:
     here.readers.close()
     here.engine.close()
     here.presence.close()

@@ -10,8 +10,8 @@ import msgspec
 
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
-from perdure.store import DeadLetter, InboxLimit, Posted
-from perdure.stores.sqlite.log import DELETED, Row, find, held, lost, make
+from perdure.store import DeadLetter, InboxLimit, PendingItem
+from perdure.stores.sqlite.log import DELETED, SessionRow, find, held, lost, make
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def post(
     con: sqlite3.Connection,
     key: SessionKey,
-    items: Sequence[Posted],
+    items: Sequence[PendingItem],
     now: float,
     limit: InboxLimit | None,
 ) -> tuple[int, str]:
@@ -50,7 +50,7 @@ def post(
     return new, row.owner
 
 
-def take(con: sqlite3.Connection, key: SessionKey, epoch: int, limit: int) -> list[Posted]:
+def take(con: sqlite3.Connection, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
     """Return what waits, oldest first.
 
     Raises:
@@ -67,12 +67,12 @@ def take(con: sqlite3.Connection, key: SessionKey, epoch: int, limit: int) -> li
     ]
 
 
-def _opened(row: Row, found: tuple[Any, ...]) -> Posted:
+def _opened(row: SessionRow, found: tuple[Any, ...]) -> PendingItem:
     number, op_id, kind, payload, posted_at, sum_ = found
     try:
-        item = Posted(op_id.decode(), kind.decode(), payload, posted_at)
+        item = PendingItem(op_id.decode(), kind.decode(), payload, posted_at)
     except UnicodeDecodeError:
-        item = Posted(f"{UNREADABLE}{number}", "", payload, 0.0)
+        item = PendingItem(f"{UNREADABLE}{number}", "", payload, 0.0)
     else:
         if _sum(row, item) == sum_:
             return item
@@ -90,7 +90,7 @@ def settle(con: sqlite3.Connection, key: SessionKey, epoch: int, op_ids: Collect
     _settle(con, held(con, key, epoch), op_ids)
 
 
-def _settle(con: sqlite3.Connection, row: Row, op_ids: Collection[str]) -> None:
+def _settle(con: sqlite3.Connection, row: SessionRow, op_ids: Collection[str]) -> None:
     con.executemany(Q["settle"], [(row.id, op_id) for op_id in op_ids])
     numbers = [op_id.removeprefix(UNREADABLE) for op_id in op_ids if op_id.startswith(UNREADABLE)]
     rows = [(row.id, int(number)) for number in numbers if number.isdecimal()]
@@ -147,6 +147,6 @@ def _has_table(con: sqlite3.Connection) -> bool:
     return con.execute(Q["dead_letter_table"]).fetchone() is not None
 
 
-def _sum(row: Row, item: Posted) -> int:
+def _sum(row: SessionRow, item: PendingItem) -> int:
     head = msgspec.json.encode((row.id, item.op_id, item.kind, item.posted_at))
     return zlib.crc32(item.payload, zlib.crc32(head))

@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure._lib.ids import first_beat
-from perdure._lib.locks import Onlooker, Presence
+from perdure._lib.locks import Presence, PresenceReader
 from perdure.errors import LeaseHeldError
 from perdure.records.keys import SessionKey
-from perdure.store import Asked, Grant, Holder
-from perdure.stores.sqlite.log import DELETED, HELD, RELEASED, Tail, find, held, make, opened, save
+from perdure.store import HeartbeatRequests, HeldLease, LeaseState
+from perdure.stores.sqlite.log import (
+    DELETED,
+    HELD,
+    RELEASED,
+    LogTail,
+    find,
+    held,
+    make,
+    opened,
+    save,
+)
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -35,14 +45,16 @@ def leave(con: sqlite3.Connection, owner: str) -> None:
     con.execute(Q["delete_all_letters"], {"owner": owner})
 
 
-def look(con: sqlite3.Connection, key: SessionKey, presence: Presence | Onlooker) -> Holder | None:
+def look(
+    con: sqlite3.Connection, key: SessionKey, presence: Presence | PresenceReader
+) -> LeaseState | None:
     """Say who has, or last had, a session."""
     row = find(con, key)
     if row is None or not row.epoch:
         return None
     known = con.execute(Q["owner"], {"owner": row.owner}).fetchone()
     beat, host, pid = known or (0, "", 0)
-    return Holder(
+    return LeaseState(
         epoch=row.epoch,
         owner=row.owner,
         released=row.state == RELEASED,
@@ -56,7 +68,7 @@ def look(con: sqlite3.Connection, key: SessionKey, presence: Presence | Onlooker
 
 def acquire(
     con: sqlite3.Connection, key: SessionKey, after: int, owner: str, at: float
-) -> tuple[Grant, Tail]:
+) -> tuple[HeldLease, LogTail]:
     """Take a session with the next epoch, and append the epoch's record.
 
     Raises:
@@ -80,7 +92,7 @@ def acquire(
     created = row.head == 0
     row = msgspec.structs.replace(row, epoch=epoch, owner=owner, state=HELD)
     row = opened(con, row, msgspec.json.encode({"owner": owner, "at": at}), at)
-    return Grant(key, epoch, row.head, created), Tail(row)
+    return HeldLease(key, epoch, row.head, created), LogTail(row)
 
 
 def release(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> None:
@@ -90,7 +102,7 @@ def release(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> 
         save(con, msgspec.structs.replace(row, state=RELEASED), at)
 
 
-def beat(con: sqlite3.Connection, owner: str, told: int) -> tuple[Asked, int]:
+def beat(con: sqlite3.Connection, owner: str, told: int) -> tuple[HeartbeatRequests, int]:
     """Renew a heartbeat; return what it brings, and the number of the last letter.
 
     Its letters are those since ``told``.
@@ -106,7 +118,7 @@ def beat(con: sqlite3.Connection, owner: str, told: int) -> tuple[Asked, int]:
         asked[mail].append(SessionKey(agent, session, tenant))
         told = number
     beats = dict(con.execute(Q["beats"], {"owner": owner}))
-    return Asked(tuple(asked[0]), tuple(asked[1]), beats), told
+    return HeartbeatRequests(tuple(asked[0]), tuple(asked[1]), beats), told
 
 
 def ask(con: sqlite3.Connection, owner: str, key: SessionKey) -> None:
@@ -132,7 +144,7 @@ def delete(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> N
 
 def trim(
     con: sqlite3.Connection, key: SessionKey, epoch: int, below: int, at: float
-) -> tuple[int, Tail]:
+) -> tuple[int, LogTail]:
     """Remove the rows that lie below a record; return how many bytes they had.
 
     Raises:
@@ -143,8 +155,8 @@ def trim(
     where = {"id": row.id, "below": below}
     _, last, freed = con.execute(Q["rows_below"], where).fetchone()
     if last is None:
-        return 0, Tail(row)
+        return 0, LogTail(row)
     con.execute(Q["trim"], where)
     row = msgspec.structs.replace(row, low=last + 1)
     save(con, row, at)
-    return freed, Tail(row)
+    return freed, LogTail(row)

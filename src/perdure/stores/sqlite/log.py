@@ -36,7 +36,7 @@ HELD, RELEASED, DELETED = range(3)
 _ID_BITS = 62
 
 
-class Row(msgspec.Struct, frozen=True):
+class SessionRow(msgspec.Struct, frozen=True):
     """A session as the database has it."""
 
     id: int
@@ -69,7 +69,7 @@ def total(base: int, head: int, crc: int) -> int:
     return zlib.crc32(b"%d %d" % (head, crc), base)
 
 
-def find(con: sqlite3.Connection, key: SessionKey) -> Row | None:
+def find(con: sqlite3.Connection, key: SessionKey) -> SessionRow | None:
     """Return a session's row, None if there is none.
 
     Raises:
@@ -89,7 +89,7 @@ def _first_id(key: SessionKey) -> int:
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> (64 - _ID_BITS)
 
 
-def _load(con: sqlite3.Connection, key: SessionKey, id_: int) -> Row | None:
+def _load(con: sqlite3.Connection, key: SessionKey, id_: int) -> SessionRow | None:
     found = con.execute(Q["session"], {"id": id_}).fetchone()
     if found is None:
         if con.execute(Q["log_exists"], {"id": id_}).fetchone():
@@ -101,18 +101,18 @@ def _load(con: sqlite3.Connection, key: SessionKey, id_: int) -> Row | None:
     return row
 
 
-def _checked(found: tuple[Any, ...]) -> Row | None:
+def _checked(found: tuple[Any, ...]) -> SessionRow | None:
     id_, tenant, agent, session, epoch, born, owner, state, start, low, head, crc, sum_ = found
     try:
         key = msgspec.convert({"tenant": tenant, "agent": agent, "session": session}, SessionKey)
-        row = Row(id_, key, epoch, born, owner, state, start, low, head, crc)
+        row = SessionRow(id_, key, epoch, born, owner, state, start, low, head, crc)
         whole = total(row.base(), head, crc) == sum_
     except (ValueError, TypeError, UnicodeError, msgspec.MsgspecError):
         return None
     return row if whole else None
 
 
-def make(con: sqlite3.Connection, key: SessionKey, now: float) -> Row:
+def make(con: sqlite3.Connection, key: SessionKey, now: float) -> SessionRow:
     """Return a session's row; a new one has epoch 0."""
     row = find(con, key)
     if row is not None:
@@ -120,18 +120,18 @@ def make(con: sqlite3.Connection, key: SessionKey, now: float) -> Row:
     id_ = _first_id(key)
     while con.execute(Q["session"], {"id": id_}).fetchone():
         id_ += 1
-    row = Row(id_, key)
+    row = SessionRow(id_, key)
     con.execute(Q["insert_session"], _values(row, now))
     return row
 
 
-def save(con: sqlite3.Connection, row: Row, now: float) -> None:
+def save(con: sqlite3.Connection, row: SessionRow, now: float) -> None:
     """Write a row."""
     con.execute(Q["update_session"], _values(row, now))
 
 
-def _values(row: Row, now: float) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in Row.__struct_fields__ if name != "key"}
+def _values(row: SessionRow, now: float) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in SessionRow.__struct_fields__ if name != "key"}
     key = row.key
     return {
         **values,
@@ -143,7 +143,7 @@ def _values(row: Row, now: float) -> dict[str, Any]:
     }
 
 
-def held(con: sqlite3.Connection, key: SessionKey, epoch: int) -> Row:
+def held(con: sqlite3.Connection, key: SessionKey, epoch: int) -> SessionRow:
     """Return a session's row, for the holder of this epoch.
 
     Raises:
@@ -156,7 +156,7 @@ def held(con: sqlite3.Connection, key: SessionKey, epoch: int) -> Row:
     return row
 
 
-def lost(key: SessionKey, epoch: int, row: Row | None) -> LeaseLostError:
+def lost(key: SessionKey, epoch: int, row: SessionRow | None) -> LeaseLostError:
     """Return the error for a write under an epoch that is over."""
     newest = row.epoch if row else 0
     gone = ", and it was deleted" if row and row.state == DELETED else ""
@@ -185,12 +185,12 @@ MAX_RECORD_BYTES = 16 * 1024 * 1024
 _EPOCH_MARK = b',"k":"%b"' % EPOCH.encode()
 
 
-class Tail:
+class LogTail:
     """Where the log of a session ends, as its holder in this process last knew."""
 
     __slots__ = ("base", "crc", "epoch", "head", "id", "owner", "sum")
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: SessionRow) -> None:
         self.id: int = row.id
         self.epoch: int = row.epoch
         self.owner: str = row.owner
@@ -199,15 +199,15 @@ class Tail:
         self.crc: int = row.crc
         self.sum: int = total(self.base, self.head, self.crc)
 
-    def moved(self, plan: Planned) -> None:
+    def moved(self, plan: PlannedWrite) -> None:
         """Note what was committed."""
         self.head, self.crc, self.sum = plan.head, plan.crc, plan.sum
 
 
-class Planned(NamedTuple):
+class PlannedWrite(NamedTuple):
     """One session's part of a commit."""
 
-    tail: Tail
+    tail: LogTail
     head: int
     crc: int
     sum: int
@@ -232,7 +232,7 @@ def require_fit(batch: Batch) -> None:
         raise NotStorableError(message, key=str(batch.key))
 
 
-def planned(tail: Tail, batch: Batch) -> Planned | None:
+def planned(tail: LogTail, batch: Batch) -> PlannedWrite | None:
     """Return how a batch goes on where a tail ends, None if it does not begin there.
 
     Raises:
@@ -248,10 +248,10 @@ def planned(tail: Tail, batch: Batch) -> Planned | None:
     if len(data) > MAX_RECORD_BYTES or not records[-1].end or _EPOCH_MARK in data:
         require_fit(batch)
     head = tail.head + len(records)
-    return Planned(tail, head, crc, total(tail.base, head, crc), data)
+    return PlannedWrite(tail, head, crc, total(tail.base, head, crc), data)
 
 
-def save_all(con: sqlite3.Connection, plans: Sequence[Planned], now: float) -> None:
+def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float) -> None:
     """Append all of them, or none; up to `MOST_ROWS` as one statement.
 
     Raises:
@@ -267,15 +267,15 @@ def save_all(con: sqlite3.Connection, plans: Sequence[Planned], now: float) -> N
 
 
 def append_one(
-    con: sqlite3.Connection, batch: Batch, now: float, known: Tail | None
-) -> tuple[Outcome, Tail | None]:
+    con: sqlite3.Connection, batch: Batch, now: float, known: LogTail | None
+) -> tuple[Outcome, LogTail | None]:
     """Look at a session anew, and append what of a batch its log does not hold yet."""
     row = find(con, batch.key)
     # Of a database that went back, somebody else may have got the same epoch.
     other = known is not None and row is not None and known.owner != row.owner
     if row is None or row.epoch != batch.epoch or row.state == DELETED or not row.epoch or other:
         return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch, row)), None
-    tail = Tail(row)
+    tail = LogTail(row)
     try:
         require_fit(batch)
         held = _held_already(con, row, batch)
@@ -291,7 +291,7 @@ def append_one(
     return Outcome(Status.OK, None, len(plan.data)), tail
 
 
-def _held_already(con: sqlite3.Connection, row: Row, batch: Batch) -> int:
+def _held_already(con: sqlite3.Connection, row: SessionRow, batch: Batch) -> int:
     """Return how many of a batch's records the log holds; they must be the same."""
     held = row.head + 1 - batch.first
     if batch.first <= 0 or held < 0:
@@ -305,7 +305,7 @@ def _held_already(con: sqlite3.Connection, row: Row, batch: Batch) -> int:
     known = batch.records[:held]
     # Idempotence is only for a sender that repeats itself: the same bytes, the same epoch.
     if batch.first > row.start:
-        found = Rows(con, row, batch.first).forward()
+        found = LogRows(con, row, batch.first).forward()
         there = [Entry(one.kind, one.payload, one.end) for one in found if one.seq >= batch.first]
         if there[: len(known)] == list(known):
             return len(known)
@@ -316,7 +316,7 @@ def _held_already(con: sqlite3.Connection, row: Row, batch: Batch) -> int:
     raise NotStorableError(message, key=str(batch.key), first=batch.first, head=row.head)
 
 
-def opened(con: sqlite3.Connection, row: Row, payload: bytes, now: float) -> Row:
+def opened(con: sqlite3.Connection, row: SessionRow, payload: bytes, now: float) -> SessionRow:
     """Append the epoch's record to a log, and return the session's new row, saved."""
     entry = Entry(EPOCH, payload)
     seq = row.head + 1
@@ -332,7 +332,7 @@ Seal = tuple[int, int]
 """A seq, and the checksum that the record at it is chained to."""
 
 
-class Rows:
+class LogRows:
     """The rows of one session's log, each checked against the one before.
 
     Args:
@@ -344,7 +344,7 @@ class Rows:
     """
 
     def __init__(
-        self, con: sqlite3.Connection, row: Row, at: int, expected: Seal | None = None
+        self, con: sqlite3.Connection, row: SessionRow, at: int, expected: Seal | None = None
     ) -> None:
         self._con = con
         self._row = row

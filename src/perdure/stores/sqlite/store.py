@@ -21,28 +21,28 @@ from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.store import (
-    Asked,
     Batch,
+    BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
-    Grant,
-    Holder,
+    HeartbeatRequests,
+    HeldLease,
     InboxLimit,
+    LeaseState,
     LogChunk,
     Outcome,
-    Posted,
+    PendingItem,
     SessionInfo,
     Status,
-    Swept,
     past_damage,
 )
 from perdure.stores.sqlite import blobs as blob_rows
 from perdure.stores.sqlite import database, directory, inbox, leases
 from perdure.stores.sqlite import documents as document_rows
-from perdure.stores.sqlite.connections import PART_BYTES, Part, part_of
+from perdure.stores.sqlite.connections import PART_BYTES, RecordPage, part_of
 from perdure.stores.sqlite.database import resolve
-from perdure.stores.sqlite.engine import Opened, enter, enter_read_only, mended
+from perdure.stores.sqlite.engine import OpenDatabase, enter, enter_read_only, mended
 from perdure.stores.sqlite.errors import troubles
 from perdure.stores.sqlite.log import DELETED, MAX_RECORD_BYTES, find
 
@@ -92,7 +92,7 @@ class SqliteStore:
         self._owner = owner or random_id()
         self._timeout = timeout
         self._told = 0
-        self._opened: Opened | None = None
+        self._opened: OpenDatabase | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -152,7 +152,7 @@ class SqliteStore:
         await here.aclose()
 
     @property
-    def _here(self) -> Opened:
+    def _here(self) -> OpenDatabase:
         here = self._opened
         if here is not None and here.pid == os.getpid():
             return here
@@ -183,7 +183,7 @@ class SqliteStore:
         stop = _END if before is None else before
         left = _END if limit is None else limit
         at = stop - 1 if reverse else after
-        part: Part | None = None
+        part: RecordPage | None = None
         most = PART_BYTES
         if past_damage.get() and not reverse:
             at, most = after + 1, 1  # one damaged row hides no others then
@@ -238,7 +238,7 @@ class SqliteStore:
         """Return a blob, verified; None when there is none."""
         return await self._here.read(blob_rows.get, tenant, name)
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """Move away what nobody reaches, and remove what was moved long ago; see the port."""
         keep = frozenset(reachable)
         return await self._here.write(
@@ -255,17 +255,17 @@ class SqliteStore:
 
     # leases
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """Say who has the session; None when nobody ever had."""
         return await self._here.read(leases.look, key, self._here.presence)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """Take the session with epoch ``after + 1``; see the port."""
         engine = self._here.engine
         owner = self._owner
         waited_for = [True]
 
-        def acquire(con: sqlite3.Connection) -> Grant:
+        def acquire(con: sqlite3.Connection) -> HeldLease:
             grant, tail = leases.acquire(con, key, after, owner, time.time())
             if waited_for:
                 engine.tails[key] = tail  # if the commit fails it fits nowhere, and is made anew
@@ -291,7 +291,7 @@ class SqliteStore:
 
         await self._here.write("write", release)
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """Renew this owner's heartbeat, and return what others want."""
         asked, self._told = await self._here.write("write", leases.beat, self._owner, self._told)
         return asked
@@ -300,7 +300,7 @@ class SqliteStore:
         """Wait until another process has left something for this one, or that long."""
         await self._here.news(at_most)
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Ask the holder for the session."""
         await self._here.write("write", leases.ask, holder.owner, key)
         await self._here.ring(holder.owner)
@@ -308,7 +308,7 @@ class SqliteStore:
     # inbox
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Leave items for a session; see the port."""
         here = self._here
@@ -317,7 +317,7 @@ class SqliteStore:
             await here.ring(owner)
         return new
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return what waits for a session; see the port."""
         return await self._here.read(inbox.take, key, epoch, limit)
 

@@ -15,8 +15,8 @@ from perdure.errors import CorruptRecordError, NotStorableError
 from perdure.records.blob_names import require_named
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Record
-from perdure.store import Batch, DeadLetter, Posted
-from perdure.stores.wrapped.transform import Place, Seal
+from perdure.store import Batch, DeadLetter, PendingItem
+from perdure.stores.wrapped.transform import Place, Transform
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ LARGE = 512 * 1024
 """Bytes from which on sealing is done in a thread."""
 
 
-def sealed_batch(seal: Seal, batch: Batch) -> Batch:
+def sealed_batch(seal: Transform, batch: Batch) -> Batch:
     """Return a batch with sealed payloads, each bound to its place in the log."""
     seal_payload = seal.seal_payload
     entries = tuple(
@@ -38,12 +38,12 @@ def sealed_batch(seal: Seal, batch: Batch) -> Batch:
     return Batch(batch.key, batch.epoch, batch.first, entries)
 
 
-def opened_records(seal: Seal, records: Sequence[Record]) -> tuple[Record, ...]:
+def opened_records(seal: Transform, records: Sequence[Record]) -> tuple[Record, ...]:
     """Return records with their payloads opened."""
     return tuple(opened_record(seal, one) for one in records)
 
 
-def opened_record(seal: Seal, one: Record) -> Record:
+def opened_record(seal: Transform, one: Record) -> Record:
     """Return a record that is linked to no other, opened."""
     if one.kind == EPOCH:
         return one
@@ -65,12 +65,12 @@ def require_hashed(blobs: Mapping[str, bytes]) -> None:
     require_named(blobs)
 
 
-def posted(key: SessionKey, item: Posted) -> Place:
+def posted(key: SessionKey, item: PendingItem) -> Place:
     """Return the place of an item in an inbox."""
     return ("inbox", key.agent, key.session, item.op_id, item.kind)
 
 
-def opened_item(seal: Seal, key: SessionKey, item: Posted) -> Posted:
+def opened_item(seal: Transform, key: SessionKey, item: PendingItem) -> PendingItem:
     """Return an item of an inbox opened; one that cannot be says why, and stays as it lies."""
     if item.damage:
         return item
@@ -81,7 +81,7 @@ def opened_item(seal: Seal, key: SessionKey, item: Posted) -> Posted:
     return msgspec.structs.replace(item, payload=payload)
 
 
-def sealed_letter(seal: Seal, key: SessionKey, letter: DeadLetter) -> DeadLetter:
+def sealed_letter(seal: Transform, key: SessionKey, letter: DeadLetter) -> DeadLetter:
     """Return a dead letter with its bytes and its reason sealed, damaged ones too."""
     place = ("dead letter", *posted(key, letter.item))
     item = msgspec.structs.replace(letter.item, payload=seal.seal(place, letter.item.payload))
@@ -89,7 +89,9 @@ def sealed_letter(seal: Seal, key: SessionKey, letter: DeadLetter) -> DeadLetter
     return msgspec.structs.replace(letter, item=item, reason=base64.b64encode(reason).decode())
 
 
-def opened_letter(seal: Seal, key: SessionKey, letter: DeadLetter, *, by_key: bool) -> DeadLetter:
+def opened_letter(
+    seal: Transform, key: SessionKey, letter: DeadLetter, *, by_key: bool
+) -> DeadLetter:
     """Return a dead letter as it was; one that another key opens by now is whole."""
     item = letter.item
     place = ("dead letter", *posted(key, item))
@@ -106,7 +108,7 @@ def opened_letter(seal: Seal, key: SessionKey, letter: DeadLetter, *, by_key: bo
     return msgspec.structs.replace(letter, item=item, reason=reason)
 
 
-async def sealed_blobs(seal: Seal, data: Mapping[str, bytes]) -> dict[str, bytes]:
+async def sealed_blobs(seal: Transform, data: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return blobs, sealed to their names."""
 
     def work() -> dict[str, bytes]:

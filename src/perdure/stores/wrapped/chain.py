@@ -19,7 +19,7 @@ import msgspec
 from perdure.errors import CorruptRecordError
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.records.stored import Batch
-from perdure.stores.wrapped.transform import Seal
+from perdure.stores.wrapped.transform import Transform
 
 # The chain through an encrypted session's log: each record is sealed to all that were before it
 
@@ -51,7 +51,7 @@ class Facts(msgspec.Struct, frozen=True):
     """The manifest was damaged, which is told: it proves nothing until the next fold."""
 
 
-class Opened(NamedTuple):
+class LinkedRecord(NamedTuple):
     """A linked record, with what it says of those before it."""
 
     record: Record
@@ -71,8 +71,8 @@ class Chain:
 
     """
 
-    def __init__(self, seal: Seal, secret: bytes, begins: int) -> None:
-        self.seal: Seal = seal
+    def __init__(self, seal: Transform, secret: bytes, begins: int) -> None:
+        self.seal: Transform = seal
         self.secret: bytes = secret
         self.begins: int = begins
         self._hash = hashlib.blake2b(key=secret, digest_size=16)
@@ -101,7 +101,7 @@ class Chain:
         payload = self.seal.seal_payload(place, header + plain.payload)
         return Record(plain.seq, plain.epoch, plain.kind, payload, plain.end)
 
-    def opened(self, one: Record) -> Opened:
+    def opened(self, one: Record) -> LinkedRecord:
         """Return a record opened.
 
         Raises:
@@ -112,7 +112,7 @@ class Chain:
         data = self.seal.open_payload(place, one.payload)
         digest, run, folded = _HEADER.unpack_from(data)
         plain = Record(one.seq, one.epoch, one.kind, data[HEADER:], one.end)
-        return Opened(plain, Link(one.seq - 1, digest, run), folded)
+        return LinkedRecord(plain, Link(one.seq - 1, digest, run), folded)
 
     def reached(self, link: Link, records: list[Record]) -> Link:
         """Return the link behind epoch records, each of which begins an epoch.
@@ -131,7 +131,7 @@ class Chain:
 
 
 @final
-class Writer:
+class ChainWriter:
     """What a holder seals its records with; the same batch again gives the same bytes."""
 
     def __init__(self, chain: Chain, epoch: int, sealed_to: int, folded: int) -> None:

@@ -38,7 +38,7 @@ class _Part(NamedTuple):
 
 
 @final
-class Following:
+class ChainReader:
     """Follow the chain while a log is read.
 
     Args:

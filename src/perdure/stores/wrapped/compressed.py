@@ -19,13 +19,13 @@ from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import Record
-from perdure.store import Batch, Documents, Grant, Store
+from perdure.store import Batch, Documents, HeldLease, Store
 from perdure.stores.wrapped.batches import sealed_batch
 from perdure.stores.wrapped.chain import Link
-from perdure.stores.wrapped.chain_reader import Following, ReadRequest
-from perdure.stores.wrapped.layer import Layer, largest_record
-from perdure.stores.wrapped.manifests import Hidden, Proof
-from perdure.stores.wrapped.transform import Place, Seal, from_text, said, to_text
+from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
+from perdure.stores.wrapped.layer import TransformingStore, largest_record
+from perdure.stores.wrapped.manifests import HiddenManifest, ManifestProof
+from perdure.stores.wrapped.transform import Place, Transform, from_text, said, to_text
 
 # Bytes made smaller where that pays, and back with a limit on how large they become
 
@@ -46,7 +46,7 @@ LIMIT = 256 * 1024 * 1024
 
 
 @final
-class Packing:
+class Compression:
     """Pack bytes with zstandard.
 
     Args:
@@ -130,7 +130,7 @@ def _too_large(what: str, size: int, limit: int) -> CorruptRecordError:
     return CorruptRecordError(message, size=size, limit=limit)
 
 
-def packing_of(name: str | None, *, record_limit: int = MAX_RECORD_BYTES) -> Packing | None:
+def packing_of(name: str | None, *, record_limit: int = MAX_RECORD_BYTES) -> Compression | None:
     """Return what an option ``compression`` names.
 
     Raises:
@@ -143,7 +143,7 @@ def packing_of(name: str | None, *, record_limit: int = MAX_RECORD_BYTES) -> Pac
     if name != "zstd":
         message = f"compression={name!r} is not known: use zstd, or leave it out"
         raise ConfigError(message, option="compression", value=name)
-    return Packing(record_limit=record_limit)
+    return Compression(record_limit=record_limit)
 
 
 # Compression as a wrapper: what is large is kept packed, by zstandard
@@ -157,7 +157,7 @@ _MARK = b'"~zstd~'
 
 
 @final
-class CompressedStore(Layer):
+class CompressedStore(TransformingStore):
     """Keep everything in a store, packed by zstandard.
 
     Args:
@@ -172,7 +172,7 @@ class CompressedStore(Layer):
     """
 
     def __init__(self, store: Store) -> None:
-        packing = Packing(record_limit=largest_record(store))
+        packing = Compression(record_limit=largest_record(store))
         super().__init__(store, _Packed(packing))
 
 
@@ -189,7 +189,7 @@ class _Packed:
     hidden: str | None = None
     takes_plain = True
 
-    def __init__(self, packing: Packing, whose: Place = ()) -> None:
+    def __init__(self, packing: Compression, whose: Place = ()) -> None:
         self._packing = packing
         self._whose = whose
 
@@ -237,18 +237,20 @@ class _Packed:
     async def check(self, store: Store, key: SessionKey) -> None:
         pass
 
-    async def begin(self, store: Store, grant: Grant) -> None:
+    async def begin(self, store: Store, grant: HeldLease) -> None:
         pass
 
-    async def of_session(self, store: Store, key: SessionKey, data: bytes = b"") -> Seal | None:
+    async def of_session(
+        self, store: Store, key: SessionKey, data: bytes = b""
+    ) -> Transform | None:
         return self._of(key)
 
-    async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> Seal | None:
+    async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> Transform | None:
         return _Packed(self._packing, ("tenant", tenant))
 
     async def following(
         self, store: Store, key: SessionKey, asked: ReadRequest, records: Sequence[Record]
-    ) -> Following | None:
+    ) -> ChainReader | None:
         return None
 
     def followed(self, key: SessionKey, link: Link | None) -> None:
@@ -257,10 +259,10 @@ class _Packed:
     async def sealer(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
         return partial(sealed_batch, self)
 
-    async def proof(self, store: Store, manifest: Manifest) -> Proof | None:
+    async def proof(self, store: Store, manifest: Manifest) -> ManifestProof | None:
         return None
 
-    def folded(self, manifest: Manifest, proof: Proof) -> None:
+    def folded(self, manifest: Manifest, proof: ManifestProof) -> None:
         pass
 
     async def trimming(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
@@ -269,19 +271,19 @@ class _Packed:
     async def unproven(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
         return None
 
-    def proven(self, manifest: Manifest, hidden: Hidden) -> None:
+    def proven(self, manifest: Manifest, hidden: HiddenManifest) -> None:
         pass
 
-    def at_hand(self, key: SessionKey) -> Seal | None:
+    def at_hand(self, key: SessionKey) -> Transform | None:
         return self._of(key)
 
-    def _of(self, key: SessionKey) -> Seal:
+    def _of(self, key: SessionKey) -> Transform:
         return _Packed(self._packing, ("session", str(key)))
 
     def is_own(self, name: str) -> bool:
         return False
 
-    def own_anew(self, key: SessionKey, seal: Seal) -> dict[str, bytes]:
+    def own_anew(self, key: SessionKey, seal: Transform) -> dict[str, bytes]:
         return {}
 
     def forget(self, key: SessionKey) -> None:

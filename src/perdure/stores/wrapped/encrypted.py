@@ -21,30 +21,30 @@ from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
 from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import About, Manifest
 from perdure.records.records import EPOCH, Record
-from perdure.store import Batch, Documents, Grant, Store
+from perdure.store import Batch, Documents, HeldLease, Store
 from perdure.stores.wrapped import keyring
-from perdure.stores.wrapped.chain import HEADER, Chain, Facts, Link, Writer, broken
-from perdure.stores.wrapped.chain_reader import Following, ReadRequest
-from perdure.stores.wrapped.compressed import Packing, packing_of
+from perdure.stores.wrapped.chain import HEADER, Chain, ChainWriter, Facts, Link, broken
+from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
+from perdure.stores.wrapped.compressed import Compression, packing_of
 from perdure.stores.wrapped.keys import GROWTH, KEY_BYTES, DataKey, MasterKeys, ciphers, derived
-from perdure.stores.wrapped.layer import Layer, largest_record
+from perdure.stores.wrapped.layer import TransformingStore, largest_record
 from perdure.stores.wrapped.manifests import (
-    Hidden,
-    Proof,
+    HiddenManifest,
+    ManifestProof,
     facts_of,
     hidden_in,
     is_ours,
     proof_of,
     sealed_in,
 )
-from perdure.stores.wrapped.transform import Seal, from_text
+from perdure.stores.wrapped.transform import Transform, from_text
 
 _MOST_AT_HAND = 4096
 """Sessions whose keys are kept in memory."""
 _PAGE = 100
 
 
-class Rewrapped(msgspec.Struct, frozen=True):
+class RewrapResult(msgspec.Struct, frozen=True):
     """What a rotation of the master key did."""
 
     done: int
@@ -54,7 +54,7 @@ class Rewrapped(msgspec.Struct, frozen=True):
 
 
 @final
-class EncryptedStore(Layer):
+class EncryptedStore(TransformingStore):
     """Keep everything in a store, encrypted.
 
     Args:
@@ -81,7 +81,7 @@ class EncryptedStore(Layer):
         super().__init__(store, self._encryption)
         self._masters = masters
 
-    async def rewrap(self) -> Rewrapped:
+    async def rewrap(self) -> RewrapResult:
         """Wrap all data keys by the current master key; older ones are not needed then.
 
         Takes each session's lease for a moment, and leaves those out that somebody holds.
@@ -97,7 +97,7 @@ class EncryptedStore(Layer):
                     except (LeaseHeldError, LeaseLostError):
                         left.append(info.key)
                 after = page[-1].key
-        return Rewrapped(done, tuple(left))
+        return RewrapResult(done, tuple(left))
 
     async def _rewrap(self, key: SessionKey) -> bool:
         found = await keyring.find(self._store, key, self._masters)
@@ -124,7 +124,7 @@ def _base(chain: Chain, one: Record, folded: Link | None) -> Link | None:
     return next((link for link in known if link is not None and link.seq == one.seq - 1), None)
 
 
-class _Known(NamedTuple):
+class _SessionCipher(NamedTuple):
     """A session's key at hand."""
 
     seal: DataKey
@@ -142,14 +142,14 @@ class _Encryption:
     hidden: str | None = KEYRING
     takes_plain = False
 
-    def __init__(self, masters: MasterKeys, packing: Packing | None) -> None:
+    def __init__(self, masters: MasterKeys, packing: Compression | None) -> None:
         ciphers()  # missing: said now, and not at the first save
         self._masters = masters
         self._packing = packing
-        self._sessions: OrderedDict[SessionKey, _Known] = OrderedDict()
+        self._sessions: OrderedDict[SessionKey, _SessionCipher] = OrderedDict()
         self._tenants: dict[str, DataKey] = {}
         self._facts: dict[SessionKey, Facts] = {}
-        self._writers: dict[SessionKey, Writer] = {}
+        self._writers: dict[SessionKey, ChainWriter] = {}
 
     def fits(self, most: int) -> int:
         return (most - 2) // 4 * 3 - GROWTH - HEADER - 2
@@ -164,7 +164,7 @@ class _Encryption:
         self.forget(key)  # it may have been deleted and begun anew
         await keyring.find(store, key, self._masters)
 
-    async def begin(self, store: Store, grant: Grant) -> None:
+    async def begin(self, store: Store, grant: HeldLease) -> None:
         key = grant.key
         self.forget(key)
         found = None
@@ -184,9 +184,9 @@ class _Encryption:
         known = self._remember(key, found)
         self._keep(key, facts)
         assert known.chain is not None  # it was wrapped so
-        self._writers[key] = Writer(known.chain, grant.epoch, grant.head, facts.as_of_seq)
+        self._writers[key] = ChainWriter(known.chain, grant.epoch, grant.head, facts.as_of_seq)
 
-    async def rewrap(self, store: Store, grant: Grant) -> None:
+    async def rewrap(self, store: Store, grant: HeldLease) -> None:
         found = await keyring.find(store, grant.key, self._masters)
         if found is None:
             return
@@ -200,8 +200,8 @@ class _Encryption:
             await self._wrap_anew(store, grant, found, tenant)
 
     async def _wrap_anew(
-        self, store: Store, grant: Grant, found: keyring.Found | None, tenant: DataKey
-    ) -> keyring.Found:
+        self, store: Store, grant: HeldLease, found: keyring.SessionKeyEntry | None, tenant: DataKey
+    ) -> keyring.SessionKeyEntry:
         """Write a session's key under the newest master key, and where its chain begins."""
         if found is None:
             data_key, chained, below = secrets.token_bytes(KEY_BYTES), 1, 0
@@ -212,7 +212,7 @@ class _Encryption:
             lost = ""
             if before is None and await self._lacks_manifest(store, grant.key):
                 lost = _MISSING
-        hidden = Hidden(About(), {}, is_begun=True)
+        hidden = HiddenManifest(About(), {}, is_begun=True)
         if before is not None:
             try:
                 hidden = self._hidden(found, tenant) or hidden
@@ -228,9 +228,11 @@ class _Encryption:
         made = keyring.wrapped(grant.key, data_key, self._masters, chained, below)
         sealed = sealed_in(manifest, hidden, tenant)
         await keyring.write(store, made, sealed)
-        return keyring.Found(data_key, True, sealed, made[0], chained, below)  # it is
+        return keyring.SessionKeyEntry(data_key, True, sealed, made[0], chained, below)  # it is
 
-    def _hidden(self, found: keyring.Found | None, tenant: DataKey | None) -> Hidden | None:
+    def _hidden(
+        self, found: keyring.SessionKeyEntry | None, tenant: DataKey | None
+    ) -> HiddenManifest | None:
         """Return what a session's manifest hides, None where nothing was folded or proven yet.
 
         Raises:
@@ -249,7 +251,7 @@ class _Encryption:
             raise _unproven(manifest)
         return hidden
 
-    def _facts_in(self, found: keyring.Found, tenant: DataKey | None) -> Facts:
+    def _facts_in(self, found: keyring.SessionKeyEntry, tenant: DataKey | None) -> Facts:
         try:
             hidden = self._hidden(found, tenant)
         except CorruptRecordError:
@@ -276,7 +278,9 @@ class _Encryption:
         known = await self._of_session(store, key, data)
         return None if known is None else known.seal
 
-    async def _of_session(self, store: Store, key: SessionKey, data: bytes = b"") -> _Known | None:
+    async def _of_session(
+        self, store: Store, key: SessionKey, data: bytes = b""
+    ) -> _SessionCipher | None:
         known = self._sessions.get(key)
         if known is not None and _opens(known.seal, data):
             self._sessions.move_to_end(key)
@@ -288,13 +292,13 @@ class _Encryption:
             return None
         return self._remember(key, found)
 
-    def _remember(self, key: SessionKey, found: keyring.Found) -> _Known:
+    def _remember(self, key: SessionKey, found: keyring.SessionKeyEntry) -> _SessionCipher:
         whose = ("session", key.tenant, key.agent, key.session)
         seal = DataKey(found.key, whose, self._packing)
         chain = (
             Chain(seal, derived(seal.key, b"chain", 32), found.chained) if found.chained else None
         )
-        known = self._sessions[key] = _Known(seal, chain, found.name, found.below)
+        known = self._sessions[key] = _SessionCipher(seal, chain, found.name, found.below)
         while len(self._sessions) > _MOST_AT_HAND:
             self._sessions.popitem(last=False)
         return known
@@ -319,14 +323,14 @@ class _Encryption:
             known = self._tenants[tenant] = DataKey(key, ("tenant", tenant), self._packing)
         return known
 
-    def at_hand(self, key: SessionKey) -> Seal | None:
+    def at_hand(self, key: SessionKey) -> Transform | None:
         known = self._sessions.get(key)
         return None if known is None else known.seal
 
     def is_own(self, name: str) -> bool:
         return keyring.is_key(name)
 
-    def own_anew(self, key: SessionKey, seal: Seal) -> dict[str, bytes]:
+    def own_anew(self, key: SessionKey, seal: Transform) -> dict[str, bytes]:
         assert isinstance(seal, DataKey)  # as `of_session` gave it
         known = self._sessions.get(key)
         chained = 0 if known is None or known.chain is None else known.chain.begins
@@ -342,7 +346,7 @@ class _Encryption:
 
     async def following(
         self, store: Store, key: SessionKey, asked: ReadRequest, records: Sequence[Record]
-    ) -> Following | None:
+    ) -> ChainReader | None:
         if not records and key not in self._sessions:
             return None
         first = next((one.payload for one in records if one.kind != EPOCH), b"")
@@ -351,7 +355,7 @@ class _Encryption:
             return None
         told = partial(self._told, store, key)
         trimmed = partial(self._trimmed, store, key)
-        return Following(store, key, known.chain, told, trimmed, asked)
+        return ChainReader(store, key, known.chain, told, trimmed, asked)
 
     async def _told(self, store: Store, key: SessionKey, fresh: bool) -> Facts:  # noqa: FBT001  # a port
         return await self.facts(store, key, fresh=fresh)
@@ -376,12 +380,12 @@ class _Encryption:
         writer.coming = before + len(batch.records)
         return writer.sealed
 
-    async def _writer(self, store: Store, key: SessionKey, epoch: int, chain: Chain) -> Writer:
+    async def _writer(self, store: Store, key: SessionKey, epoch: int, chain: Chain) -> ChainWriter:
         writer = self._writers.get(key)
         if writer is not None and writer.epoch == epoch and writer.chain.secret == chain.secret:
             return writer
         facts = await self.facts(store, key, fresh=False)
-        writer = Writer(chain, epoch, await store.head(key), facts.as_of_seq)
+        writer = ChainWriter(chain, epoch, await store.head(key), facts.as_of_seq)
         after = max(facts.as_of_seq, chain.begins - 1)
         async with aclosing(store.read_log(key, after=after)) as log:
             async for chunk in log:
@@ -392,7 +396,7 @@ class _Encryption:
         self._writers[key] = writer
         return writer
 
-    async def _link_at(self, store: Store, key: SessionKey, writer: Writer, seq: int) -> Link:
+    async def _link_at(self, store: Store, key: SessionKey, writer: ChainWriter, seq: int) -> Link:
         """Return the link behind a record: the last sealed one up to it tells."""
         chain = writer.chain
         facts = await self.facts(store, key, fresh=False)
@@ -413,7 +417,7 @@ class _Encryption:
                             return reached
         raise broken(seq, "there is nothing that it could go on behind")
 
-    async def proof(self, store: Store, manifest: Manifest) -> Proof | None:
+    async def proof(self, store: Store, manifest: Manifest) -> ManifestProof | None:
         key = manifest.key
         known = await self._of_session(store, key)
         if known is None or known.chain is None:
@@ -424,7 +428,7 @@ class _Encryption:
             link = await self._link_at(store, key, writer, manifest.as_of_seq)
         return proof_of(manifest, link)
 
-    def folded(self, manifest: Manifest, proof: Proof) -> None:
+    def folded(self, manifest: Manifest, proof: ManifestProof) -> None:
         self._keep(manifest.key, facts_of(proof))
         writer = self._writers.get(manifest.key)
         if writer is not None and writer.epoch == manifest.epoch:
@@ -482,7 +486,7 @@ class _Encryption:
         """Say whether a session ought to have a manifest: it gets one before its first record."""
         return await store.head(key) > 0 and await keyring.holds_records(store, key)
 
-    def proven(self, manifest: Manifest, hidden: Hidden) -> None:
+    def proven(self, manifest: Manifest, hidden: HiddenManifest) -> None:
         known = self._sessions.get(manifest.key)
         if known is not None and known.name not in manifest.documents:
             self._sessions.pop(manifest.key)  # wrapped anew, or another life

@@ -29,7 +29,7 @@ from perdure.errors import (
 from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import KEYS, FoldedDocument, Manifest
 from perdure.records.records import EPOCH
-from perdure.store import Grant, Store
+from perdure.store import HeldLease, Store
 from perdure.stores.wrapped.keys import KEY_BYTES, MasterKeys
 
 _TRIES = 100
@@ -37,7 +37,7 @@ _PAGE = 100
 _PAUSE = 0.02
 
 
-class Found(msgspec.Struct, frozen=True):
+class SessionKeyEntry(msgspec.Struct, frozen=True):
     """A session's key."""
 
     key: bytes
@@ -61,7 +61,7 @@ def bound(key: SessionKey) -> bytes:
     return msgspec.json.encode(("perdure key", 1, key.tenant, key.agent, key.session))
 
 
-async def find(store: Store, key: SessionKey, masters: MasterKeys) -> Found | None:
+async def find(store: Store, key: SessionKey, masters: MasterKeys) -> SessionKeyEntry | None:
     """Return a session's key, None if it has none.
 
     Raises:
@@ -78,20 +78,20 @@ async def find(store: Store, key: SessionKey, masters: MasterKeys) -> Found | No
     read = await store.read_documents(key, names)
     for name, document in read.found.items():
         one = masters.unwrap(document.data, bound(key), f"session {key}")
-        return Found(one.key, one.is_current, manifest, name, one.chained, one.below)
+        return SessionKeyEntry(one.key, one.is_current, manifest, name, one.chained, one.below)
     if read.manifest is None or not set(names).intersection(read.manifest.documents):
         return await find(store, key, masters)  # wrapped anew, or deleted, in between
     message = f"the wrapped key of session {key} is lost: restore its documents from a copy"
     raise CorruptRecordError(message, key=str(key))
 
 
-async def _left(store: Store, key: SessionKey, masters: MasterKeys) -> Found | None:
+async def _left(store: Store, key: SessionKey, masters: MasterKeys) -> SessionKeyEntry | None:
     """Return the key of a session whose manifest is damaged, None if it has none."""
     there = await store.read_documents(key)
     if there.manifest is not None:
         return await find(store, key, masters)  # it was just begun
     trouble: PerdureError | None = None
-    found: list[Found] = []
+    found: list[SessionKeyEntry] = []
     for name in filter(is_key, there.remains):
         try:
             one = masters.unwrap(there.remains[name], bound(key), f"session {key}")
@@ -99,7 +99,7 @@ async def _left(store: Store, key: SessionKey, masters: MasterKeys) -> Found | N
             trouble = error  # an older one may lie beside it
         else:
             found.append(
-                Found(one.key, False, None, name, one.chained, one.below)
+                SessionKeyEntry(one.key, False, None, name, one.chained, one.below)
             )  # nothing names it
     if trouble is not None and not found:
         raise trouble
@@ -223,12 +223,12 @@ async def tenant_key(store: Store, tenant: str, masters: MasterKeys) -> bytes:
     raise LeaseHeldError(message, tenant=tenant)
 
 
-def begun(grant: Grant) -> Manifest:
+def begun(grant: HeldLease) -> Manifest:
     """Return the manifest of a session of which nothing was folded."""
     return Manifest(key=grant.key, epoch=grant.epoch, as_of_seq=grant.head)
 
 
-async def _make(store: Store, grant: Grant, masters: MasterKeys) -> None:
+async def _make(store: Store, grant: HeldLease, masters: MasterKeys) -> None:
     try:
         if await find(store, grant.key, masters) is None:
             made = wrapped(grant.key, secrets.token_bytes(KEY_BYTES), masters)

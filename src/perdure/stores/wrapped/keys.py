@@ -29,7 +29,7 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.records.json import decode
-from perdure.stores.wrapped.compressed import Packing
+from perdure.stores.wrapped.compressed import Compression
 from perdure.stores.wrapped.transform import Place, from_text, said, to_text
 
 # Keys: the master's, which its owner keeps, and data keys, which it wraps
@@ -73,7 +73,7 @@ class Wrapped(msgspec.Struct, frozen=True, omit_defaults=True):
     """Records before this one were removed by perdure."""
 
 
-class Unwrapped(msgspec.Struct, frozen=True):
+class UnwrappedKey(msgspec.Struct, frozen=True):
     """A data key, and what is known of it."""
 
     key: bytes
@@ -146,7 +146,7 @@ class MasterKeys:
         text = base64.b64encode(nonce + sealed).decode()
         return msgspec.json.encode(Wrapped(2 if chained else 1, self.current, text, chained, below))
 
-    def unwrap(self, data: bytes, place: bytes, what: str) -> Unwrapped:
+    def unwrap(self, data: bytes, place: bytes, what: str) -> UnwrappedKey:
         """Return a data key.
 
         Raises:
@@ -183,7 +183,7 @@ class MasterKeys:
             )
         except (InvalidTag, ValueError) as error:
             raise _damaged(what) from error
-        return Unwrapped(key, wrapped.master == self.current, wrapped.chained, wrapped.below)
+        return UnwrappedKey(key, wrapped.master == self.current, wrapped.chained, wrapped.below)
 
 
 def _text_of(path: str) -> str:
@@ -268,7 +268,7 @@ class DataKey:
 
     """
 
-    def __init__(self, key: bytes, whose: Place, packing: Packing | None) -> None:
+    def __init__(self, key: bytes, whose: Place, packing: Compression | None) -> None:
         aead = ciphers()
         self._aead: Any = aead.AESGCM(derived(key, b"seal", 32))
         self._names: Any = aead.AESSIV(derived(key, b"names", 64))
@@ -309,7 +309,7 @@ class DataKey:
             raise CorruptRecordError(message, what=what) from error
         if opened[:1] == b"\x00":
             return opened[1:]
-        self._packing = self._packing or Packing()  # somebody else packs
+        self._packing = self._packing or Compression()  # somebody else packs
         return self._packing.unpack(opened, what, place[0])
 
     def opens(self, data: bytes) -> bool:

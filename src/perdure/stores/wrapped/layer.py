@@ -32,22 +32,22 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
-    Asked,
     Batch,
+    BlobSweep,
     Capabilities,
     DeadLetter,
     Document,
     Documents,
-    Grant,
-    Holder,
+    HeartbeatRequests,
+    HeldLease,
     InboxLimit,
+    LeaseState,
     LogChunk,
     Outcome,
-    Posted,
+    PendingItem,
     SessionInfo,
     Status,
     Store,
-    Swept,
     open_read_only,
 )
 from perdure.stores.wrapped.batches import (
@@ -62,10 +62,10 @@ from perdure.stores.wrapped.batches import (
     sealed_letter,
 )
 from perdure.stores.wrapped.chain import Link
-from perdure.stores.wrapped.chain_reader import Following, ReadRequest
+from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
 from perdure.stores.wrapped.manifests import (
-    Hidden,
-    Proof,
+    HiddenManifest,
+    ManifestProof,
     folded_of,
     hidden_in,
     inner_of,
@@ -76,7 +76,7 @@ from perdure.stores.wrapped.manifests import (
     sealed_document,
     unfit,
 )
-from perdure.stores.wrapped.transform import Seal
+from perdure.stores.wrapped.transform import Transform
 
 # The calls that a wrapper passes on as they are
 
@@ -110,7 +110,7 @@ class Passing:
         """See the port."""
         await self._store.release(key, epoch)
 
-    async def heartbeat(self) -> Asked:
+    async def heartbeat(self) -> HeartbeatRequests:
         """See the port."""
         return await self._store.heartbeat()
 
@@ -118,7 +118,7 @@ class Passing:
         """See the port."""
         await self._store.news(at_most)
 
-    async def request_handover(self, key: SessionKey, holder: Holder) -> None:
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """See the port."""
         await self._store.request_handover(key, holder)
 
@@ -145,7 +145,7 @@ class Passing:
 # A store around a store: the port, with everything that people wrote sealed on its way in
 
 
-class Seals(Protocol):
+class SupportsTransform(Protocol):
     """Bring the seals, with whatever the inner store keeps for them."""
 
     kind: str
@@ -171,21 +171,23 @@ class Seals(Protocol):
         """Raise before a session is taken that could not be read."""
         ...
 
-    async def begin(self, store: Store, grant: Grant) -> None:
+    async def begin(self, store: Store, grant: HeldLease) -> None:
         """Prepare a session that was just acquired."""
         ...
 
-    async def of_session(self, store: Store, key: SessionKey, data: bytes = b"") -> Seal | None:
+    async def of_session(
+        self, store: Store, key: SessionKey, data: bytes = b""
+    ) -> Transform | None:
         """Return the seal of a session, which opens ``data``; None if it has none."""
         ...
 
-    async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> Seal | None:
+    async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> Transform | None:
         """Return the seal of a tenant's blobs, listings and inboxes; None if it has none."""
         ...
 
     async def following(
         self, store: Store, key: SessionKey, asked: ReadRequest, records: Sequence[Record]
-    ) -> Following | None:
+    ) -> ChainReader | None:
         """Return what follows the chain of a log, of which the first records are there."""
         ...
 
@@ -197,11 +199,11 @@ class Seals(Protocol):
         """Return what seals a batch; None if its session has no seal."""
         ...
 
-    async def proof(self, store: Store, manifest: Manifest) -> Proof | None:
+    async def proof(self, store: Store, manifest: Manifest) -> ManifestProof | None:
         """Return what proves a manifest; None where nothing does."""
         ...
 
-    def folded(self, manifest: Manifest, proof: Proof) -> None:
+    def folded(self, manifest: Manifest, proof: ManifestProof) -> None:
         """Take note of a fold that is durable."""
         ...
 
@@ -213,11 +215,11 @@ class Seals(Protocol):
         """Say why documents without a proof may not be used; None where they may."""
         ...
 
-    def proven(self, manifest: Manifest, hidden: Hidden) -> None:
+    def proven(self, manifest: Manifest, hidden: HiddenManifest) -> None:
         """Take note of what a manifest proves."""
         ...
 
-    def at_hand(self, key: SessionKey) -> Seal | None:
+    def at_hand(self, key: SessionKey) -> Transform | None:
         """Return the seal of a session that was used before, without waiting."""
         ...
 
@@ -225,7 +227,7 @@ class Seals(Protocol):
         """Say whether a document of this name is the wrapper's own."""
         ...
 
-    def own_anew(self, key: SessionKey, seal: Seal) -> dict[str, bytes]:
+    def own_anew(self, key: SessionKey, seal: Transform) -> dict[str, bytes]:
         """Return the wrapper's own documents of a session that no manifest names any more."""
         ...
 
@@ -244,10 +246,10 @@ class _ToSeal(NamedTuple):
     size: int
 
 
-class Layer(Passing):
+class TransformingStore(Passing):
     """The port, sealed. What both wrappers share; not for use by itself."""
 
-    def __init__(self, store: Store, seals: Seals) -> None:
+    def __init__(self, store: Store, seals: SupportsTransform) -> None:
         super().__init__(store)
         self._seals = seals
         self._most = seals.fits(store.capabilities.max_record_bytes)
@@ -285,7 +287,7 @@ class Layer(Passing):
                 await self._store.aclose()
             raise
 
-    async def _session(self, key: SessionKey, data: bytes = b"") -> Seal:
+    async def _session(self, key: SessionKey, data: bytes = b"") -> Transform:
         seal = await self._seals.of_session(self._store, key, data)
         if seal is None:
             message = (
@@ -295,7 +297,7 @@ class Layer(Passing):
             raise CorruptRecordError(message, key=str(key))
         return seal
 
-    async def _tenant(self, tenant: str) -> Seal:
+    async def _tenant(self, tenant: str) -> Transform:
         seal = await self._seals.of_tenant(self._store, tenant, make=True)
         assert seal is not None  # it was made
         return seal
@@ -364,7 +366,7 @@ class Layer(Passing):
         """Read records, and open them; see the port."""
         chunks = self._store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
         asked = ReadRequest(after, before, limit, reverse)
-        following: Following | None = None
+        following: ChainReader | None = None
         settled, is_first = True, True
         async with aclosing(chunks):
             async for chunk in chunks:
@@ -442,7 +444,7 @@ class Layer(Passing):
         remains = {name: sealed[name] for name in damaged if name in sealed}
         return Documents(outer, found, damaged, remains=remains)
 
-    async def _hidden(self, key: SessionKey, inner: Documents) -> Hidden | None:
+    async def _hidden(self, key: SessionKey, inner: Documents) -> HiddenManifest | None:
         manifest = inner.manifest
         if manifest is None or not is_ours(manifest.about.title):
             return None
@@ -533,7 +535,7 @@ class Layer(Passing):
             return await self._store.get_blob(tenant, name) if self._seals.takes_plain else None
         return await done(len(data), lambda: verified(name, seal.open(("blob", name), data)))
 
-    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> Swept:
+    async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
         """See the port; the bytes are those that people put, where blobs are not packed."""
         inner = await self._inner_names(tenant, reachable)
         swept = await self._store.sweep(tenant, inner, older_than)
@@ -567,11 +569,11 @@ class Layer(Passing):
 
     # leases
 
-    async def holder(self, key: SessionKey) -> Holder | None:
+    async def holder(self, key: SessionKey) -> LeaseState | None:
         """See the port; who has the wrapper's own sessions is its own affair."""
         return None if key.agent == self._seals.hidden else await self._store.holder(key)
 
-    async def acquire(self, key: SessionKey, *, after: int) -> Grant:
+    async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         """Take the session, and see that it can be read and written; see the port."""
         if key.agent == self._seals.hidden:
             message = f"the agent id {key.agent!r} is this store's own: choose another"
@@ -590,7 +592,7 @@ class Layer(Passing):
     # inbox
 
     async def post(
-        self, key: SessionKey, items: Sequence[Posted], *, limit: InboxLimit | None = None
+        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Seal items, and leave them for a session; see the port."""
         if not items:
@@ -605,7 +607,7 @@ class Layer(Passing):
         ]
         return await self._store.post(key, sealed, limit=limit)
 
-    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[Posted]:
+    async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return what waits for a session, opened; see the port."""
         items = await self._store.take(key, epoch, limit=limit)
         if not items:
@@ -674,5 +676,5 @@ class Layer(Passing):
         self._seals.forget(key)
 
 
-def _proves(hidden: Hidden) -> bool:
+def _proves(hidden: HiddenManifest) -> bool:
     return hidden.proof is not None and not hidden.proof.lost

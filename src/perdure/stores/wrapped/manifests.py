@@ -19,13 +19,13 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, FoldedDocument, Manifest
 from perdure.store import Document, SessionInfo
 from perdure.stores.wrapped.chain import Facts, Link
-from perdure.stores.wrapped.transform import Place, Seal
+from perdure.stores.wrapped.transform import Place, Transform
 
 _MARK = "perdure-sealed:"
 _LOST = "0" * 64
 
 
-class Proof(msgspec.Struct, frozen=True, omit_defaults=True):
+class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a manifest has to be, and what its log was when it was written."""
 
     epoch: int
@@ -39,20 +39,20 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why there is no fold: what was wrong with the manifest before this one."""
 
 
-class Hidden(msgspec.Struct, frozen=True, omit_defaults=True):
+class HiddenManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the inner store does not see."""
 
     about: About
     documents: dict[str, FoldedDocument]
-    proof: Proof | None = None
+    proof: ManifestProof | None = None
     """Missing in manifests of sessions that nobody has opened since there are chains."""
     is_begun: bool = False
     """Whether nothing was folded yet: the manifest is there for the key alone."""
 
 
-def proof_of(manifest: Manifest, link: Link | None = None, *, lost: str = "") -> Proof:
+def proof_of(manifest: Manifest, link: Link | None = None, *, lost: str = "") -> ManifestProof:
     """Return what proves an inner manifest."""
-    return Proof(
+    return ManifestProof(
         manifest.epoch,
         manifest.as_of_seq,
         _rest(manifest),
@@ -67,7 +67,7 @@ def _rest(manifest: Manifest) -> str:
     return _sha256(msgspec.json.encode((manifest.format, counters, manifest.base)))
 
 
-def require_proven(manifest: Manifest, proof: Proof) -> None:
+def require_proven(manifest: Manifest, proof: ManifestProof) -> None:
     """See that an inner manifest is the one that was written.
 
     Raises:
@@ -80,7 +80,7 @@ def require_proven(manifest: Manifest, proof: Proof) -> None:
         raise CorruptRecordError(message, key=str(manifest.key))
 
 
-def facts_of(proof: Proof) -> Facts:
+def facts_of(proof: ManifestProof) -> Facts:
     """Return what a manifest proves of its log."""
     digest = bytes.fromhex(proof.digest)
     link = Link(proof.as_of_seq, digest, proof.run) if digest else None
@@ -102,8 +102,8 @@ def inner_of(
     sealed: Mapping[str, bytes],
     before: Manifest | None,
     own: Mapping[str, FoldedDocument],
-    seal: Seal,
-    proof: Proof | None = None,
+    seal: Transform,
+    proof: ManifestProof | None = None,
 ) -> Manifest:
     """Return what the inner store is given.
 
@@ -131,12 +131,12 @@ def inner_of(
     about = manifest.about
     return sealed_in(
         msgspec.structs.replace(manifest, documents=documents),
-        Hidden(about, manifest.documents, proof),
+        HiddenManifest(about, manifest.documents, proof),
         seal,
     )
 
 
-def sealed_in(manifest: Manifest, hidden: Hidden, seal: Seal) -> Manifest:
+def sealed_in(manifest: Manifest, hidden: HiddenManifest, seal: Transform) -> Manifest:
     """Return an inner manifest with what it hides."""
     about = hidden.about
     payload = seal.seal_payload(place_of(manifest.key), msgspec.json.encode(hidden))
@@ -156,12 +156,12 @@ def folded_of(data: bytes, as_of_seq: int) -> FoldedDocument:
     return FoldedDocument(as_of_seq, _sha256(data), len(data))
 
 
-def outer_of(inner: Manifest, hidden: Hidden) -> Manifest:
+def outer_of(inner: Manifest, hidden: HiddenManifest) -> Manifest:
     """Return the engine's manifest."""
     return msgspec.structs.replace(inner, documents=hidden.documents, about=hidden.about)
 
 
-def listed(info: SessionInfo, seal: Seal | None) -> SessionInfo:
+def listed(info: SessionInfo, seal: Transform | None) -> SessionInfo:
     """Return a listing's line as it was before it was sealed; what is damaged stays unsaid."""
     if not is_ours(info.title):
         return info
@@ -172,7 +172,7 @@ def listed(info: SessionInfo, seal: Seal | None) -> SessionInfo:
     return msgspec.structs.replace(info, title=about.title, owner=about.owner, tags=about.tags)
 
 
-def hidden_in(inner: Manifest, seal: Seal | None) -> Hidden:
+def hidden_in(inner: Manifest, seal: Transform | None) -> HiddenManifest:
     """Return what an inner manifest hides.
 
     Raises:
@@ -185,13 +185,13 @@ def hidden_in(inner: Manifest, seal: Seal | None) -> Hidden:
     return hidden
 
 
-def _hidden(key: SessionKey, title: str | None, seal: Seal | None) -> Hidden:
+def _hidden(key: SessionKey, title: str | None, seal: Transform | None) -> HiddenManifest:
     message = f"the manifest of {key} is damaged: restore it from a copy"
     if seal is None or title is None:
         raise CorruptRecordError(message, key=str(key))
     opened = seal.open_payload(place_of(key), title.removeprefix(_MARK).encode())
     try:
-        return decode(opened, Hidden)
+        return decode(opened, HiddenManifest)
     except FormatError as error:
         raise CorruptRecordError(message, key=str(key)) from error
 
@@ -205,7 +205,9 @@ def unfit(manifest: Manifest, documents: Mapping[str, bytes]) -> Collection[str]
     ]
 
 
-def sealed_document(seal: Seal, name: str, data: bytes, proof: Proof | None, as_of: int) -> bytes:
+def sealed_document(
+    seal: Transform, name: str, data: bytes, proof: ManifestProof | None, as_of: int
+) -> bytes:
     """Return a document sealed; a proven one to the record that it is as of, as well."""
     if proof is None:
         return seal.seal(("document", name), data)
@@ -213,7 +215,7 @@ def sealed_document(seal: Seal, name: str, data: bytes, proof: Proof | None, as_
 
 
 def opened_documents(
-    seal: Seal, sealed: Mapping[str, Document], hidden: Hidden
+    seal: Transform, sealed: Mapping[str, Document], hidden: HiddenManifest
 ) -> dict[str, Document]:
     """Return documents opened, but for those that are damaged, or are not of this fold.
 
@@ -232,7 +234,7 @@ def opened_documents(
     return found
 
 
-def _opened(seal: Seal, name: str, one: Document, hidden: Hidden) -> tuple[bytes, int]:
+def _opened(seal: Transform, name: str, one: Document, hidden: HiddenManifest) -> tuple[bytes, int]:
     """Return a document, and the record that its seal proves it to be as of, 0 for none."""
     if hidden.proof is not None:
         with suppress(CorruptRecordError):

@@ -16,7 +16,7 @@ from perdure.errors import CorruptRecordError
 Place = tuple[str | int | bool, ...]
 
 
-class Seal(Protocol):
+class Transform(Protocol):
     """Seal bytes of one session, or of one tenant, and open them again."""
 
     def seal(self, place: Place, data: bytes) -> bytes:

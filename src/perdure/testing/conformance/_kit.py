@@ -14,7 +14,7 @@ import pytest
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.records import MESSAGE, Entry, Record
-from perdure.store import Batch, Grant, Outcome, Status, Store
+from perdure.store import Batch, HeldLease, Outcome, Status, Store
 
 KEY = SessionKey("agent")
 
@@ -49,7 +49,7 @@ class Suite(ABC):
         return await open_store("one")
 
 
-async def take(store: Store, key: SessionKey = KEY) -> Grant:
+async def take(store: Store, key: SessionKey = KEY) -> HeldLease:
     """Acquire a session, whoever has it."""
     holder = await store.holder(key)
     return await store.acquire(key, after=holder.epoch if holder else 0)
@@ -64,13 +64,13 @@ def group(*texts: str) -> tuple[Entry, ...]:
     )
 
 
-async def append(store: Store, grant: Grant, first: int, *records: Entry) -> Outcome:
+async def append(store: Store, grant: HeldLease, first: int, *records: Entry) -> Outcome:
     """Append to one session."""
     (outcome,) = await store.append_many([Batch(grant.key, grant.epoch, first, records)])
     return outcome
 
 
-async def append_ok(store: Store, grant: Grant, first: int, *records: Entry) -> int:
+async def append_ok(store: Store, grant: HeldLease, first: int, *records: Entry) -> int:
     """Append to one session, which must work; return the new head."""
     outcome = await append(store, grant, first, *records)
     assert outcome.status is Status.OK, outcome
@@ -106,7 +106,7 @@ def entries(records: list[Record]) -> list[Entry]:
 
 
 def manifest_of(
-    grant: Grant, as_of_seq: int, documents: Mapping[str, bytes], **fields: object
+    grant: HeldLease, as_of_seq: int, documents: Mapping[str, bytes], **fields: object
 ) -> Manifest:
     """Make the manifest of a fold that has just written all of these documents."""
     folded = {

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import CorruptRecordError, PerdureError
-from perdure.store import Store, Swept
+from perdure.store import BlobSweep, Store
 from perdure.testing.conformance._kit import OpenStore, Suite, name_of
 
 _DATA = b"a large tool result"
@@ -54,8 +54,8 @@ class BlobConformance(Suite):
         await store.put_blobs("", dict.fromkeys(names, data))
         assert [await store.get_blob("", name) for name in names] == [data, data]
         assert sorted(await store.blob_names("")) == sorted(names)
-        assert await store.sweep("", {names[0]}, 0) == Swept(quarantined=1)
-        assert await store.sweep("", {names[0]}, 0) == Swept(removed=1, bytes=len(data))
+        assert await store.sweep("", {names[0]}, 0) == BlobSweep(quarantined=1)
+        assert await store.sweep("", {names[0]}, 0) == BlobSweep(removed=1, bytes=len(data))
         assert await store.remove_blobs("", names) == len(data)
         assert await store.blob_names("") == []
 
@@ -88,25 +88,25 @@ class BlobConformance(Suite):
 
     async def test_a_sweep_moves_away_before_it_removes(self, store: Store) -> None:
         await store.put_blobs("", {_NAME: _DATA})
-        assert await store.sweep("", (), 0) == Swept(quarantined=1)
+        assert await store.sweep("", (), 0) == BlobSweep(quarantined=1)
         assert await store.get_blob("", _NAME) == _DATA
-        assert await store.sweep("", (), 0) == Swept(removed=1, bytes=len(_DATA))
+        assert await store.sweep("", (), 0) == BlobSweep(removed=1, bytes=len(_DATA))
         assert await store.get_blob("", _NAME) is None
-        assert await store.sweep("", (), 0) == Swept()
+        assert await store.sweep("", (), 0) == BlobSweep()
 
     async def test_a_sweep_leaves_what_is_reachable_or_young(self, store: Store) -> None:
         young = b"young"
         await store.put_blobs("", {_NAME: _DATA, name_of(young): young})
         for _ in range(3):
-            assert await store.sweep("", (), 3600) == Swept()
-            assert await store.sweep("", {_NAME, name_of(young)}, 0) == Swept()
+            assert await store.sweep("", (), 3600) == BlobSweep()
+            assert await store.sweep("", {_NAME, name_of(young)}, 0) == BlobSweep()
         assert await store.get_blob("", _NAME) == _DATA
 
     async def test_what_is_reached_again_comes_back(self, store: Store) -> None:
         await store.put_blobs("", {_NAME: _DATA})
         await store.sweep("", (), 0)
         assert (await store.sweep("", {_NAME}, 0)).removed == 0
-        assert await store.sweep("", (), 0) == Swept(quarantined=1)
+        assert await store.sweep("", (), 0) == BlobSweep(quarantined=1)
         assert await store.get_blob("", _NAME) == _DATA
 
     async def test_what_is_put_again_comes_back(self, store: Store) -> None:
@@ -114,5 +114,5 @@ class BlobConformance(Suite):
         await store.sweep("", (), 0)
         await store.put_blobs("", {_NAME: _DATA})
         assert (await store.sweep("", (), 3600)).removed == 0
-        assert await store.sweep("", (), 0) == Swept(quarantined=1)
+        assert await store.sweep("", (), 0) == BlobSweep(quarantined=1)
         assert await store.get_blob("", _NAME) == _DATA

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from perdure.errors import LeaseHeldError
-from perdure.store import Document, Grant, Store
+from perdure.store import Document, HeldLease, Store
 from perdure.testing.conformance._kit import (
     KEY,
     Suite,
@@ -105,7 +105,7 @@ async def cancelled_after(steps: int, call: Callable[[], Awaitable[object]]) -> 
         tasks.cancel_scope.cancel()
 
 
-async def take_in_the_end(store: Store) -> Grant:
+async def take_in_the_end(store: Store) -> HeldLease:
     """Acquire a session whose abandoned acquire may win against ours, once."""
     try:
         return await take(store)

@@ -8,12 +8,12 @@ import pytest
 from perdure.errors import LeaseLostError
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE
-from perdure.store import DeadLetter, Posted, Store
+from perdure.store import DeadLetter, PendingItem, Store
 from perdure.testing.conformance._kit import KEY, OpenStore, Suite, take
 from perdure.testing.conformance.inbox import OTHER, posted, waiting
 
 
-def letter(item: Posted, at: float = 7.5) -> DeadLetter:
+def letter(item: PendingItem, at: float = 7.5) -> DeadLetter:
     """Make a dead letter of an item."""
     return DeadLetter(item, "über das Limit", 5, at)
 
@@ -34,7 +34,7 @@ class DeadLetterConformance(Suite):
         self, open_store: OpenStore
     ) -> None:
         store, other = await open_store("one"), await open_store("other")
-        odd = Posted("x/../y\n", "app:rating", '{"a":"Grüße \\u0000 😀"}'.encode(), 2.0)
+        odd = PendingItem("x/../y\n", "app:rating", '{"a":"Grüße \\u0000 😀"}'.encode(), 2.0)
         await other.post(KEY, [*posted("a"), odd, *posted("b")])
         grant = await take(store)
         assert await store.dead_letters(KEY) == []
@@ -48,7 +48,7 @@ class DeadLetterConformance(Suite):
     async def test_bytes_of_any_kind_are_kept_exactly(self, store: Store) -> None:
         """An unreadable item is no JSON, and may have no op id of its own."""
         grant = await take(store)
-        raw = Posted(f"{UNREADABLE}00ff", "", bytes(range(256)), 0.0, "it is torn")
+        raw = PendingItem(f"{UNREADABLE}00ff", "", bytes(range(256)), 0.0, "it is torn")
         await store.reject(KEY, grant.epoch, [letter(raw)])
         assert await store.dead_letters(KEY) == [letter(raw)]
         assert await store.drop_dead_letters(KEY, [raw.op_id]) == 1

@@ -12,7 +12,7 @@ import pytest
 from perdure.errors import InboxFullError, LeaseLostError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.store import InboxLimit, Posted, Status, Store
+from perdure.store import InboxLimit, PendingItem, Status, Store
 from perdure.testing.conformance._kit import KEY, OpenStore, Suite, append, group, take
 
 OTHER = SessionKey("CON", "a/b", "Tenant ..")
@@ -21,10 +21,10 @@ AT_MOST = 30.0
 """Seconds that a call is given which is to come back early."""
 
 
-def posted(*op_ids: str) -> list[Posted]:
+def posted(*op_ids: str) -> list[PendingItem]:
     """Make items to post."""
     return [
-        Posted(op_id, MESSAGE, b'{"text":"%s"}' % op_id.encode(), float(place))
+        PendingItem(op_id, MESSAGE, b'{"text":"%s"}' % op_id.encode(), float(place))
         for place, op_id in enumerate(op_ids)
     ]
 
@@ -42,8 +42,8 @@ class InboxConformance(Suite):
     ) -> None:
         store, other = await open_store("one"), await open_store("other")
         items = [
-            Posted("op-1", MESSAGE, '{"text":"Grüße \\u0000 \\" 😀"}'.encode(), 1.5),
-            Posted("x/../y\n", "app:rating", b'{"stars":5,"deep":[[[]],{}]}', 2.0),
+            PendingItem("op-1", MESSAGE, '{"text":"Grüße \\u0000 \\" 😀"}'.encode(), 1.5),
+            PendingItem("x/../y\n", "app:rating", b'{"stars":5,"deep":[[[]],{}]}', 2.0),
         ]
         assert await other.post(KEY, items) == 2
         grant = await take(store)
@@ -71,7 +71,7 @@ class InboxConformance(Suite):
         grant = await take(store)
         first = posted("a", "b")
         assert await store.post(KEY, first) == 2
-        again = [Posted("b", MESSAGE, b'{"text":"other"}', 9.0), *posted("c", "a", "c")]
+        again = [PendingItem("b", MESSAGE, b'{"text":"other"}', 9.0), *posted("c", "a", "c")]
         assert await other.post(KEY, again) == 1
         assert await other.post(KEY, again) == 0
         assert await other.post(KEY, []) == 0
@@ -157,11 +157,11 @@ class InboxConformance(Suite):
     async def test_no_more_bytes_wait_than_the_limit_says(self, store: Store) -> None:
         limit = InboxLimit(1_000, 100_000)
         large = [
-            Posted(op_id, MESSAGE, b'"%s"' % secrets.token_hex(10_000).encode(), 1.0)
+            PendingItem(op_id, MESSAGE, b'"%s"' % secrets.token_hex(10_000).encode(), 1.0)
             for op_id in "ab"
         ]
         assert await store.post(KEY, large[:1], limit=limit) == 1
-        largest = Posted("c", MESSAGE, b'"%s"' % secrets.token_hex(100_000).encode(), 1.0)
+        largest = PendingItem("c", MESSAGE, b'"%s"' % secrets.token_hex(100_000).encode(), 1.0)
         with pytest.raises(InboxFullError, match="limit is 1000 items and 100000 bytes"):
             await store.post(KEY, [largest], limit=limit)
         with pytest.raises(InboxFullError):

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from perdure.errors import LeaseHeldError, LeaseLostError
-from perdure.lease import Lease, OnHeld, OwnerWatch, obtain
+from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, obtain
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Record
-from perdure.store import Asked, Grant, Status, Store
+from perdure.store import HeartbeatRequests, HeldLease, Status, Store
 from perdure.testing.conformance._kit import (
     KEY,
     OpenStore,
@@ -66,7 +66,7 @@ class LeaseConformance(Suite):
     async def test_a_race_has_exactly_one_winner(self, open_store: OpenStore, rounds: int) -> None:
         racers = [await open_store(f"racer-{n}") for n in range(4)]
         for round_ in range(rounds):
-            won: list[tuple[Store, Grant]] = []
+            won: list[tuple[Store, HeldLease]] = []
             async with anyio.create_task_group() as tasks:
                 for racer in racers:
                     tasks.start_soon(_race, racer, round_, won)
@@ -116,7 +116,7 @@ class LeaseConformance(Suite):
         for key in keys:
             await take(store, key)
         before = [await other.holder(key) for key in keys]
-        assert _wanted(await store.heartbeat()) == Asked()
+        assert _wanted(await store.heartbeat()) == HeartbeatRequests()
         after = [await other.holder(key) for key in keys]
         for old, new in zip(before, after, strict=True):
             assert old is not None
@@ -161,9 +161,9 @@ class LeaseConformance(Suite):
             holder = await other.holder(key)
             assert holder is not None
             await other.request_handover(key, holder)
-        assert _wanted(await other.heartbeat()) == Asked()
+        assert _wanted(await other.heartbeat()) == HeartbeatRequests()
         assert sorted((await store.heartbeat()).handovers) == sorted(keys)
-        assert _wanted(await store.heartbeat()) == Asked()
+        assert _wanted(await store.heartbeat()) == HeartbeatRequests()
 
     async def test_a_closed_owner_does_not_look_alive(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
@@ -188,7 +188,7 @@ class LeaseConformance(Suite):
         store, other = await open_store("one"), await open_store("other")
         grant = await take(store)
         head = await append_ok(store, grant, 2, *group("a"))
-        taken: list[Grant] = []
+        taken: list[HeldLease] = []
 
         async def want() -> None:
             taken.append(await _obtain(other, "handover"))
@@ -291,8 +291,8 @@ async def _obtain(
     wait: float = LONG,
     given: int = 0,
     clock: Callable[[], float] = anyio.current_time,
-) -> Grant:
-    watch = OwnerWatch(Lease(heartbeat=0.9 * ttl, ttl=ttl), clock)
+) -> HeldLease:
+    watch = OwnerWatch(LeaseOptions(heartbeat=0.9 * ttl, ttl=ttl), clock)
     return await obtain(
         cast("Store", _Attentive(store, watch)),
         KEY,
@@ -316,12 +316,12 @@ class _Attentive:
         return getattr(self._store, name)
 
 
-def _wanted(asked: Asked) -> Asked:
+def _wanted(asked: HeartbeatRequests) -> HeartbeatRequests:
     """Return what is asked of an owner alone."""
     return msgspec.structs.replace(asked, beats=None)
 
 
-async def _race(racer: Store, after: int, won: list[tuple[Store, Grant]]) -> None:
+async def _race(racer: Store, after: int, won: list[tuple[Store, HeldLease]]) -> None:
     try:
         grant = await racer.acquire(KEY, after=after)
     except LeaseHeldError:

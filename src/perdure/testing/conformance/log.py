@@ -10,7 +10,7 @@ import pytest
 from perdure.errors import LeaseLostError, TooLargeError
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, MESSAGE, Entry, Record
-from perdure.store import Batch, Grant, Status, Store
+from perdure.store import Batch, HeldLease, Status, Store
 from perdure.testing.conformance._kit import (
     KEY,
     OpenStore,
@@ -31,7 +31,7 @@ class LogConformance(Suite):
 
     async def test_a_new_log_begins_with_its_epoch_record(self, store: Store) -> None:
         grant = await store.acquire(KEY, after=0)
-        assert grant == Grant(KEY, epoch=1, head=1, created=True)
+        assert grant == HeldLease(KEY, epoch=1, head=1, created=True)
         (record,) = await read(store)
         assert (record.seq, record.epoch, record.kind, record.end) == (1, 1, EPOCH, True)
 

@@ -1,56 +1,56 @@
-"""A bell lets one waiter go on, before or after it is rung, whatever became of the waiter."""
+"""A event lets one waiter go on, before or after it is rung, whatever became of the waiter."""
 
 from __future__ import annotations
 
 import anyio
 import pytest
 
-from perdure._lib.loop import Bell, bell_maker, soon_maker
+from perdure._lib.loop import OneShotEvent, event_maker, soon_maker
 
 
 async def test_who_waits_goes_on_when_it_rings() -> None:
     heard = []
 
-    async def wait(bell: Bell) -> None:
-        await bell.wait()
-        heard.append(bell.rung)
+    async def wait(event: OneShotEvent) -> None:
+        await event.wait()
+        heard.append(event.was_set)
 
-    bell = bell_maker()()
+    event = event_maker()()
     async with anyio.create_task_group() as group:
-        group.start_soon(wait, bell)
+        group.start_soon(wait, event)
         await anyio.wait_all_tasks_blocked()
         assert heard == []
-        bell.ring()
+        event.set()
     assert heard == [True]
 
 
-async def test_a_bell_that_has_rung_keeps_nobody_waiting() -> None:
-    bell = bell_maker()()
-    assert not bell.rung
-    bell.ring()
-    bell.ring()
+async def test_an_event_that_was_set_keeps_nobody_waiting() -> None:
+    event = event_maker()()
+    assert not event.was_set
+    event.set()
+    event.set()
     with anyio.fail_after(60):
-        await bell.wait()
+        await event.wait()
 
 
 async def test_it_may_ring_after_its_waiter_was_cancelled() -> None:
-    bell = bell_maker()()
+    event = event_maker()()
 
     async def wait() -> None:
-        await bell.wait()
+        await event.wait()
 
     async with anyio.create_task_group() as group:
         group.start_soon(wait)
         await anyio.wait_all_tasks_blocked()
         group.cancel_scope.cancel()
-    assert not bell.rung
-    bell.ring()
-    assert bell.rung
+    assert not event.was_set
+    event.set()
+    assert event.was_set
 
 
-def test_bells_are_for_a_running_event_loop() -> None:
+def test_one_shot_events_are_for_a_running_event_loop() -> None:
     with pytest.raises(RuntimeError):
-        bell_maker()
+        event_maker()
 
 
 async def test_soon_comes_in_a_step_of_its_own() -> None:
