@@ -53,7 +53,7 @@ def may_take(holder: LeaseState | None, *, me: str, silent: bool) -> bool:
 
     >>> may_take(None, me="me", silent=False)
     True
-    >>> may_take(Holder(epoch=1, owner="other", alive=True), me="me", silent=False)
+    >>> may_take(LeaseState(epoch=1, owner="other", alive=True), me="me", silent=False)
     False
     """
     if holder is None or holder.released or holder.deleted or holder.alive is False:

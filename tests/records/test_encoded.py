@@ -71,7 +71,7 @@ def test_an_encoded_message_is_a_message() -> None:
 
 
 def test_its_repr_does_not_show_the_content() -> None:
-    assert repr(EncodedRecord("app", b'"canary"')) == "Encoded('app', <8 bytes>)"
+    assert repr(EncodedRecord("app", b'"canary"')) == "EncodedRecord('app', <8 bytes>)"
 
 
 def test_equal_means_the_same_record() -> None:

@@ -132,7 +132,9 @@ def of_locks(taken: bool | None) -> Diagnosis:  # noqa: FBT001  # what try_lock 
     if taken:
         return Diagnosis("locks", "ok", "files can be locked")
     cure = "keep the store on a file system with locks for fast takeovers"
-    said = "files cannot be locked here: a process that died is noticed only after Lease(ttl=…)"
+    said = (
+        "files cannot be locked here: a process that died is noticed only after LeaseOptions(ttl=…)"
+    )
     return Diagnosis("locks", "warning", said, cure)
 
 

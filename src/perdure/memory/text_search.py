@@ -128,7 +128,7 @@ _PARTS: Final = re.compile(r"[^\W_]+")
 class QueryWords:
     """A query's words.
 
-    >>> Words("Favorite city").points("favorite_city", "where she would live", "")
+    >>> QueryWords("Favorite city").points("favorite_city", "where she would live", "")
     16
     """
 

@@ -344,7 +344,7 @@ class EncodedRecord:
     "tool_result") it must be a stored message. perdure carries other kinds through, and gives
     them back in the history as they are.
 
-    >>> Encoded("app:rating", b'{"stars": 5}').kind
+    >>> EncodedRecord("app:rating", b'{"stars": 5}').kind
     'app:rating'
 
     Raises:
@@ -382,7 +382,7 @@ class EncodedRecord:
         return hash(self.entry)
 
     def __repr__(self) -> str:
-        return f"Encoded({self.kind!r}, <{len(self.payload)} bytes>)"
+        return f"EncodedRecord({self.kind!r}, <{len(self.payload)} bytes>)"
 
 
 def _check_kind(kind: Any) -> None:

@@ -99,7 +99,7 @@ class HeartbeatRequests(msgspec.Struct, frozen=True):
     mail: tuple[SessionKey, ...] = ()
     """Sessions for which something was posted."""
     beats: Mapping[str, int] | None = None
-    """The heartbeat counters of other owners, as ``Holder.beat`` gives them; a thousand at most.
+    """Other owners' heartbeat counters, as ``LeaseState.beat`` gives them; a thousand at most.
     None where they were not looked at, since that takes more than the heartbeat itself."""
     warnings: tuple[str, ...] = ()
     """What is wrong with how the store is set up by now, for people; saving goes on."""

@@ -108,7 +108,7 @@ class LeaseState(msgspec.Struct, frozen=True):
     host: str = ""
     pid: int = 0
     listed: str = ""
-    """The owner's name in ``Asked.beats``, where that is not ``owner``."""
+    """The owner's name in ``HeartbeatRequests.beats``, where that is not ``owner``."""
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):

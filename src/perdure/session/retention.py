@@ -65,7 +65,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 def cut_after(turns: Sequence[TurnEndAt], retention: Retention, now: float) -> int:
     """Return the last record that may go, 0 for none; *turns* are in the order of the log.
 
-    >>> turns = [Ended(5, 0.0), Ended(9, 100_000.0), Ended(14, 200_000.0)]
+    >>> turns = [TurnEndAt(5, 0.0), TurnEndAt(9, 100_000.0), TurnEndAt(14, 200_000.0)]
     >>> cut_after(turns, Retention(keep_turns=1), now=200_000.0)
     9
     >>> cut_after(turns, Retention(keep_turns=1, keep_days=2), now=200_000.0)

@@ -1,7 +1,7 @@
 """State that others own, in blocking style: contributors with plain methods, or async ones.
 
 Plain methods are called in threads of their own, so they may take their time and use the
-blocking API; a save waits for them, as long as ``Engine(capture_timeout=…)`` allows. A
+blocking API; a save waits for them, as long as ``EngineOptions(capture_timeout=…)`` allows. A
 contributor that was written for the async API is awaited in the manager's loop.
 """
 
