@@ -32,6 +32,7 @@ from perdure.store import Document, Documents, LeaseState, Store
 
 
 REBUILD = "a rebuild from the log makes it anew"
+ACCEPT = "compare it with a copy; `perdure check --repair` accepts the log as it is"
 
 
 class Audit(msgspec.Struct, kw_only=True):
@@ -58,6 +59,7 @@ async def audit(store: Store, key: SessionKey) -> Audit:
     seen = Audit(key=key)
     store = lineage = followed(store)  # a fork's log goes on behind its parent's
     documents = await _documents(store, seen)
+    tail = "" if documents is None else documents.unproven_tail
     records = await _records(store, seen)
     base, began = await _beginning(lineage, seen)
     seen.findings += log_problems(records, base)
@@ -69,6 +71,8 @@ async def audit(store: Store, key: SessionKey) -> Audit:
         log = WholeLog(key, records, began)
         found = await anyio.to_thread.run_sync(lambda: list(_document_problems(log, documents)))
         seen.findings += found
+    if tail:
+        seen.findings.append(Finding(what="log", detail=tail, cure=ACCEPT, repairable=True))
     seen.findings += _lease_notes(await store.holder(key))
     return seen
 

@@ -18,6 +18,7 @@ from perdure.cli.store_checks import Garbage, collect, examined, garbage, mended
 from perdure.errors import ConfigError, CorruptRecordError, PerdureError
 from perdure.records.keys import SessionKey, require_filters
 from perdure.store import SessionInfo, Store
+from perdure.stores.wrapped import EncryptedStore
 
 PAGE = 500
 
@@ -40,7 +41,8 @@ def check(
     Args:
         id: The agent's id. Default: every session of the store, or of the tenant.
         repair: Rebuild the documents of sessions whose log is sound and whose documents are not,
-            and what `ls` lists and chooses by; and a SQLite database's indexes.
+            and what `ls` lists and chooses by; and a SQLite database's indexes. Accept the log of
+            an encrypted session that may be incomplete.
         gc: Set aside the blobs that no session reaches, and remove those that were set aside
             a grace period ago.
         grace: Hours that a blob has to be old for that.
@@ -237,11 +239,20 @@ async def _repair(where: SessionOption, seen: Audit) -> Repair:
             await sessions.rebuild_working_context(
                 key.agent, session=key.session, tenant=key.tenant
             )
-        async with opened(where.store) as store:
+        async with opened(where.store, write=True) as store:
+            await _accept_log(store, seen.key)
             again = await audit(store, seen.key)
     except PerdureError as error:
         return Repair(seen.key, tuple(seen.problems), str(error))
     return Repair(seen.key, tuple(again.problems))
+
+
+async def _accept_log(store: Store, key: SessionKey) -> None:
+    """Take a log that nothing proves to be complete as it is; also a wrapped store's."""
+    for layer in layers(store):
+        if isinstance(layer, EncryptedStore):
+            await layer.accept_log(key)
+            return
 
 
 def _report(

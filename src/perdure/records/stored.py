@@ -79,6 +79,8 @@ class Documents(msgspec.Struct, frozen=True):
     """What is wrong with a damaged one, where more is known than that."""
     remains: dict[str, bytes] = {}
     """What lies in a damaged one's place, where the store does not keep it as evidence itself."""
+    unproven_tail: str = ""
+    """Why records may have been cut off from the log's end; empty where nothing says so."""
 
 
 class HeldLease(msgspec.Struct, frozen=True):

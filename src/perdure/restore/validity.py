@@ -53,12 +53,12 @@ def judged(
             problems[name] = problem
     if not problems:
         return have
-    return Documents(
-        have.manifest,
-        {name: one for name, one in have.found.items() if name not in problems},
-        (*have.damaged, *problems),
-        {**have.why, **problems},
-        {**have.remains, **{name: have.found[name].data for name in problems}},
+    return msgspec.structs.replace(
+        have,
+        found={name: one for name, one in have.found.items() if name not in problems},
+        damaged=(*have.damaged, *problems),
+        why={**have.why, **problems},
+        remains={**have.remains, **{name: have.found[name].data for name in problems}},
     )
 
 

@@ -1,4 +1,4 @@
-"""Make an encrypted session, and edit its file without the key; run with a folder's path."""
+"""Make an encrypted session, and edit its file without the key; run with a folder and an edit."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def edit(log: Path) -> None:
     log.write_bytes(b"".join(out))
 
 
+def cut(log: Path) -> None:
+    """Leave nothing behind the seventh record, which ends a turn."""
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:7]))
+
+
 def forge(manifest: Path) -> None:
     """Have a manifest say that nothing was folded, and that all it lists is the key."""
     said = json.loads(manifest.read_bytes())
@@ -49,7 +54,7 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     anyio.run(make, place)
     agent = place / "agents" / "ada"
-    edit(agent / "log" / "1-0.jsonl")
+    {"replace": edit, "cut": cut}[sys.argv[2]](agent / "log" / "1-0.jsonl")
     for path in agent.glob("*.json"):
         if path.name.startswith("manifest"):
             forge(path)

@@ -25,6 +25,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import Document, Documents, LogChunk, Store
+from perdure.stores.file import FileStore
 from perdure.stores.wrapped import EncryptedStore
 from tests.crash import places
 from tests.golden.reader import HERE
@@ -93,6 +94,10 @@ class Edited:
 
 def changed(record: Record, **fields: object) -> Record:
     return msgspec.structs.replace(record, **fields)
+
+
+def changed_manifest(manifest: Manifest, **fields: object) -> Manifest:
+    return msgspec.structs.replace(manifest, **fields)
 
 
 def epoch(record: Record, number: int) -> Record:
@@ -341,6 +346,48 @@ async def test_a_manifest_that_was_changed_or_removed_is_told(kind: str, tmp_pat
         assert said["check"], what
 
 
+async def incomplete(store: Store) -> list[str]:
+    """Return what `perdure check` says of ada's log."""
+    await store.open()
+    seen = await audit(Lineage(store), ADA)
+    await store.aclose()
+    return [one.detail for one in seen.problems if one.what == "log"]
+
+
+async def test_a_forged_manifest_is_told_past_the_folds_until_the_log_is_accepted(
+    kind: str, tmp_path: Path
+) -> None:
+    """A tail cut off with it leaves no trace: the fold of what is left may not hide that."""
+    place = tmp_path / "kept"
+    await talk(EncryptedStore(KINDS[kind](place, None), KEY), "ada", 3)
+    assert await incomplete(EncryptedStore(KINDS[kind](place, None), KEY)) == []
+    inner = KINDS[kind](place, None)
+    await inner.open()
+    have = await inner.read_documents(ADA)
+    holder = await inner.holder(ADA)
+    assert have.manifest is not None
+    assert holder is not None
+    grant = await inner.acquire(ADA, after=holder.epoch)
+    bare = forged(have.manifest, have.found).manifest
+    assert bare is not None
+    await inner.write_documents(ADA, {}, changed_manifest(bare, epoch=grant.epoch))
+    await inner.release(ADA, grant.epoch)
+    await inner.aclose()
+    (before,) = await incomplete(EncryptedStore(KINDS[kind](place, None), KEY))
+    assert "was not written with the key" in before
+    for since in (3, 4):
+        await talk(EncryptedStore(KINDS[kind](place, None), KEY), "ada", 1, since=since)
+        (after,) = await incomplete(EncryptedStore(KINDS[kind](place, None), KEY))
+        assert f"when it ended at record {grant.head}," in after
+    store = EncryptedStore(KINDS[kind](place, None), KEY)
+    await store.open()
+    assert await store.accept_log(ADA)
+    assert not await store.accept_log(ADA)
+    await store.aclose()
+    await talk(EncryptedStore(KINDS[kind](place, None), KEY), "ada", 1, since=5)
+    assert await incomplete(EncryptedStore(KINDS[kind](place, None), KEY)) == []
+
+
 async def test_an_unlinked_log_is_refused_where_the_chain_is_to_be(
     kind: str, tmp_path: Path
 ) -> None:
@@ -418,28 +465,40 @@ async def test_a_session_of_before_the_chain_is_read_and_linked_from_then_on(
     await store.aclose()
 
 
-def test_the_command_line_tells_too(tmp_path: Path) -> None:
-    """The attack as it is made on files: one line replaced, and every checksum made anew."""
-    program = Path(__file__).with_name("edit_file.py")
-    environment = {**os.environ, "PERDURE_KEY": KEY}
-    made = subprocess.run(
-        [sys.executable, str(program), str(tmp_path / "kept")],
-        env=environment,
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PERDURE_KEY": KEY},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+
+
+def edited_on_disk(folder: Path, how: str) -> str:
+    made = run(str(Path(__file__).with_name("edit_file.py")), str(folder), how)
     assert made.returncode == 0, made.stderr
-    url = f"encrypted+file:{tmp_path / 'kept'}"
+    return f"encrypted+file:{folder}"
+
+
+def test_the_command_line_tells_too(tmp_path: Path) -> None:
+    """The attack as it is made on files: one line replaced, and every checksum made anew."""
+    url = edited_on_disk(tmp_path / "kept", "replace")
     for command in (["check"], ["show", "ada"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "perdure.cli", *command, "--store", url],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        done = run("-m", "perdure.cli", *command, "--store", url)
         assert done.returncode != 0, (command, done.stdout)
         assert "epoch" in done.stdout + done.stderr
+
+
+async def test_the_command_line_goes_on_telling_of_a_cut_tail_until_it_is_repaired(
+    tmp_path: Path,
+) -> None:
+    """The last turns cut off, and the manifest forged to match: then the session is used."""
+    url = edited_on_disk(tmp_path / "kept", "cut")
+    await talk(EncryptedStore(FileStore(tmp_path / "kept"), KEY), "ada", 1)
+    for command, code in ((["check"], 1), (["check", "--repair"], 0), (["check"], 0)):
+        done = run("-m", "perdure.cli", *command, "--store", url)
+        assert done.returncode == code, (command, done.stdout, done.stderr)
+        told = "may be incomplete: its manifest was lost or forged when it ended at record 7,"
+        assert (told in done.stdout) == (command != ["check"] or code == 1), done.stdout

@@ -49,6 +49,8 @@ class Facts(msgspec.Struct, frozen=True):
     """Behind ``as_of_seq``."""
     is_lost: bool = False
     """The manifest was damaged, which is told: it proves nothing until the next fold."""
+    unproven_end: int = 0
+    """The last record when a manifest was found lost or forged; 0 for never."""
 
 
 class LinkedRecord(NamedTuple):

@@ -7,10 +7,11 @@ errors, and never an empty session. Not noticed is a whole store put back to an 
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import NamedTuple, final
 
@@ -36,8 +37,11 @@ from perdure.stores.wrapped.manifests import (
     is_ours,
     proof_of,
     sealed_in,
+    unproven_tail,
 )
 from perdure.stores.wrapped.transform import Transform, from_text
+
+_log = logging.getLogger(__name__)
 
 _MOST_AT_HAND = 4096
 """Sessions whose keys are kept in memory."""
@@ -103,17 +107,41 @@ class EncryptedStore(TransformingStore):
         found = await keyring.find(self._store, key, self._masters)
         if found is None or found.is_current:
             return False
+        async with self._taken(key, "its key is wrapped anew when it is opened next") as grant:
+            await self._encryption.rewrap(self._store, grant)
+        return True
+
+    async def accept_log(self, key: SessionKey) -> bool:
+        """Accept that a session's log may be incomplete, since its manifest was lost or forged.
+
+        `perdure check` reports it until then. Compare the session with a copy first.
+
+        Returns:
+            Whether there was anything to accept.
+
+        Raises:
+            CorruptRecordError: The manifest is not one that was written with the keys.
+            LeaseHeldError: Somebody holds the session.
+
+        """
+        facts = await self._encryption.facts(self._store, key, fresh=True)
+        if not facts.unproven_end:
+            return False
+        async with self._taken(key, "close it first") as grant:
+            return await self._encryption.accept_log(self._store, grant)
+
+    @asynccontextmanager
+    async def _taken(self, key: SessionKey, cure: str) -> AsyncGenerator[HeldLease, None]:
+        """Hold a session's lease that nobody else holds."""
         holder = await self._store.holder(key)
         if holder is None or not (holder.released or holder.alive is False):
-            message = f"{key} is held: its key is wrapped anew when it is opened next"
-            raise LeaseHeldError(message, key=str(key))
+            raise LeaseHeldError(f"{key} is held: {cure}", key=str(key))
         grant = await self._store.acquire(key, after=holder.epoch)
         try:
-            await self._encryption.rewrap(self._store, grant)
+            yield grant
         finally:
             with anyio.CancelScope(shield=True):
                 await self._store.release(key, grant.epoch)
-        return True
 
 
 def _base(chain: Chain, one: Record, folded: Link | None) -> Link | None:
@@ -181,6 +209,10 @@ class _Encryption:
         if found is None or not found.is_current or not found.chained:
             found = await self._wrap_anew(store, grant, found, tenant)
             facts = self._facts_in(found, tenant)
+        if facts.is_lost:
+            end = facts.unproven_end or grant.head - 1
+            facts = msgspec.structs.replace(facts, unproven_end=end)
+            _log.warning("%s", unproven_tail(key, end), extra={"session": str(key)})
         known = self._remember(key, found)
         self._keep(key, facts)
         assert known.chain is not None  # it was wrapped so
@@ -198,6 +230,23 @@ class _Encryption:
         else:
             tenant = await self._tenant(store, grant.key.tenant)
             await self._wrap_anew(store, grant, found, tenant)
+
+    async def accept_log(self, store: Store, grant: HeldLease) -> bool:
+        key = grant.key
+        found = await keyring.find(store, key, self._masters)
+        tenant = await self._tenant(store, key.tenant)
+        hidden = self._hidden(found, tenant)
+        proof = None if hidden is None else hidden.proof
+        if found is None or found.manifest is None or hidden is None or proof is None:
+            return False
+        if proof.lost or not proof.unproven_end:
+            return False
+        proof = msgspec.structs.replace(proof, epoch=grant.epoch, unproven_end=0)
+        manifest = msgspec.structs.replace(found.manifest, epoch=grant.epoch)
+        hidden = msgspec.structs.replace(hidden, proof=proof)
+        await store.write_documents(key, {}, sealed_in(manifest, hidden, tenant))
+        self._keep(key, facts_of(proof))
+        return True
 
     async def _wrap_anew(
         self, store: Store, grant: HeldLease, found: keyring.SessionKeyEntry | None, tenant: DataKey
@@ -221,7 +270,7 @@ class _Encryption:
         base = before or keyring.begun(grant)
         manifest = msgspec.structs.replace(base, epoch=grant.epoch)
         old = hidden.proof
-        proof = proof_of(manifest, lost=lost)
+        proof = proof_of(manifest, lost=lost, unproven_end=grant.head - 1 if lost else 0)
         if old is not None:
             proof = msgspec.structs.replace(old, epoch=grant.epoch)
         hidden = msgspec.structs.replace(hidden, proof=proof)
@@ -261,6 +310,9 @@ class _Encryption:
         return Facts() if hidden is None or hidden.proof is None else facts_of(hidden.proof)
 
     def _keep(self, key: SessionKey, facts: Facts) -> None:
+        known = self._facts.pop(key, None)
+        if known is not None and facts.is_lost and not facts.unproven_end:
+            facts = msgspec.structs.replace(facts, unproven_end=known.unproven_end)
         self._facts[key] = facts
         while len(self._facts) > _MOST_AT_HAND:
             self._facts.pop(next(iter(self._facts)))
@@ -426,7 +478,9 @@ class _Encryption:
         link = None
         if manifest.as_of_seq >= known.chain.begins - 1:
             link = await self._link_at(store, key, writer, manifest.as_of_seq)
-        return proof_of(manifest, link)
+        facts = await self.facts(store, key, fresh=False)
+        end = facts.unproven_end or (manifest.as_of_seq if facts.is_lost else 0)
+        return proof_of(manifest, link, unproven_end=end)
 
     def folded(self, manifest: Manifest, proof: ManifestProof) -> None:
         self._keep(manifest.key, facts_of(proof))

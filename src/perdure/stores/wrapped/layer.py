@@ -75,6 +75,7 @@ from perdure.stores.wrapped.manifests import (
     outer_of,
     sealed_document,
     unfit,
+    unproven_tail,
 )
 from perdure.stores.wrapped.transform import Transform
 
@@ -428,7 +429,7 @@ class TransformingStore(Passing):
         if manifest is not None and hidden is not None and _proves(hidden):
             self._seals.proven(manifest, hidden)
         elif why := await self._seals.unproven(self._store, inner, key):
-            return self._unproven(inner, why)
+            return self._unproven(inner, why, _tail(key, hidden, why))
         if manifest is None or hidden is None or hidden.is_begun:
             return self._foreign(inner)
         outer = outer_of(manifest, hidden)
@@ -442,7 +443,8 @@ class TransformingStore(Passing):
         damaged = (*lost, *(name for name in wanted if name not in found))
         sealed = {**inner.remains, **{name: one.data for name, one in wanted.items()}}
         remains = {name: sealed[name] for name in damaged if name in sealed}
-        return Documents(outer, found, damaged, remains=remains)
+        tail = _tail(key, hidden) or inner.unproven_tail
+        return Documents(outer, found, damaged, remains=remains, unproven_tail=tail)
 
     async def _hidden(self, key: SessionKey, inner: Documents) -> HiddenManifest | None:
         manifest = inner.manifest
@@ -456,14 +458,15 @@ class TransformingStore(Passing):
                 return None  # which is told
             raise
 
-    def _unproven(self, inner: Documents, why: str) -> Documents:
+    def _unproven(self, inner: Documents, why: str, tail: str) -> Documents:
         """Answer for a manifest that is not what was written: all that it lists is damaged."""
         listed = () if inner.manifest is None else tuple(inner.manifest.documents)
         names = [name for name in (*listed, *inner.damaged) if not self._seals.is_own(name)]
         lost = tuple(dict.fromkeys(names)) or (SESSION,)
         found = {name: one.data for name, one in inner.found.items()}
         remains = {name: data for name, data in {**inner.remains, **found}.items() if name in lost}
-        return Documents(damaged=lost, why=dict.fromkeys(lost, why), remains=remains)
+        because = dict.fromkeys(lost, why)
+        return Documents(damaged=lost, why=because, remains=remains, unproven_tail=tail)
 
     def _foreign(self, inner: Documents) -> Documents:
         """Answer for a manifest that no engine has folded through this wrapper yet."""
@@ -674,6 +677,12 @@ class TransformingStore(Passing):
         """Remove what the session owns, its key included; see the port."""
         await self._store.delete(key, epoch)
         self._seals.forget(key)
+
+
+def _tail(key: SessionKey, hidden: HiddenManifest | None, why: str = "") -> str:
+    """Say why a log may not be complete; empty where nothing says so."""
+    end = 0 if hidden is None or hidden.proof is None else hidden.proof.unproven_end
+    return unproven_tail(key, end, why) if end or why else ""
 
 
 def _proves(hidden: HiddenManifest) -> bool:

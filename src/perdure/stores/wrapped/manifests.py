@@ -37,6 +37,9 @@ class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
     run: int = 0
     lost: str = ""
     """Why there is no fold: what was wrong with the manifest before this one."""
+    unproven_end: int = 0
+    """The last record when a manifest was found lost or forged: records behind it may have been
+    cut off. It stays through the folds that follow, until somebody accepts the log."""
 
 
 class HiddenManifest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,7 +53,9 @@ class HiddenManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether nothing was folded yet: the manifest is there for the key alone."""
 
 
-def proof_of(manifest: Manifest, link: Link | None = None, *, lost: str = "") -> ManifestProof:
+def proof_of(
+    manifest: Manifest, link: Link | None = None, *, lost: str = "", unproven_end: int = 0
+) -> ManifestProof:
     """Return what proves an inner manifest."""
     return ManifestProof(
         manifest.epoch,
@@ -59,6 +64,7 @@ def proof_of(manifest: Manifest, link: Link | None = None, *, lost: str = "") ->
         "" if link is None else link.digest.hex(),
         0 if link is None else link.run,
         lost,
+        unproven_end,
     )
 
 
@@ -84,7 +90,18 @@ def facts_of(proof: ManifestProof) -> Facts:
     """Return what a manifest proves of its log."""
     digest = bytes.fromhex(proof.digest)
     link = Link(proof.as_of_seq, digest, proof.run) if digest else None
-    return Facts(proof.as_of_seq, proof.epoch, link, bool(proof.lost))
+    end = proof.unproven_end or (proof.as_of_seq if proof.lost else 0)
+    return Facts(proof.as_of_seq, proof.epoch, link, bool(proof.lost), end)
+
+
+def unproven_tail(key: SessionKey, end: int = 0, why: str = "") -> str:
+    """Say that a log may have been longer, as far as anybody knows."""
+    said = f"was lost or forged when it ended at record {end}" if end else f"proves nothing ({why})"
+    where = f"record {end}" if end else "its end"
+    return (
+        f"the log of {key} may be incomplete: its manifest {said}, and whether records behind "
+        f"{where} were cut off before that cannot be known"
+    )
 
 
 def place_of(key: SessionKey) -> Place:
