@@ -89,7 +89,7 @@ async def _write(store: Path, pair: Path, events: int) -> None:
     async with perdure.connect(store, autosave=None, shutdown=Shutdown(signals=False)) as sessions:
         async with sessions.open("ada") as session:
             for n in range(1, events + 1):
-                session.accept((_event(session._contents.clock + 1, n),))
+                session._accept((_event(session._contents.clock + 1, n),))
                 if n % SAVE_EVERY == 0:
                     await session.save()
                 if n % CHECKPOINT_EVERY == 0:

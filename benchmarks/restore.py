@@ -146,11 +146,11 @@ def full_tail(root: str) -> None:
 
 def _is_due_after(session: Session, turn: tuple[Any, ...]) -> bool:
     """Say whether a fold would be due with one turn more; a record is about its message's size."""
-    session.catch_up()
+    session._catch_up()
     return fold_due(
-        tail_bytes=session.tail_bytes + 8_000,
-        tail_records=session.tail_records + len(turn) + 2,
-        rewrite_bytes=session.rewrite_bytes,
+        tail_bytes=session._tail_bytes + 8_000,
+        tail_records=session._tail_records + len(turn) + 2,
+        rewrite_bytes=session._rewrite_bytes,
         limits=perdure.Limits(),
         phase=phase_of(session.key),
     )

@@ -630,7 +630,7 @@ async def test_no_other_message_is_taken_for_the_one_that_was_admitted(
             seqs = [item.seq for item in await agent.session.history() if item.kind == "message"]
             where = seqs[2] + off
             entry = change_entry(ADMITTED, "x", at=1.0, turn="turn_0009", attempts=1, seq=where)
-            agent.session.accept((entry,))
+            agent.session._accept((entry,))
         async with await AgentFactory(sessions).create_agent(configured(), agent_id="ada") as agent:
             assert agent.unfinished == ()
 

@@ -487,7 +487,7 @@ async def test_an_episode_of_another_log_hides_nothing_that_was_said(world: Worl
     """S1-15: it says that more is summed up than there is, as one that was copied by hand may."""
     foreign = EpisodicItem(id="ep_x", ts=1.0, summary="They sailed.", as_of_seq=10**9)
     async with world.connect() as sessions, sessions.open("ada") as session:
-        session.accept([item_entry(foreign)])
+        session._accept([item_entry(foreign)])
         await talk(session, 3)
         assert (await managed(session).compact("Be kind.")).turn_ids == ("turn_0001", "turn_0002")
         told = [one.text for one in session.context() if one.role == "user"]

@@ -148,11 +148,11 @@ async def test_an_archive_that_names_what_it_must_not_is_refused(tmp_path: Path)
         async with perdure.connect("memory:") as sessions, sessions.open("agent") as session:
             archives = Archives(session, tmp_path / "home")
             await archives._store.put_blobs("", {name_of(page): page, name_of(data): data})
-            session.accept((entry_of(archive, []),))
+            session._accept((entry_of(archive, []),))
             with pytest.raises(CorruptRecordError, match="is refused"):
                 await archives.restore()
             wrong = msgspec.structs.replace(archive, id="counts", files=2)
-            session.accept((entry_of(wrong, []),))
+            session._accept((entry_of(wrong, []),))
             with pytest.raises(CorruptRecordError):
                 await archives.restore()
     assert sorted(one.name for one in tmp_path.iterdir()) in ([], ["home"])

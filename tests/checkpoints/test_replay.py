@@ -160,7 +160,7 @@ async def test_an_event_put_in_between_is_found(tmp_path: Path) -> None:
         await told(sessions)
         async with sessions.open("ada") as session:
             forged = event(3, "custom", label="forged")
-            session.accept((Entry(EVENT, msgspec.json.encode(forged)),))
+            session._accept((Entry(EVENT, msgspec.json.encode(forged)),))
             await session.save()
         view = await sessions.load("ada")
         assert view is not None
@@ -570,7 +570,7 @@ async def test_a_checkpoint_that_was_changed_in_the_log_is_found() -> None:
                 made.timestamp + 3, "snapshot_created", label="real", detail={"snapshot": 2}
             )
             made_entry = Entry(CHECKPOINT, msgspec.json.encode(forged), end=False)
-            session.accept((made_entry, Entry(EVENT, msgspec.json.encode(told))))
+            session._accept((made_entry, Entry(EVENT, msgspec.json.encode(told))))
             await session.save()
         view = await sessions.load("ada")
         assert view is not None
@@ -652,7 +652,7 @@ async def test_an_event_names_the_checkpoint_that_it_is_of(
                 first.timestamp + 3, "snapshot_created", label=label, detail={"snapshot": id}
             )
             made = Entry(CHECKPOINT, msgspec.json.encode(second), end=False)
-            session.accept((made, Entry(EVENT, msgspec.json.encode(told))))
+            session._accept((made, Entry(EVENT, msgspec.json.encode(told))))
             await session.save()
         view = await sessions.load("ada")
         assert view is not None

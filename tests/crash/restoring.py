@@ -75,7 +75,7 @@ def prepare(root: Path) -> None:
                 session.append(Message.user("hello"), Message.assistant("hi"))
             session.memory.set("harbor", "north")
             session.state.set("mood", "calm")
-            session.accept((item_entry(EpisodicItem(id="e1", ts=1.0, summary="They met.")),))
+            session._accept((item_entry(EpisodicItem(id="e1", ts=1.0, summary="They met.")),))
             await session.aclose()  # folded
             session = await sessions.open("ada")
             async with session.turn():

@@ -37,7 +37,7 @@ async def talk(session: Session, text: str) -> None:
         session.memory.set(f"about {text}", text * 400)
         session.state.set("plan", {"said": text})
         session.state.set(f"at {text}", text)
-        session.accept((item_entry(EpisodicItem(id=text, ts=0.0, summary=text)),))
+        session._accept((item_entry(EpisodicItem(id=text, ts=0.0, summary=text)),))
 
 
 async def begin(root: Path, report: Report) -> None:

@@ -74,7 +74,7 @@ async def everything(root: Path) -> None:
         await _remember(opened)
         await opened.attach(_Plugin({"notes": ["one", "two"]}))
         opened.append(EncodedRecord("app:rating", b'{"stars": 5}'))
-        opened.accept((Entry(EVENT, b'{"event":"something happened"}'),))
+        opened._accept((Entry(EVENT, b'{"event":"something happened"}'),))
         await opened.save()
     async with connected(root, "second") as sessions:
         opened = await sessions.open("everything")
@@ -111,7 +111,7 @@ async def _talk(opened: Session) -> None:
         pass
     opened.append(Message.user("A mistake"))
     await opened.retract(after=start)
-    opened.accept(
+    opened._accept(
         (
             context_entry(
                 [Message.system("You are kind."), Message.user("A summary of it")],
@@ -139,7 +139,7 @@ async def _remember(opened: Session) -> None:
             "pair": (1, 2),
         },
     )
-    opened.accept(
+    opened._accept(
         (
             item_entry(
                 EpisodicItem(id="e1", ts=START, turn_ids=("turn_0001",), summary="They met.")
@@ -259,7 +259,7 @@ async def half_deleted(root: Path) -> None:
     async with connected(root, "ninth") as sessions:
         opened = await sessions.open("half deleted")
         opened.append(Message.user("still here"))
-        opened.accept((Entry(ENDING, b"{}"),))
+        opened._accept((Entry(ENDING, b"{}"),))
         await opened.save()
 
 
@@ -323,22 +323,22 @@ async def begun(root: Path) -> None:
         opened = await sessions.open("begun")
         for name in ("first", "second", "answered"):
             entry = Admitted(id=name, message=msgspec.Raw(admitted), at=START, asked=f"{name} turn")
-            opened.accept((Entry(ADMITTED, encode(entry)),))
+            opened._accept((Entry(ADMITTED, encode(entry)),))
         for name in ("mail", "sent"):
             effect = Effect(
                 id=f"key-{name}", turn="t-1", call=name, tool="send_mail", policy="ask", at=START
             )
-            opened.accept((Entry(EFFECT, encode(effect)),))
+            opened._accept((Entry(EFFECT, encode(effect)),))
         approval = Approval(id="ask-1", turn="t-1", call="c-9", tool="open_door", at=START)
-        opened.accept((Entry(APPROVAL, encode(approval)),))
-        opened.accept((change_entry(ADMITTED, "first", turn="t-1", attempts=1),))
-        opened.accept((change_entry(EFFECT, "key-mail", state="begun"),))
+        opened._accept((Entry(APPROVAL, encode(approval)),))
+        opened._accept((change_entry(ADMITTED, "first", turn="t-1", attempts=1),))
+        opened._accept((change_entry(EFFECT, "key-mail", state="begun"),))
         await opened.save()
     async with connected(root, "sixteenth") as sessions:
         opened = await sessions.open("begun")
-        opened.accept((change_entry(ADMITTED, "answered", state=OVER),))
-        opened.accept((change_entry(EFFECT, "key-sent", state=OVER),))
-        opened.accept((change_entry(EFFECT, "key-mail", state="unknown"),))
+        opened._accept((change_entry(ADMITTED, "answered", state=OVER),))
+        opened._accept((change_entry(EFFECT, "key-sent", state=OVER),))
+        opened._accept((change_entry(EFFECT, "key-mail", state="unknown"),))
         await opened.save()
 
 

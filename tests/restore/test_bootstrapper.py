@@ -185,7 +185,7 @@ async def remembered(backing: MemoryBacking) -> None:
     async with opened(backing) as session:
         episode = EpisodicItem(id="ep_1", ts=1.0, turn_ids=("turn_0001",), summary="They met.")
         fact = SemanticItem(id="sem_1", ts=1.0, fact="Likes herring.")
-        session.accept((item_entry(episode), item_entry(fact)))
+        session._accept((item_entry(episode), item_entry(fact)))
         await session.save()
 
 

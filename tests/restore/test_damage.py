@@ -80,8 +80,8 @@ async def write(session: Session, who: str) -> None:
         session.append(Message.assistant("Let me see.", tool_calls=[ToolCall("c1", "look")]))
         session.append(Message.tool("c1", {"depth": 4}), Message.assistant("4 m"))
     episode = EpisodicItem(id="e1", ts=1.0, summary=f"{who} was met.")
-    session.accept((item_entry(episode),))
-    session.accept((item_entry(SemanticItem(id="s1", ts=1.0, fact=f"{who} likes herring.")),))
+    session._accept((item_entry(episode),))
+    session._accept((item_entry(SemanticItem(id="s1", ts=1.0, fact=f"{who} likes herring.")),))
     session.memory.set("harbor", f"{who}'s harbor")
     session.state.set("mood", {"is": who})
     await session.save()
@@ -98,8 +98,8 @@ async def prepare(root: Path) -> None:
     async with manager(root) as sessions, sessions.open("ada") as ada:
         async with ada.turn("ada-2"):
             ada.append(Message.user("and now?"), Message.assistant("Now we sail."))
-        ada.accept((item_entry(EpisodicItem(id="e2", ts=2.0, summary="They sailed.")),))
-        ada.accept((item_entry(SemanticItem(id="s2", ts=2.0, fact="The wind is west.")),))
+        ada._accept((item_entry(EpisodicItem(id="e2", ts=2.0, summary="They sailed.")),))
+        ada._accept((item_entry(SemanticItem(id="s2", ts=2.0, fact="The wind is west.")),))
         ada.memory.set("wind", "west")
         ada.state.set("mood", {"is": "bright"})
         attachment = await ada.attach(changed := Counter())
@@ -550,7 +550,7 @@ async def test_strict_raises_for_a_damaged_manifest(kind: str, tmp_path: Path) -
     async with connect(store(), autosave=None, shutdown=QUIET) as sessions:
         async with sessions.open("eve" if kind == "fork" else "ada") as first, first.turn():
             first.append(Message.user("hello"))
-            first.accept((item_entry(EpisodicItem(id="e1", ts=1.0, summary="They met.")),))
+            first._accept((item_entry(EpisodicItem(id="e1", ts=1.0, summary="They met.")),))
         if kind == "fork":
             await sessions.fork("eve", "ada")
             async with sessions.open("ada", owner="ada") as ada:

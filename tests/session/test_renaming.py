@@ -131,6 +131,6 @@ async def test_a_rename_takes_the_session_from_another_process() -> None:
     theirs.append(Message.user("theirs"))
     await one.rename("old", "new")
     assert said(await one.load("new")) == ["theirs"]
-    assert theirs.closed_by is not None
+    assert theirs._closed_by is not None
     await two.aclose()
     await one.aclose()

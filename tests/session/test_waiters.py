@@ -95,10 +95,10 @@ def test_who_gives_up_again_and_again_leaves_nothing_behind() -> None:
                 await asyncio.sleep(0)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-            left = sys.getsizeof(session.tracked.waiters._heap)  # type: ignore[union-attr]
+            left = sys.getsizeof(session._tracked.waiters._heap)  # type: ignore[union-attr]
             patient.cancel()
             await asyncio.gather(patient, return_exceptions=True)
-            assert session.tracked.waiters is None
+            assert session._tracked.waiters is None
             return left
 
     assert asyncio.run(main()) < 1000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 
 import pytest
 
@@ -16,12 +15,7 @@ from perdure.memory import state, working_memory
 from perdure.session import contributors, session
 from perdure.sync import session as sync_rendering
 
-NOT_FOR_USERS = "# for the manager, turns and the agent: not for users"
-"""What stands above the methods of the session that nobody has to wrap."""
-
-_below = inspect.getsource(perdure.Session).partition(NOT_FOR_USERS)[2]
 INTERNAL = {
-    perdure.Session: {"accept", *perdure.Session.__slots__, *re.findall(r" def (\w+)", _below)},
     working_memory.WorkingMemory: {"folded", "item", "load", "note", "put"},
     perdure.Attachment: {"kept"},
 }
@@ -79,11 +73,6 @@ def test_methods_take_the_same_arguments(theirs: type, ours: type) -> None:
 @pairs
 def test_nothing_is_left_to_await(theirs: type, ours: type) -> None:
     assert [name for name in public(ours) if inspect.iscoroutinefunction(vars(ours)[name])] == []
-
-
-def test_what_is_internal_is_known() -> None:
-    assert {"accept", "begin_turn", "end_turn"} <= INTERNAL[perdure.Session]
-    assert not {"append", "save", "turn", "aclose", "retract"} & INTERNAL[perdure.Session]
 
 
 def test_connect_takes_the_same_arguments() -> None:

@@ -33,7 +33,7 @@ from perdure.agent.tools import Toolbox
 from perdure.errors import ConfigError, SessionError
 from perdure.memory.compaction import Compactor
 from perdure.session.entries import meta_entry
-from perdure.session.internals import claim, disclaim, has_content
+from perdure.session.internals import accept, claim, disclaim, has_content
 
 if TYPE_CHECKING:
     from perdure.agent.agent import Agent
@@ -211,7 +211,7 @@ def _check_type(session: Session, config: AgentConfig) -> None:
             f"agent_type={stored!r}, or choose another id"
         )
         raise SessionError(message, agent=session.id, stored=stored, wanted=wanted)
-    session.accept((meta_entry(agent_type=wanted),))
+    accept(session, (meta_entry(agent_type=wanted),))
 
 
 def _exists(agent_id: str) -> SessionError:

@@ -32,7 +32,7 @@ from perdure.memory.traces import begun_by
 from perdure.records.message_format import encode_message
 from perdure.records.messages import Message, ToolCall
 from perdure.records.records import ADMITTED, APPROVAL, EFFECT, MESSAGE, TURN, Entry
-from perdure.session.internals import ledger_of, registry_of, store_of
+from perdure.session.internals import accept, ledger_of, registry_of, store_of
 from perdure.session.session import Session
 from perdure.session.view import SessionView
 
@@ -177,13 +177,13 @@ class AgentLedger:
         turns = {one.turn for one in self.effects} | {one.turn for one in self.approvals}
         over = [entry for other in sorted(turns - {turn}) for entry in self._leftovers(other)]
         if over:
-            self._session.accept(tuple(over))
+            accept(self._session, tuple(over))
 
     def drop(self, id: str) -> None:
         """Note that a message shall not be answered, and that nobody waits for its turn."""
         turns = [one.turn for one in self.messages if one.id == id and one.turn is not None]
         rest = [entry for turn in turns for entry in self._leftovers(turn)]
-        self._session.accept((*rest, self._noted(ADMITTED, id, state=OVER, how="dismissed")))
+        accept(self._session, (*rest, self._noted(ADMITTED, id, state=OVER, how="dismissed")))
 
     def closing(self, id: str | None, turn: str, *, how: str) -> tuple[Entry, ...]:
         """Return what to append with the end of a message's turn."""
@@ -327,7 +327,7 @@ class AgentLedger:
 
     def _change(self, kind: str, id: str, **fields: Any) -> None:
         entry = change_entry(kind, id, **fields)
-        self._session.accept((entry,))
+        accept(self._session, (entry,))
         self._book.feed(*entry[:2])
 
     def _noted(self, kind: str, id: str, **fields: Any) -> Entry:

@@ -48,12 +48,15 @@ from perdure.restore.report import Source
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
 from perdure.session.entries import entry_of
 from perdure.session.internals import (
+    accept,
     exclusively,
     fold_soon,
     has_worker,
     lines_of,
+    next_turn,
     overhear,
     registry_of,
+    running_turn,
     store_of,
     was_folded,
     working_context,
@@ -248,9 +251,9 @@ class MemoryManager:
             return
         if tracker.turn_id != self._by_hand:  # somebody else has begun it, and will end it
             return
-        session, number = self.session, self.session.running_turn
+        session, number = self.session, running_turn(self.session)
         if not number:
-            number = session.next_turn()
+            number = next_turn(session)
             turned = TurnPayload(turn=turn_id, number=number, phase="begin", at=self._clock())
             self._accept(Entry(TURN, encode(turned)))
         tracker.begin(turn_id, number)
@@ -276,7 +279,7 @@ class MemoryManager:
 
     def _accept(self, *entries: Entry) -> None:
         if self._history:
-            self.session.accept(entries)
+            accept(self.session, entries)
         else:
             overhear(self.session, *entries)
 

@@ -26,7 +26,7 @@ from perdure.memory.traces import newest_turns
 from perdure.records.message_format import decode_message
 from perdure.records.values import Types
 from perdure.restore.report import RestoreStep
-from perdure.session.internals import registry_of, store_of
+from perdure.session.internals import registry_of, report_step, store_of
 from perdure.session.session import Session
 from perdure.session.view import SessionView
 
@@ -106,7 +106,7 @@ def report(context: AgentContext) -> None:
             detail = f"{approval.tool}, call {approval.call} of {approval.turn}"
             steps.append(RestoreStep("waits for approval", detail))
     for step in steps:
-        context.session.report_step(step.what, step.detail)
+        report_step(context.session, step.what, step.detail)
     if context.restore_report is not None:
         whole = (*context.restore_report.steps, *steps)
         context.restore_report = msgspec.structs.replace(context.restore_report, steps=whole)

@@ -34,7 +34,7 @@ from perdure.agent.tools import lived, told_of
 from perdure.errors import ContextOverflowError, PerdureError, SessionClosedError
 from perdure.records.messages import Message
 from perdure.records.records import Entry
-from perdure.session.internals import end_with
+from perdure.session.internals import accept, end_with, refusal_of
 from perdure.session.turn import Turn
 
 log: logging.Logger = logging.getLogger("perdure.agent")
@@ -164,7 +164,7 @@ class AgentWorker:
             self._posted = None
             self._inputs.forget_internal()
             if not session.is_writable:
-                self.error = session.closed_by
+                self.error = refusal_of(session)
                 break
 
     async def _answer(self, posted: QueuedMessage) -> None:
@@ -207,7 +207,7 @@ class AgentWorker:
             over.begun(turn)
             if turn.replayed:
                 over.ended(await context.memory.answer_of(turn.id))
-                context.session.accept(ledger.closing(posted.admitted, turn.id, how="replayed"))
+                accept(context.session, ledger.closing(posted.admitted, turn.id, how="replayed"))
                 return
             if not goes_on:
                 ledger.begin(posted.admitted, turn.id)

@@ -40,7 +40,7 @@ from perdure.memory.documents import StateSet
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
 from perdure.records.records import STATE, Entry
-from perdure.session.internals import document_of, store_of
+from perdure.session.internals import accept, document_of, store_of
 from perdure.session.session import Session
 from perdure.session.view import SessionView
 
@@ -285,7 +285,7 @@ class Archives:
             if new:
                 await hop(home.path, note_saving, control, self._key, archive.id)
                 gone = [one.id for one in (await self.all())[keep - 1 :]]
-                session.accept((entry_of(archive, gone),))
+                accept(session, (entry_of(archive, gone),))
             await session.save()
             stands = archive if new or before is None else before
             await hop(home.path, note_saved, control, ArchiveMarker(self._key, stands.id))

@@ -141,7 +141,7 @@ class _SessionJournal(_Reading):
 
     @property
     def token(self) -> int:
-        return self._session.running_turn
+        return self._session._running_turn
 
     async def save(self) -> object:
         return await self._session.save()
@@ -152,14 +152,14 @@ class _SessionJournal(_Reading):
         if captured is not None:  # what comes behind is the next checkpoint's
             contents.digest = LogDigest(captured)
         try:
-            return self._session.accept(entries)
+            return self._session._accept(entries)
         except BaseException:
             contents.digest = before
             raise
 
     async def digest(self) -> LogDigest:
         """Return the digest up to the newest record: durable ones are read, others are here."""
-        tracked = self._session.tracked
+        tracked = self._session._tracked
         while True:
             since = (await self.chain()).captured_upto
             digest = self.contents.digest
@@ -189,8 +189,8 @@ class _SessionJournal(_Reading):
 
     async def contribute(self) -> None:
         runtime = self._session._runtime
-        if self._session.contributors is not None:
-            await runtime.host.call(runtime.saver.contribute, self._session.tracked)
+        if self._session._contributors is not None:
+            await runtime.host.call(runtime.saver.contribute, self._session._tracked)
 
     async def way_back(self, seq: int) -> RollbackEntries:
         await self._session.save()  # contributors are asked, too
@@ -208,12 +208,12 @@ class _SessionJournal(_Reading):
         return RollbackEntries(version, tuple(entries))
 
     def going_back(self) -> None:
-        if self._session.contributors is not None:
-            self._session.contributors.set_aside()
+        if self._session._contributors is not None:
+            self._session._contributors.set_aside()
 
     async def gone_back(self) -> None:
-        if self._session.contributors is not None:
-            await self._session.contributors.take_back()
+        if self._session._contributors is not None:
+            await self._session._contributors.take_back()
 
     async def call(self, act: Callable[[], Awaitable[T]]) -> T:
         return await self._session._runtime.host.call(act)

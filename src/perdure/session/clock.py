@@ -46,4 +46,4 @@ async def catch_up(runtime: Runtime) -> float:
 
 def _at_rest(session: Session) -> bool:
     """Whether leaving memory needs nothing of anybody: no turn's end, and no save."""
-    return not session.pins and not session._turns.busy and session.tracked.clean
+    return not session._pins and not session._turns.busy and session._tracked.clean

@@ -424,5 +424,5 @@ async def read_again(session: Session) -> None:
             break
         # A save came between, and what it saved has left memory.
         restored = await restore(runtime.store, session.key, context_bytes=limit)
-    session.renew(restored)
+    session._renew(restored)
     await session.memory.load()

@@ -218,7 +218,7 @@ class Contributors:
         self._coming: set[str] = set()
         self._aside: dict[str, Attachment] = {}  # their states are being taken back
         self._takes = 0  # how often that was
-        session.tracked.before_capture = self._before_save
+        session._tracked.before_capture = self._before_save
 
     async def attach(self, contributor: Contributor, *, restore: bool = True) -> Attachment:
         """Restore a contributor's state, if it wants that, then ask it before each save."""
@@ -290,7 +290,7 @@ class Contributors:
 
     async def _contribute(self) -> None:
         try:
-            await self._session._runtime.saver.contribute(self._session.tracked)
+            await self._session._runtime.saver.contribute(self._session._tracked)
         finally:
             self._asked = False
 
@@ -372,7 +372,7 @@ class Contributors:
                     contributor.name, states[one], contributor.version, one.kept, types
                 )
                 if change is not None:
-                    self._session.accept((change.entry,))
+                    self._session._accept((change.entry,))
                     one.kept = change.kept
             except Exception as error:  # noqa: BLE001  # one's failure is not the others'
                 errors.append(_named(error, one))

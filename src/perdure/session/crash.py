@@ -26,7 +26,7 @@ async def kill(manager: SessionManager) -> None:
     await runtime.host.aclose()
     for session in runtime.sessions.values():
         message = f"session {session.key} ended with its manager's crash: open it again"
-        session.closed_by = SessionClosedError(message, key=str(session.key))
+        session._close_with(SessionClosedError(message, key=str(session.key)))
     # Its host has ended: this only takes stock, and lets nobody wait in vain.
     closing.report = await runtime.saver.aclose(deadline=0, hard_grace=0)
     closing.done.set()

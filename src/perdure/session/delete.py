@@ -143,7 +143,7 @@ class Forgetter:
         if mine is not None:
             # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
             with suppress(PerdureError), anyio.move_on_after(_SAVING):
-                await runtime.saver.save(mine.tracked)
+                await runtime.saver.save(mine._tracked)
             await self._access.lifecycle.delete(mine)
             head = await self._store.head(key)
             hold = HeldSession(self._store, key, mine.epoch, head)

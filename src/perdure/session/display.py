@@ -34,9 +34,9 @@ def session_card(session: Session) -> str:
 
 
 def _state(session: Session) -> str:
-    if session.closed_by is not None or not session._runtime.host.running:
+    if session._closed_by is not None or not session._runtime.host.running:
         return "closed"
-    return "open" if session.tracked.end is None else session.tracked.end.value
+    return "open" if session._tracked.end is None else session._tracked.end.value
 
 
 def manager_facts(connected: ManagerParts | None) -> dict[str, object]:

@@ -192,7 +192,7 @@ class ExclusiveAccess:
     def open_here(self, key: SessionKey) -> Session | None:
         """Return a session that is open in this process, and can be saved."""
         mine = self.runtime.sessions.get(key)
-        saves = mine is not None and mine.is_writable and not mine.tracked.quarantined
+        saves = mine is not None and mine.is_writable and not mine._tracked.quarantined
         return mine if saves else None
 
     async def fold(self, hold: HeldSession) -> None:
@@ -202,7 +202,7 @@ class ExclusiveAccess:
 
     async def announce_open(self, mine: Session, base: Origin) -> None:
         """Append a base to a session that is open here; it does not count yet."""
-        mine.accept((Entry(BASE, encode(base)),))
+        mine._accept((Entry(BASE, encode(base)),))
         await mine.save()
 
     async def rebase_open(self, mine: Session, base: Origin) -> None:
@@ -217,7 +217,7 @@ class ExclusiveAccess:
 
     async def fold_open(self, mine: Session) -> None:
         """Fold a session that is open here; a failure is logged."""
-        await self.runtime.saver.exclusive(mine.tracked, lambda: self.lifecycle.fold(mine))
+        await self.runtime.saver.exclusive(mine._tracked, lambda: self.lifecycle.fold(mine))
 
     async def begun(self, key: SessionKey) -> LogOrigin:
         """Look how a session's own log begins."""

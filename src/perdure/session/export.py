@@ -252,7 +252,7 @@ async def import_with(
         try:
             with grouped(opened):  # no save comes between two groups
                 for group in _groups(unfolded.entries):
-                    opened.accept(group)
+                    opened._accept(group)
             receipt = await opened.save()
         except Exception:
             with contextlib.suppress(PerdureError):  # not ours any more: whoever has it decides

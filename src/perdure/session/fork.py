@@ -198,7 +198,7 @@ class Forker:
         note = encode(ForkNote(child))
         mine = self._access.open_here(parent)
         if mine is not None:
-            mine.accept((Entry(FORK, note),))
+            mine._accept((Entry(FORK, note),))
             await mine.save()
             return
         await self._store.post(parent, [PendingItem(f"fork-{random_id()}/0", FORK, note, 0.0)])

@@ -310,7 +310,7 @@ class Inbox:
                 return bool(done)
             if done:
                 came = True
-                await self._runtime.saver.save(session.tracked)
+                await self._runtime.saver.save(session._tracked)
                 # Not what was discarded while we waited: that is to be taken again.
                 taken, durable = session._contents.taken, session.durable_version
                 done = [op_id for op_id in done if op_id in taken and taken[op_id] <= durable]
@@ -393,7 +393,9 @@ class Inbox:
         entries = [Entry(item.kind, item.payload, end=False) for item in post]
         ops = [item.op_id for item in post]
         try:
-            session.accept((*entries, Entry(TAKEN, encode(InboxTakenPayload(ops, at=time.time())))))
+            session._accept(
+                (*entries, Entry(TAKEN, encode(InboxTakenPayload(ops, at=time.time()))))
+            )
         except NotStorableError as error:  # accepted elsewhere, under other limits
             return str(error)
         return None

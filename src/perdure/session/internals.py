@@ -18,6 +18,7 @@ from perdure.session.contributors import Attachment, Contributor, Contributors
 
 if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
+    from perdure.autosave.tracked import Tracked
     from perdure.memory.context import WorkingContext
     from perdure.records.records import Entry
     from perdure.records.types import Registry
@@ -58,6 +59,39 @@ def has_content(session: Session) -> bool:
     """Say whether anything was ever said in a session."""
     contents = session._contents
     return bool(contents.turns or contents.messages or contents.context.size)
+
+
+def accept(session: Session, entries: tuple[Entry, ...]) -> int:
+    """Append entries of any kind as one group, and return the new version.
+
+    Raises as `Session.append` does.
+    """
+    return session._accept(entries)
+
+
+def refusal_of(session: Session) -> Exception | None:
+    """Return the error that an append is refused with; None while the session is open."""
+    return session._closed_by
+
+
+def tracked_of(session: Session) -> Tracked:
+    """Return autosave's side of a session."""
+    return session._tracked
+
+
+def running_turn(session: Session) -> int:
+    """Return the number of the turn that is running, 0 between turns."""
+    return session._running_turn
+
+
+def next_turn(session: Session) -> int:
+    """Return the number of a new turn."""
+    return session._next_turn()
+
+
+def report_step(session: Session, what: str, detail: str) -> None:
+    """Add a step to the session's restore report."""
+    session._report_step(what, detail)
 
 
 def in_background(session: Session, job: Callable[[], Awaitable[object]]) -> None:
@@ -137,7 +171,7 @@ async def exclusively(
             done = True
 
     upto = (await session.save()).version if fold else 0
-    await session._runtime.saver.exclusive(session.tracked, run, urgent=True)
+    await session._runtime.saver.exclusive(session._tracked, run, urgent=True)
     if not done:
         message = f"session {session.key} could not be folded, the store is not well: try again"
         raise StoreUnavailableError(message, key=str(session.key))
@@ -158,9 +192,9 @@ async def document_of(session: Session | SessionView, name: str) -> bytes | None
 async def attach(session: Session, contributor: Contributor, *, restore: bool) -> Attachment:
     """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
     session._check_open()
-    if session.contributors is None:
-        session.contributors = Contributors(session)
-    return await session.contributors.attach(contributor, restore=restore)
+    if session._contributors is None:
+        session._contributors = Contributors(session)
+    return await session._contributors.attach(contributor, restore=restore)
 
 
 async def ledger_of(session: Session | SessionView) -> Ledger:
@@ -172,7 +206,7 @@ async def ledger_of(session: Session | SessionView) -> Ledger:
 @contextlib.contextmanager
 def grouped(session: Session) -> Iterator[None]:
     """Make one group of what is appended in the block, which must not await."""
-    saver, tracked = session._runtime.saver, session.tracked
+    saver, tracked = session._runtime.saver, session._tracked
     saver.open_group(tracked)
     try:
         yield

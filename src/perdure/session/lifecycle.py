@@ -60,7 +60,7 @@ class SessionLifecycle:
 
     def keep(self, session: Session) -> None:
         """Look after a session that was just loaded."""
-        tracked = session.tracked
+        tracked = session._tracked
         tracked.on_saved = lambda _: self._saved(session)
         tracked.on_idle = lambda: self._runtime.host.spawn(self.idle, session)
         tracked.on_lost = lambda: self.lost(session)
@@ -73,7 +73,7 @@ class SessionLifecycle:
             self._heed_hooks(session)
 
     def _heed_hooks(self, session: Session) -> None:
-        hooks, tracked = self._runtime.hooks, session.tracked
+        hooks, tracked = self._runtime.hooks, session._tracked
         if tracked.before_capture is None and hooks.has("before_save"):
             tracked.before_capture = lambda: hooks.run("before_save", session)
 
@@ -84,36 +84,36 @@ class SessionLifecycle:
             SessionQuarantinedError: It is quarantined, and ``force`` is False.
 
         """
-        tracked = session.tracked
+        tracked = session._tracked
         if tracked.quarantined and not force:
             message = (
                 f"session {session.key} is quarantined: the store refuses a record of it; "
                 "open it with force=True to see what is unsaved"
             )
             raise SessionQuarantinedError(message, key=str(session.key)) from tracked.last_error
-        session.pins += 1
-        tracked.pins = session.pins
+        session._pins += 1
+        tracked.pins = session._pins
 
     def unpin(self, session: Session) -> None:
         """Let go of a session; autosave and hibernation own it from then on."""
-        session.pins = max(session.pins - 1, 0)
-        session.tracked.pins = session.pins
-        if session.pins == 0 and session.closed_by is None:
-            self._runtime.saver.touch(session.tracked)
+        session._pins = max(session._pins - 1, 0)
+        session._tracked.pins = session._pins
+        if session._pins == 0 and session._closed_by is None:
+            self._runtime.saver.touch(session._tracked)
 
     # folds
 
     def _saved(self, session: Session) -> None:
         """Decide, after each save, whether to fold."""
-        if session.folding or self._runtime.draining or session.closed_by is not None:
+        if session._folding or self._runtime.draining or session._closed_by is not None:
             return
         limits = self._runtime.limits
-        if session.tail_bytes < LEAST_TAIL and session.tail_records < limits.fold_records:
+        if session._tail_bytes < LEAST_TAIL and session._tail_records < limits.fold_records:
             return  # nearly always: the rest costs more than this
         due = fold_due(
-            tail_bytes=session.tail_bytes,
-            tail_records=session.tail_records,
-            rewrite_bytes=session.rewrite_bytes,
+            tail_bytes=session._tail_bytes,
+            tail_records=session._tail_records,
+            rewrite_bytes=session._rewrite_bytes,
             limits=limits,
             phase=phase_of(session.key),
         )
@@ -122,13 +122,13 @@ class SessionLifecycle:
 
     def fold_soon(self, session: Session) -> None:
         """Fold in the background, unless that is under way already."""
-        if session.folding or self._runtime.draining or session.closed_by is not None:
+        if session._folding or self._runtime.draining or session._closed_by is not None:
             return
-        session.folding = True
+        session._folding = True
         try:
             self._runtime.host.spawn(self._fold_in_lane, session)
         except BaseException:
-            session.folding = False
+            session._folding = False
             raise
 
     async def _fold_in_lane(self, session: Session) -> None:
@@ -137,11 +137,11 @@ class SessionLifecycle:
             with suppress(HostClosedError):
                 await self._fold_alone(session, urgent=False)
         finally:
-            session.folding = False
+            session._folding = False
 
     async def _fold_alone(self, session: Session, *, urgent: bool) -> None:
         """Fold while no save of the session is with the store."""
-        saver, tracked = self._runtime.saver, session.tracked
+        saver, tracked = self._runtime.saver, session._tracked
         try:
             await saver.exclusive(tracked, lambda: self.fold(session), urgent=urgent)
         except StoreUnavailableError as error:  # given up, since it took too long
@@ -149,8 +149,8 @@ class SessionLifecycle:
 
     async def fold(self, session: Session) -> None:
         """Fold what is durable of a session; a failure is an event and a warning."""
-        runtime, upto = self._runtime, session.tracked.durable
-        tail = (session.tail_bytes, session.tail_records)
+        runtime, upto = self._runtime, session._tracked.durable
+        tail = (session._tail_bytes, session._tail_records)
         try:
             manifest = await fold(
                 runtime.store,
@@ -164,7 +164,7 @@ class SessionLifecycle:
             self._fold_failed(session, error)
             return
         if manifest is not None:
-            session.folded(manifest, tail)
+            session._folded(manifest, tail)
             runtime.hooks.emit("folded", SessionFolded(str(session.key), upto))
 
     def _fold_failed(self, session: Session, error: Exception) -> None:
@@ -177,9 +177,9 @@ class SessionLifecycle:
     async def idle(self, session: Session) -> None:
         """Hibernate a session that nobody holds and nobody has changed for long."""
         with alone_at_once(self._runtime.pending_loads, session.key) as free:
-            if free and session.contributors is not None and session.closed_by is None:
-                await self._runtime.saver.contribute(session.tracked)
-            if free and session.closed_by is None and not session.pins and session.tracked.clean:
+            if free and session._contributors is not None and session._closed_by is None:
+                await self._runtime.saver.contribute(session._tracked)
+            if free and session._closed_by is None and not session._pins and session._tracked.clean:
                 await self._leave(session, "hibernated", _hibernated(session.key))
 
     async def hand_over(self, key: SessionKey) -> None:
@@ -207,7 +207,7 @@ class SessionLifecycle:
             return
         # Whoever has just got it has a turn first, or two who ask would get none done.
         await session._turns.used(FIRST_TURN)
-        await runtime.saver.save(session.tracked)  # as long as the store takes, turns go on
+        await runtime.saver.save(session._tracked)  # as long as the store takes, turns go on
         with alone_at_once(runtime.pending_loads, key) as free:
             if not free or runtime.draining or runtime.sessions.get(key) is not session:
                 return  # it is being let go of already, or will be when the manager stops
@@ -253,8 +253,8 @@ class SessionLifecycle:
                 "end the turn before closing the session"
             )
             raise SessionError(message, key=str(session.key))
-        if session.closed_by is None:
-            require_outside(session.tracked, "to close")
+        if session._closed_by is None:
+            require_outside(session._tracked, "to close")
             session._turns.require_no_wait(str(session.key), CurrentTask())
             await self._runtime.host.call(self._close, session)
 
@@ -262,9 +262,9 @@ class SessionLifecycle:
         deadline = self._runtime.shutdown.deadline
         with anyio.move_on_after(deadline):
             async with alone(self._runtime.pending_loads, session.key):
-                if session.closed_by is None:
+                if session._closed_by is None:
                     await self._close_alone(session)
-        if session.closed_by is None:
+        if session._closed_by is None:
             message = (
                 f"session {session.key} could not be saved within {deadline} s; it stays open "
                 "and goes on trying: look at sessions.health()"
@@ -282,20 +282,20 @@ class SessionLifecycle:
 
     async def discard(self, session: Session) -> int:
         """Drop what is not durable of a session, and return how many records that were."""
-        dropped = self._runtime.saver.discard(session.tracked)
+        dropped = self._runtime.saver.discard(session._tracked)
         await read_again(session)
         return dropped
 
     async def delete(self, session: Session) -> None:
         """Drop a session that is being deleted, unsaved changes and all."""
         gone = SessionNotFoundError(f"session {session.key} was deleted", key=str(session.key))
-        session.closed_by = gone
-        await self._runtime.saver.abandon(session.tracked)
+        session._close_with(gone)
+        await self._runtime.saver.abandon(session._tracked)
         self._forget(session, "deleted")
 
     def lost(self, session: Session) -> None:
         """Somebody else has taken a session: nobody can write it here any more."""
-        if session.closed_by is not None:
+        if session._closed_by is not None:
             return
         unsaved = session.version - session.durable_version
         cure = "keep them with session.fork_unsaved(new_id), or drop them with " if unsaved else ""
@@ -304,11 +304,11 @@ class SessionLifecycle:
             f"session {session.key} was taken over by another process, with {unsaved} records "
             f"unsaved here: {cure}"
         )
-        session.closed_by = LeaseLostError(message, key=str(session.key), unsaved=unsaved)
-        session.catch_up()  # it may hear no more of records that leave memory
-        tracked = session.tracked
+        session._close_with(LeaseLostError(message, key=str(session.key), unsaved=unsaved))
+        session._catch_up()  # it may hear no more of records that leave memory
+        tracked = session._tracked
         if tracked.missing:
-            session.closed_by = ended(tracked)
+            session._close_with(ended(tracked))
             tracked.rescue = partial(rescued, session)  # what it holds is needed, then
         self._forget(session, "lost")
         # What autosave keeps for its records is not to keep all that the session holds.
@@ -316,7 +316,7 @@ class SessionLifecycle:
 
     async def _seal(self, session: Session) -> None:
         """Save a session, and have it accept nothing more; if that fails, it goes on as before."""
-        saver, tracked = self._runtime.saver, session.tracked
+        saver, tracked = self._runtime.saver, session._tracked
         await saver.save(tracked)
         saver.seal(tracked)
         try:
@@ -328,14 +328,14 @@ class SessionLifecycle:
 
     async def _leave(self, session: Session, why: str, closed_by: Exception) -> None:
         """Fold, release and forget a session that is durable; from here on it is closed."""
-        session.closed_by = closed_by
+        session._close_with(closed_by)
         hurried = why == "handed over" and not fold_first(
-            tail_bytes=session.tail_bytes,
-            tail_records=session.tail_records,
-            rewrite_bytes=session.rewrite_bytes,
+            tail_bytes=session._tail_bytes,
+            tail_records=session._tail_records,
+            rewrite_bytes=session._rewrite_bytes,
         )
         try:
-            if session.tail_records and not hurried:
+            if session._tail_records and not hurried:
                 await self._fold_alone(session, urgent=True)
             await self.release(session)
         finally:
@@ -352,8 +352,8 @@ class SessionLifecycle:
     def _forget(self, session: Session, why: str) -> None:
         if self._runtime.sessions.get(session.key) is session:
             del self._runtime.sessions[session.key]
-        self._runtime.saver.untrack(session.tracked)
-        facts = SessionClosed(str(session.key), why, session.tracked.durable)
+        self._runtime.saver.untrack(session._tracked)
+        facts = SessionClosed(str(session.key), why, session._tracked.durable)
         self._runtime.hooks.emit("closed", facts)
 
 

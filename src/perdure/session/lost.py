@@ -123,7 +123,7 @@ def rescued(session: Session, after: int) -> tuple[list[Entry], Entry]:
     That is messages of the working context, and what was changed since the last fold; and, as a
     record of its own, the working context as it is now.
     """
-    contents, durable = session._contents, session.tracked.durable
+    contents, durable = session._contents, session._tracked.durable
     known = [
         (seq, Entry(_kind_of(payload), payload)) for seq, payload in contents.context.by_record()
     ]

@@ -127,7 +127,7 @@ class Opener:
                 raise SessionClosedError(message, key=str(wanted.key))
             pending_load = runtime.pending_loads.get(wanted.key)
             session = runtime.sessions.get(wanted.key)
-            mine = session is not None and session._turns.mine and session.closed_by is None
+            mine = session is not None and session._turns.mine and session._closed_by is None
             if pending_load is None or mine:
                 # Inside of a turn that a handover waits for, too.
                 if session is not None:
@@ -159,8 +159,8 @@ class Opener:
     def _told(self, session: Session, wanted: OpenRequest) -> None:
         """Take over what this opener says about the session, whoever else has it open."""
         autosave = wanted.autosave
-        if not isinstance(autosave, Inherit) and autosave != session.tracked.options:
-            self._runtime.saver.tune(autosave, session.tracked)
+        if not isinstance(autosave, Inherit) and autosave != session._tracked.options:
+            self._runtime.saver.tune(autosave, session._tracked)
         changes = _changes(session, wanted)
         if changes:
             session.describe(**changes)
@@ -211,7 +211,7 @@ class Opener:
         try:
             if session is not None:
                 with contextlib.suppress(HostClosedError):  # then nothing is looked after any more
-                    await runtime.saver.abandon(session.tracked)
+                    await runtime.saver.abandon(session._tracked)
             await runtime.store.release(grant.key, grant.epoch)
         except Exception as error:  # noqa: BLE001  # why the load has failed is told
             extra = {"session": str(grant.key)}
@@ -237,14 +237,14 @@ class Opener:
         for found in await anyio.to_thread.run_sync(spill.find, folder, key):
             left = await self._left_of(found, key)
             if isinstance(left, str):
-                session.report_step("spill kept", f"{found.name}: {left}")
+                session._report_step("spill kept", f"{found.name}: {left}")
                 continue
             for group in _groups(left):
-                session.accept(group)
-            await self._runtime.saver.save(session.tracked)
+                session._accept(group)
+            await self._runtime.saver.save(session._tracked)
             await read_again(session)  # turns that ended there are known by their ids
             await anyio.to_thread.run_sync(spill.remove, folder, found.name)
-            session.report_step("spill replayed", f"{len(left)} records of {found.name}")
+            session._report_step("spill replayed", f"{len(left)} records of {found.name}")
 
     async def _left_of(self, found: SpillFile, key: SessionKey) -> tuple[Record, ...] | str:
         """Return what the log does not hold yet of a spill file, or why it cannot go on with it."""

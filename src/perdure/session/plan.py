@@ -128,7 +128,7 @@ def carry_out(session: Session, plan: RestorePlan) -> None:
         ConfigError: The plan is of another session, or of another moment.
 
     """
-    key, version = session.tracked.key, session.tracked.version
+    key, version = session._tracked.key, session._tracked.version
     if plan.key != key or plan.head != version:
         message = (
             f"the plan is of session {plan.key} at record {plan.head}, and session {key} "
@@ -137,9 +137,9 @@ def carry_out(session: Session, plan: RestorePlan) -> None:
         raise ConfigError(message, key=str(key), head=plan.head, version=version)
     if plan.appended and not plan.replaces:
         types = session._runtime.registry
-        session.accept(tuple(encode_message(message, types) for message in plan.appended))
+        session._accept(tuple(encode_message(message, types) for message in plan.appended))
     elif plan.replaces:
-        session.accept((_replacing(session, plan),))
+        session._accept((_replacing(session, plan),))
 
 
 def _replacing(session: Session, plan: RestorePlan) -> Entry:

@@ -267,14 +267,14 @@ async def _rebuild_open(access: ExclusiveAccess, mine: Session, wrong: frozenset
     await mine.save()
 
     async def work() -> Manifest:
-        tail = (mine.tail_bytes, mine.tail_records)
+        tail = (mine._tail_bytes, mine._tail_records)
         manifest = await rebuild(
             access.store, mine.key, epoch=mine.epoch, limits=runtime.limits, wrong=wrong
         )
-        mine.folded(manifest, tail)
+        mine._folded(manifest, tail)
         return manifest
 
-    manifest = await runtime.saver.exclusive(mine.tracked, work, urgent=True)
+    manifest = await runtime.saver.exclusive(mine._tracked, work, urgent=True)
     if manifest is None:
         message = f"session {mine.key} cannot be rebuilt now: the store is not well; try again"
         raise StoreUnavailableError(message, key=str(mine.key))

@@ -54,20 +54,20 @@ if TYPE_CHECKING:
 class _Hot:
     """What an append touches comes first, and so lies side by side in memory."""
 
-    __slots__ = ("_closed_by", "_runtime", "tracked")
+    __slots__ = ("_closed_by", "_runtime", "_tracked")
 
 
 class Accepting(_Hot):
     """The part of a session that every record passes."""
 
-    __slots__ = ("_behind", "_noted", "tail_bytes", "tail_records")
+    __slots__ = ("_behind", "_noted", "_tail_bytes", "_tail_records")
 
     def __init__(self, runtime: Runtime, restored: RestoredSession, tracked: Tracked) -> None:
         self._runtime: Runtime = runtime
-        self.tracked: Tracked = tracked
+        self._tracked: Tracked = tracked
         self._closed_by: Exception | None = None
         self._hold(restored)
-        tracked.on_captured = self.catch_up
+        tracked.on_captured = self._catch_up
 
     def _hold(self, restored: RestoredSession) -> None:
         """Begin with what the store has."""
@@ -77,17 +77,17 @@ class Accepting(_Hot):
             runtime.registry,
             restored,
             self._accept_now,
-            self.catch_up,
+            self._catch_up,
             room_of(runtime, restored.key),
         )
         # What a save under way has brought to the store may have been read already.
-        self._noted: int = max(self.tracked.durable, restored.head)
-        self.tail_bytes: int = restored.tail_bytes
-        self.tail_records: int = restored.tail_records
+        self._noted: int = max(self._tracked.durable, restored.head)
+        self._tail_bytes: int = restored.tail_bytes
+        self._tail_records: int = restored.tail_records
 
-    def accept(self, entries: tuple[Entry, ...]) -> int:
+    def _accept(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in as one group; every change of the session comes through here."""
-        runtime, tracked = self._runtime, self.tracked
+        runtime, tracked = self._runtime, self._tracked
         if tracked.refuses or runtime.running() is not runtime.loop:
             self._check_open()
         for entry in entries:
@@ -99,50 +99,45 @@ class Accepting(_Hot):
 
     def _accept_now(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in, and show them at once: for who holds a part of the contents."""
-        version = self.accept(entries)
-        self.catch_up()
+        version = self._accept(entries)
+        self._catch_up()
         return version
 
     @property
     def _contents(self) -> Contents:
         """What the session holds, as of its newest record."""
-        self.catch_up()
+        self._catch_up()
         return self._behind
 
-    def catch_up(self) -> None:
+    def _catch_up(self) -> None:
         """Take what was appended into the contents."""
-        tracked, noted = self.tracked, self._noted
+        tracked, noted = self._tracked, self._noted
         if tracked.version <= noted:
             return
         entries = tracked.pending
         if noted > tracked.durable:
             entries = entries[noted - tracked.durable :]
         self._noted = tracked.version
-        self.tail_records += len(entries)
-        self.tail_bytes += sum([len(entry[1]) for entry in entries])
+        self._tail_records += len(entries)
+        self._tail_bytes += sum([len(entry[1]) for entry in entries])
         self._behind.note(noted + 1, entries, tracked.epoch)
 
     def _shorten_tail(self, size: int, records: int) -> None:
         """Take note that so much of the log was folded."""
-        self.tail_bytes = max(self.tail_bytes - size, 0)
-        self.tail_records = max(self.tail_records - records, 0)
+        self._tail_bytes = max(self._tail_bytes - size, 0)
+        self._tail_records = max(self._tail_records - records, 0)
 
     # where, and for how long
 
-    @property
-    def closed_by(self) -> Exception | None:
-        """What an append is refused with; None while the session is open."""
-        return self._closed_by
-
-    @closed_by.setter
-    def closed_by(self, error: Exception | None) -> None:
+    def _close_with(self, error: Exception) -> None:
+        """Refuse every append from now on."""
         self._closed_by = error
-        self.tracked.refuses = True  # so that an append has to ask for one thing only
+        self._tracked.refuses = True  # so that an append has to ask for one thing only
 
     def _check_home(self) -> None:
         stray = self._runtime.home.stray()
         if stray is not None:
-            raise wrong_loop(f"session {self.tracked.key}", stray)
+            raise wrong_loop(f"session {self._tracked.key}", stray)
 
     def _check_open(self) -> None:
         self._check_home()
@@ -274,14 +269,14 @@ class Session(Accepting, Rendered):
 
     __slots__ = (
         "_checkpoints",
+        "_contributors",
+        "_folding",
         "_lifecycle",
         "_may_be_cut",
+        "_pins",
+        "_rewrite_bytes",
         "_turns",
         "_worker",
-        "contributors",
-        "folding",
-        "pins",
-        "rewrite_bytes",
     )
 
     def __init__(
@@ -298,10 +293,10 @@ class Session(Accepting, Rendered):
         """Whether the newest turn may not have come to its end."""
         self._checkpoints: CheckpointEngine | None = None
         self._worker: object | None = None  # the agent that works on it, if one does
-        self.contributors: Contributors | None = None  # made when the first is attached
-        self.pins: int = 0
-        self.folding: bool = False
-        self.rewrite_bytes: int = _size(restored.manifest)
+        self._contributors: Contributors | None = None  # made when the first is attached
+        self._pins: int = 0
+        self._folding: bool = False
+        self._rewrite_bytes: int = _size(restored.manifest)
 
     __repr__ = session_text
     _repr_html_ = session_card
@@ -338,22 +333,27 @@ class Session(Accepting, Rendered):
     @property
     def epoch(self) -> int:
         """This holder's number, which is the fencing token."""
-        return self.tracked.epoch
+        return self._tracked.epoch
 
     @property
     def version(self) -> int:
         """The seq of the newest record that was accepted."""
-        return self.tracked.version
+        return self._tracked.version
 
     @property
     def durable_version(self) -> int:
         """The seq of the newest record that is durable."""
-        return self.tracked.durable
+        return self._tracked.durable
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether an append would be accepted: the session is open and held here."""
+        return self._closed_by is None and self._tracked.writable
 
     @property
     def unsaved_age(self) -> float:
         """Seconds since the oldest change that is not durable, 0 when all is saved."""
-        return self._runtime.saver.unsaved_age(self.tracked)
+        return self._runtime.saver.unsaved_age(self._tracked)
 
     @property
     def restore_report(self) -> RestoreReport:
@@ -408,12 +408,12 @@ class Session(Accepting, Rendered):
 
         """
         if len(items) == 1 and type(items[0]) is EncodedRecord:
-            return self.accept((items[0].entry,))
+            return self._accept((items[0].entry,))
         registry = self._runtime.registry
         entries = tuple([entry_of(item, registry) for item in items])
         if not entries:
             return self.version
-        return self.accept(entries)
+        return self._accept(entries)
 
     async def extend(
         self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
@@ -462,7 +462,7 @@ class Session(Accepting, Rendered):
             NotStorableError: The metadata is not JSON; the error names path and type.
 
         """
-        return self.accept((meta_entry(title=title, tags=tags, owner=owner, metadata=metadata),))
+        return self._accept((meta_entry(title=title, tags=tags, owner=owner, metadata=metadata),))
 
     async def attach(self, contributor: Contributor) -> Attachment:
         """Keep the state of somebody else with this session: a plugin's, a tool's.
@@ -507,7 +507,7 @@ class Session(Accepting, Rendered):
 
         """
         self._check_home()
-        return self._receipt(await self._runtime.saver.save(self.tracked))
+        return self._receipt(await self._runtime.saver.save(self._tracked))
 
     async def retract(self, *, after: int) -> int:
         """Take the conversation back to what it was at a record, and return the new version.
@@ -528,19 +528,19 @@ class Session(Accepting, Rendered):
             raise ConfigError(message, after=after, version=self.version)
         entry = Entry(RETRACT, encode(RetractionPayload(after)), end=True)
         if self._contents.context.reaches(after):
-            return self.accept((entry,))
+            return self._accept((entry,))
         await self.save()
         context = await self._contents.as_of(after)
-        return self.accept((entry, Entry(CONTEXT, context.as_record("retract"))))
+        return self._accept((entry, Entry(CONTEXT, context.as_record("retract"))))
 
     def unsaved(self) -> tuple[Record, ...]:
         """Return the records that are not durable: also of a session that was lost."""
-        return unsaved_records(self.tracked)
+        return unsaved_records(self._tracked)
 
     def retry(self) -> None:
         """Try again to save a quarantined session, now that the cause is mended."""
         self._check_open()
-        self._runtime.saver.retry(self.tracked)
+        self._runtime.saver.retry(self._tracked)
 
     async def discard_unsaved(self) -> int:
         """Drop the records that are not durable, and return how many.
@@ -549,8 +549,8 @@ class Session(Accepting, Rendered):
         session that was lost, it decides that nobody wants them; that session stays closed.
         """
         self._check_home()
-        if self.tracked.end is State.LOST:
-            return self._runtime.saver.discard(self.tracked)
+        if self._tracked.end is State.LOST:
+            return self._runtime.saver.discard(self._tracked)
         self._check_open()
         return await self._runtime.host.call(self._lifecycle.discard, self)
 
@@ -567,13 +567,13 @@ class Session(Accepting, Rendered):
         """
         self._check_home()
         return await fork_unsaved(
-            self._runtime, self._lifecycle, self.tracked, new_id, new_session=new_session
+            self._runtime, self._lifecycle, self._tracked, new_id, new_session=new_session
         )
 
     async def wait_durable(self, version: int | None = None) -> Receipt:
         """Wait until a version (None: the newest) is durable, without hurrying the save."""
         self._check_home()
-        return self._receipt(await self._runtime.saver.wait_durable(self.tracked, version))
+        return self._receipt(await self._runtime.saver.wait_durable(self._tracked, version))
 
     def _receipt(self, version: int) -> Receipt:
         return Receipt(version, self._runtime.durability)
@@ -583,7 +583,7 @@ class Session(Accepting, Rendered):
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
         self._check_home()
-        tracked = self.tracked
+        tracked = self._tracked
         pending, durable = tracked.pending, tracked.durable
         unsaved = (
             Record(durable + at, self.epoch, entry.kind, entry.payload, entry.end)
@@ -637,7 +637,7 @@ class Session(Accepting, Rendered):
         return await plan_of(
             runtime.store,
             runtime.registry,
-            self.tracked.key,
+            self._tracked.key,
             context_bytes=runtime.limits.context_bytes,
             target=target,
             system_prompt=system_prompt,
@@ -659,68 +659,63 @@ class Session(Accepting, Rendered):
 
         self._check_open()
         carry_out(self, plan)
-        return await self._runtime.saver.save(self.tracked)
+        return await self._runtime.saver.save(self._tracked)
 
-    # for the manager, turns and the agent: not for users
+    # for the manager, turns and the agent
 
-    def renew(self, restored: RestoredSession) -> None:
+    def _renew(self, restored: RestoredSession) -> None:
         """Hold what the store has, and what was appended while that was read."""
         restored.report = self.restore_report
         self._hold(restored)
-        if self.contributors is not None:
-            self.contributors.forget()
+        if self._contributors is not None:
+            self._contributors.forget()
 
-    def report_step(self, what: str, detail: str) -> None:
+    def _report_step(self, what: str, detail: str) -> None:
         """Add a step to the restore report."""
         self._behind.report = self._behind.report.with_step(RestoreStep(what, detail))
 
     @property
-    def is_writable(self) -> bool:
-        """Whether an append would be accepted, size and room aside."""
-        return self.closed_by is None and self.tracked.writable
-
-    @property
-    def running_turn(self) -> int:
+    def _running_turn(self) -> int:
         """The number of the turn that is running, 0 between turns."""
         return self._turns.number
 
-    async def begin_turn(self, turn_id: str) -> int | None:
+    async def _begin_turn(self, turn_id: str) -> int | None:
         """Wait for room, and return the number of a turn of this id that has ended before."""
         self._check_open()
-        await self._runtime.saver.room(self.tracked)
+        await self._runtime.saver.room(self._tracked)
         return self._contents.turn_ids.get(turn_id)
 
-    async def find_attempt(self, turn_id: str) -> tuple[int, tuple[Any, ...]] | None:
+    async def _find_attempt(self, turn_id: str) -> tuple[int, tuple[Any, ...]] | None:
         """Return what an interrupted turn of this id has appended, if nothing is behind it.
 
         The seq of the record before it, and its messages.
         """
         if not self._may_be_cut:
             return None
-        tracked = self.tracked
+        tracked = self._tracked
         pending, durable = tracked.pending, tracked.durable
         unsaved = reversed(unsaved_records(tracked)) if pending else ()
         return await self._contents.attempt(turn_id, unsaved=unsaved, durable=durable)
 
-    def next_turn(self) -> int:
+    def _next_turn(self) -> int:
         """Return the number of a new turn."""
         self._contents.turns += 1
         return self._contents.turns
 
-    def end_turn(self, turned: TurnPayload, closing: tuple[Entry, ...] = ()) -> None:
+    def _end_turn(self, turned: TurnPayload, closing: tuple[Entry, ...] = ()) -> None:
         """Append a turn's last record, in one group with others; a save is due with it."""
-        self.accept((*closing, Entry(TURN, encode(turned))))
+        self._accept((*closing, Entry(TURN, encode(turned))))
         note_turn(self._contents.turn_ids, turned)
         self._may_be_cut = turned.phase != "end"
-        self._runtime.saver.turn_ended(self.tracked)
+        self._runtime.saver.turn_ended(self._tracked)
 
-    def folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
+    def _folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
         """Take note of a fold, ``tail`` being what the tail was when it began."""
         self._contents.folded(manifest.as_of_seq, manifest.documents)
         self._shorten_tail(*tail)
-        self.rewrite_bytes = _size(manifest)
+        self._rewrite_bytes = _size(manifest)
 
-    async def turns_idle(self) -> None:
+    async def _turns_idle(self) -> None:
         """Wait until no turn is running."""
         await self._turns.wait_idle()
 

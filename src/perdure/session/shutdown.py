@@ -113,9 +113,9 @@ class ManagerShutdown:
         """Keep in local files what the store would not take."""
         folder, is_named = self.runtime.spill_folder, self.runtime.shutdown.spill is not None
         left = report.unsaved + report.in_doubt
-        tracked = [one.tracked for one in map(self.runtime.sessions.get, _keys(left)) if one]
+        tracked = [one._tracked for one in map(self.runtime.sessions.get, _keys(left)) if one]
         refused = map(self.runtime.sessions.get, _keys(report.quarantined))
-        tracked += [one.tracked for one in refused if one and not _is_refused(one.tracked)]
+        tracked += [one._tracked for one in refused if one and not _is_refused(one._tracked)]
         if is_named:  # else what becomes of it is up to whoever looks at `sessions.lost`
             tracked += [one for one in self.runtime.saver.lost if one.pending]
         if folder is None or not tracked:
@@ -187,7 +187,7 @@ class ManagerShutdown:
         )
 
     def _rest(self) -> list[Tracked]:
-        here = [one.tracked for one in self.runtime.sessions.values()]
+        here = [one._tracked for one in self.runtime.sessions.values()]
         unsaved = [one for one in here if one.version > one.durable and one.end is not State.LOST]
         return unsaved + [one for one in self.runtime.saver.lost if one.pending]
 
@@ -197,11 +197,11 @@ class ManagerShutdown:
             for pending_load in list(self.runtime.pending_loads.values()):
                 await pending_load.done.wait()
             for session in list(self.runtime.sessions.values()):
-                await session.turns_idle()
+                await session._turns_idle()
 
     async def _let_go(self, at_most: float) -> None:
         """Fold and release every session that is durable; others' leases expire."""
-        clean = [one for one in self.runtime.sessions.values() if one.tracked.clean]
+        clean = [one for one in self.runtime.sessions.values() if one._tracked.clean]
         at_once = self.runtime.store.capabilities.parallelism
         with anyio.CancelScope(deadline=self._until):
             await each(clean, self._fold, at_once=at_once)
@@ -211,12 +211,12 @@ class ManagerShutdown:
     def _close_all(self) -> None:
         """Have whoever still holds a session hear that it is closed, whatever is asked of it."""
         for session in self.runtime.sessions.values():
-            if session.closed_by is None:
+            if session._closed_by is None:
                 message = f"session {session.key} is closed with its manager: call connect(…) again"
-                session.closed_by = SessionClosedError(message, key=str(session.key))
+                session._close_with(SessionClosedError(message, key=str(session.key)))
 
     async def _fold(self, session: Session) -> None:
-        if session.tail_records:
+        if session._tail_records:
             await self._lifecycle.fold(session)
 
 

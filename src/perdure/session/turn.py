@@ -93,18 +93,18 @@ class Turn:
 
     async def __aenter__(self) -> Self:
         self._entered = True
-        require_outside(self._session.tracked, "to begin a turn")
+        require_outside(self._session._tracked, "to begin a turn")
         await self._queue.enter(str(self._session.key))
         self._queue.use()
         try:
-            done = await self._session.begin_turn(self.id)
+            done = await self._session._begin_turn(self.id)
             self.replayed = done is not None
             if self._given and not self.replayed:
                 await self._look_back()
-            self.number = done or self._session.next_turn()
+            self.number = done or self._session._next_turn()
             self.id = self.id or f"turn_{self.number:04d}"
             if not self.replayed:
-                self._session.accept((self._entry("begin"),))
+                self._session._accept((self._entry("begin"),))
             self._queue.number = self.number
         except BaseException:
             self._queue.leave()
@@ -121,18 +121,18 @@ class Turn:
             if self.replayed:
                 await self._session.save()
             elif exc_type is None:
-                self._session.end_turn(self._turned("end"), self._closing)
+                self._session._end_turn(self._turned("end"), self._closing)
                 await self._session.save()
             elif self._session.is_writable:
                 turned = self._turned("interrupted", exc_type.__name__)
-                self._session.end_turn(turned, self._closing)
+                self._session._end_turn(turned, self._closing)
                 if issubclass(exc_type, Exception):
                     await self._session.save()
         finally:
             self._queue.leave()
 
     async def _look_back(self) -> None:
-        attempt = await self._session.find_attempt(self.id)
+        attempt = await self._session._find_attempt(self.id)
         if attempt is None:
             return
         before, self.messages = attempt

@@ -113,7 +113,7 @@ def relayed(session: Session, contributor: Contributor | AsyncContributor) -> As
     """Return a contributor as the session is to know it: the same each time."""
     if inspect.iscoroutinefunction(contributor.capture):
         return cast("AsyncContributor", contributor)
-    attached = session.contributors._attached.values() if session.contributors else ()
+    attached = session._contributors._attached.values() if session._contributors else ()
     for one in attached:
         if (
             isinstance(one.contributor, ContributorAdapter)

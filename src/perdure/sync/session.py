@@ -338,6 +338,11 @@ class Session(Rendered):
         return self._inner.durable_version
 
     @property
+    def is_writable(self) -> bool:
+        """Whether an append would be accepted: the session is open and held here."""
+        return self._loop.read(lambda: self._inner.is_writable)
+
+    @property
     def unsaved_age(self) -> float:
         """Seconds since the oldest change that is not durable, 0 when all is saved."""
         return self._loop.read(lambda: self._inner.unsaved_age)

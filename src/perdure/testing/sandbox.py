@@ -12,6 +12,7 @@ from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import ConfigError, SessionClosedError
 from perdure.lease import LeaseOptions
 from perdure.session.crash import kill
+from perdure.session.internals import tracked_of
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
 from perdure.session.session import Session
@@ -59,7 +60,7 @@ def _is_saved(session: Session) -> bool:
 
 
 def _unsaved(session: Session) -> str:
-    tracked = session.tracked
+    tracked = tracked_of(session)
     count = session.version - session.durable_version
     why = f", the last save failed: {tracked.last_error}" if tracked.last_error else ""
     return (
