@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -16,6 +18,11 @@ import trio._core._run
 import perdure
 
 ROOT = Path(__file__).parents[1]
+
+# Images for containers tell Python to keep no bytecode. Each process that a test starts would
+# then compile perdure anew, and each worker of pytest every test file.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Whoever looks for new examples asks for them: pytest --hypothesis-profile=explore
 # A deadline, or the "too slow" check, would be a timed assertion on a shared machine.
@@ -59,6 +66,17 @@ def pytest_configure(config: pytest.Config) -> None:
             "pip install -e '.[test]'"
         )
         raise pytest.UsageError(message)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the garbage collector leave out what collection makes: thousands of tests, to be kept."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

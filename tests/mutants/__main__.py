@@ -72,7 +72,7 @@ class Tree:
         for part in COPIED:
             old, new = like / part, self.root / part
             if old.is_dir():
-                shutil.copytree(old, new, ignore=shutil.ignore_patterns(".*"))
+                shutil.copytree(old, new, ignore=shutil.ignore_patterns(".*", "__pycache__"))
             else:
                 shutil.copy2(old, new)
         self.source = self.root / "src"
@@ -80,7 +80,7 @@ class Tree:
     def run(self, tests: list[str], *, seconds: float, **more: str) -> tuple[int | None, str]:
         """Run tests, and return pytest's status, None if it hangs, and what it said."""
         path = f"{self.source}{os.pathsep}{self.root}"
-        env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **more}
+        env = {**os.environ, "PYTHONPATH": path, **more}
         command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.recording", *QUIET, *tests]
         with subprocess.Popen(
             command,
