@@ -17,6 +17,7 @@ from tests.source_tree import CODE, ROOT, files, functions, module_name, parse, 
 MODULE_LINES = 800
 FUNCTION_LINES = 50
 
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -76,6 +77,16 @@ def test_no_module_is_named_by_a_gerund() -> None:
     nouns = {"testing", "tuning", "keyring"}
     names = {part for path in files("src") for part in module_name(path).split(".")}
     assert sorted(name for name in names - nouns if name.endswith("ing")) == []
+
+
+def test_a_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in files("src"):
+        if "sync" not in path.parts:  # which mirrors the names of the async classes
+            for node in ast.walk(parse(path)):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(module_name(path))
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
 def test_every_module_says_what_it_is() -> None:

@@ -185,7 +185,7 @@ COURTESY = 0.25
 """Seconds for which a session that was just given away is left to whoever asked for it."""
 
 
-async def obtain(
+async def acquire_lease(
     store: Store,
     key: SessionKey,
     *,

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from perdure.autosave.options import Inherit as Inherit
     from perdure.autosave.shutdown import Unsaved as Unsaved
     from perdure.memory.documents import ContextState as ContextState
-    from perdure.memory.documents import Core as Core
     from perdure.memory.documents import HistorySource as HistorySource
+    from perdure.memory.documents import SessionCounters as SessionCounters
     from perdure.memory.documents import SessionDocument as SessionDocument
-    from perdure.memory.documents import SessionMetadata as SessionMetadata
+    from perdure.memory.documents import SessionLabels as SessionLabels
     from perdure.memory.index import MemoryEntry as MemoryEntry
     from perdure.memory.state import States as States
     from perdure.memory.state import TypedState as TypedState
@@ -45,10 +45,10 @@ _HOMES = {
     "perdure.records.values": ("Types",),
     "perdure.memory.documents": (
         "ContextState",
-        "Core",
+        "SessionCounters",
         "HistorySource",
         "SessionDocument",
-        "SessionMetadata",
+        "SessionLabels",
     ),
     "perdure.memory.storage": ("MemoryOwner",),
     "perdure.memory.index": ("MemoryEntry",),

@@ -1,4 +1,4 @@
-"""Presence: the living are told from the dead at once, and can be rung."""
+"""Presence: the living are told from the dead at once, and can be notified."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ import os, sys
 from perdure._lib.files import Folder
 from perdure._lib.locks import Presence
 one = Presence(Folder.root(sys.argv[1]), "dead")
-one.ring("dead")
+one.notify("dead")
 os._exit(0)
 """
 
@@ -65,10 +65,10 @@ def test_a_forked_child_does_not_keep_its_parent_present(tmp_path: Path) -> None
 
 def test_a_ring_is_heard_once_by_whom_it_is_for(tmp_path: Path) -> None:
     one, other = present(tmp_path / "p", "one"), present(tmp_path / "p", "other")
-    before = one.rung(), other.rung()
-    other.ring("one")
-    other.ring("nobody")
-    assert one.rung() != before[0]
-    assert other.rung() == before[1]
+    before = one.notified(), other.notified()
+    other.notify("one")
+    other.notify("nobody")
+    assert one.notified() != before[0]
+    assert other.notified() == before[1]
     one.close()
     other.close()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.checkpoints.chain import Chain, canonical, fold_chain, problems_of, sealed
+from perdure.checkpoints.chain import CheckpointChain, canonical, fold_chain, problems_of, sealed
 from perdure.records.checkpoints import (
     CapturedState,
     Checkpoint,
@@ -27,9 +27,9 @@ acts = st.lists(
 """A label makes a checkpoint, a set of ids prunes those of them that there are."""
 
 
-def made(steps: list[Any]) -> tuple[Chain, list[Record]]:
+def made(steps: list[Any]) -> tuple[CheckpointChain, list[Record]]:
     """Act on a chain as an engine does; return it, and the records."""
-    chain, records = Chain(), list[Record]()
+    chain, records = CheckpointChain(), list[Record]()
     for seq, step in enumerate(steps, 1):
         common = {"timestamp": seq, "event_seq": seq * 10, "previous": chain.head, "hash": ""}
         link: Checkpoint | Pruning
@@ -75,8 +75,8 @@ def test_its_document_is_a_fold_of_its_records(steps: list[Any], data: st.DataOb
     chain, records = made(steps)
     at = data.draw(st.integers(0, len(records)))
     document = fold_chain(fold_chain(None, records[:at]), records[at:])
-    assert Chain.of(document).links == chain.links
-    assert Chain.of(fold_chain(None, records[:at]), records[at:]).links == chain.links
+    assert CheckpointChain.of(document).links == chain.links
+    assert CheckpointChain.of(fold_chain(None, records[:at]), records[at:]).links == chain.links
 
 
 def test_an_id_that_comes_twice_is_found_though_the_chain_is_sound() -> None:

@@ -27,7 +27,7 @@ from perdure.checkpoints.audit_files import (
     replay_folder,
 )
 from perdure.checkpoints.chain import sealed
-from perdure.checkpoints.replay import Item, Replay, ReplayReport, TimelineRow
+from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow
 from perdure.checkpoints.replay_session import replay_files
 from perdure.checkpoints.report_html import page
 from perdure.errors import ConfigError, ReplayDivergedError, ReplayError
@@ -44,7 +44,7 @@ def event(timestamp: int, kind: str = "custom", **more: Any) -> KernelEvent:
 def run(times: list[int], *, gapless: bool = True) -> ReplayReport:
     replay = Replay("record", gapless=gapless, clock=0 if gapless else None)
     for place, time in enumerate(times, 1):
-        replay.feed(Item(place, time, event(time)))
+        replay.feed(ReplayItem(place, time, event(time)))
     return replay.report("here")
 
 
@@ -85,7 +85,7 @@ def test_it_counts_decisions_and_capabilities_by_name() -> None:
         event(4, "scheduled", detail={"capability": "disk"}, token_id=2),
         event(5, "idle"),
     ]
-    rows = [replay.feed(Item(one.timestamp, one.timestamp, one)) for one in told]
+    rows = [replay.feed(ReplayItem(one.timestamp, one.timestamp, one)) for one in told]
     report = replay.report("here")
     assert [(one.what, one.name) for one in rows if one] == [
         ("decision", "plan"),
@@ -102,7 +102,7 @@ def test_a_report_stays_small_whatever_happens() -> None:
     replay = Replay("record", gapless=True)
     for n in range(5000):
         label = f"capability {n}"
-        replay.feed(Item(n, n * 2, event(n * 2, "capability_used", label=label)))
+        replay.feed(ReplayItem(n, n * 2, event(n * 2, "capability_used", label=label)))
     report = replay.report("here")
     assert len(report.problems) == 1000 < report.problem_count
     assert len(report.capabilities) == 1001
@@ -352,9 +352,9 @@ def test_a_page_shows_what_was_found_and_nothing_of_it_is_markup() -> None:
     """S3-11: for an audit, by people."""
     bad = "<script>alert(1)</script>"
     replay = Replay("line", gapless=True)
-    row = replay.feed(Item(1, 5, event(5, "custom", label=bad, detail={"why": bad})))
+    row = replay.feed(ReplayItem(1, 5, event(5, "custom", label=bad, detail={"why": bad})))
     replay.problem(bad, 7)
-    replay.feed(Item(2, 6, event(6, "capability_used", label=bad)))
+    replay.feed(ReplayItem(2, 6, event(6, "capability_used", label=bad)))
     assert row is not None
     text = page(replay.report(bad), [row], left_out=12)
     assert "<script" not in text
@@ -511,7 +511,7 @@ def test_a_page_stays_small_and_shows_what_would_hide() -> None:
     """S3-11: a detail without end, and text that turns the rest of the line round."""
     replay = Replay("line", gapless=True)
     long = event(5, "custom", label="a\u202eb", detail={"x": "y" * 1_000_000})
-    row = replay.feed(Item(1, 5, long))
+    row = replay.feed(ReplayItem(1, 5, long))
     replay.problem("z" * 1_000_000)
     assert row is not None
     text = page(replay.report("here"), [row])

@@ -11,7 +11,7 @@ import pytest
 import perdure
 from perdure import Message, Shutdown
 from perdure.cli.demo.proof import LoggedAgent, lost, read_logs, turns_in
-from perdure.cli.demo.stage import STORE, DemoRun, Plan, Report
+from perdure.cli.demo.stage import STORE, DemoPlan, DemoRun, Report
 from perdure.cli.demo.wire import Ack, digest
 from tests.cli.conftest import Command
 
@@ -151,7 +151,7 @@ class Forgetful(DemoRun):
 
 async def test_a_demo_notices_a_store_that_loses_something(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    plan = Plan(
+    plan = DemoPlan(
         folder=tmp_path, store=str(tmp_path / STORE), agents=2, before=4, after=1, deadline=60
     )
     course = Forgetful(plan, lambda step: None)

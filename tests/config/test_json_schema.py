@@ -10,7 +10,7 @@ import pytest
 
 from perdure.cli.config import SCHEMA
 from perdure.config.schema import FIELDS, PRESETS, SECTIONS, declaration_of
-from perdure.config.yaml_reader import Node, read
+from perdure.config.yaml_reader import YamlNode, read
 from perdure.errors import ConfigError
 from tests.config.conftest import SEED
 from tests.config.test_hostile import HOSTILE
@@ -31,7 +31,7 @@ GOOD = [
 ]
 
 
-def plain(node: Node) -> Any:
+def plain(node: YamlNode) -> Any:
     if node.is_mapping:
         return {key.value: plain(value) for key, value in node.pairs}
     if isinstance(node.value, tuple):

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import lease as module
 from perdure.errors import LeaseHeldError
-from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, obtain
+from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease
 from perdure.records.keys import SessionKey
 from perdure.store import HeldLease, LeaseState
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -47,7 +47,7 @@ async def get(
         return await MemoryStore.holder(store, key)
 
     store.holder = holder  # type: ignore[method-assign]
-    return await obtain(
+    return await acquire_lease(
         store, KEY, me=store.owner, watch=watch, on_held=on_held, wait=wait, given=given
     )
 

@@ -15,10 +15,10 @@ from perdure.memory.eviction import check_priority, evicted
 from perdure.memory.index import (
     INLINE,
     DroppedPayload,
-    Index,
     MemoryChange,
     MemoryDocument,
     MemoryEntry,
+    MemoryIndex,
     blob_names,
     changes_of,
     fold_memory,
@@ -70,7 +70,7 @@ def test_what_is_dropped_or_set_anew_is_not_referred_to() -> None:
 def test_a_hash_that_a_record_claims_does_not_count() -> None:
     claimed = set_of(1, "k", 2000, sha256="f" * 64, seq=77)
     small = set_of(2, "s", 10, sha256="e" * 64)
-    index = changes_of(Index(), [claimed, small])
+    index = changes_of(MemoryIndex(), [claimed, small])
     assert index.entries["k"].sha256 == hashlib.sha256(bytes(value_of(2000))).hexdigest()
     assert index.entries["k"].seq == 1
     assert not index.entries["s"].is_apart
@@ -126,15 +126,15 @@ def test_times_of_access_come_with_the_next_change_and_never_go_back() -> None:
         set_of(2, "b", 20, created_at=5, last_accessed_at=5),
         drop_of(3, "gone", a=9, b=3, unknown=7),
     ]
-    entries = Index.of_document(fold_memory(None, records)).entries
+    entries = MemoryIndex.of_document(fold_memory(None, records)).entries
     assert (entries["a"].last_accessed_at, entries["b"].last_accessed_at) == (9, 5)
     assert sorted(entries) == ["a", "b"]
-    untouched = Index.of_document(fold_memory(None, records[:1])).entries
+    untouched = MemoryIndex.of_document(fold_memory(None, records[:1])).entries
     assert untouched["a"].last_accessed_at == 5
 
 
 def test_records_of_other_kinds_change_nothing() -> None:
-    index = changes_of(Index(), [Record(1, 1, MESSAGE, b"{}", True), drop_of(2, "unknown")])
+    index = changes_of(MemoryIndex(), [Record(1, 1, MESSAGE, b"{}", True), drop_of(2, "unknown")])
     assert (index.entries, index.size) == ({}, 0)
 
 

@@ -191,8 +191,8 @@ lease
 l1 OwnerWatch.saw : halve name self._ttl 1
 l2 OwnerWatch.saw : without bool 1 2
 l3 may_take : without bool 2 2
-l4 obtain : set compare 6 now - start > wait + 5
-l5 obtain : never if 1
+l4 acquire_lease : set compare 6 now - start > wait + 5
+l5 acquire_lease : never if 1
 l6 to_take : set assign new 1 iter(items)
 
 restore
@@ -214,8 +214,8 @@ c3 problems_of : swap compare 4 <
 c4 _Runs.__init__ : swap compare 2 >
 c5 _Runs.problems : take arith 1 1
 c6 checkpoints:verified : take arith 2 2
-c7 Chain.apply : drop call _bury 1
-c8 Chain._add : always if 3
+c7 CheckpointChain.apply : drop call _bury 1
+c8 CheckpointChain._add : always if 3
 c9 checkpoints:_compare(made) : drop call problem 2
 c10 checkpoints:_compare(made) : drop call problem 3
 c11 checkpoints:_compare(made) : without bool 3 3

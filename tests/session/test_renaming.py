@@ -15,7 +15,7 @@ from perdure import (
 )
 from perdure.records.keys import SessionKey
 from perdure.session.exclusive import ExclusiveAccess
-from perdure.session.fork import Forker
+from perdure.session.fork import ForkBuilder
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.session.conftest import Connect
@@ -80,7 +80,7 @@ async def test_forks_and_posts_go_on_behind_a_rename(again: Connect) -> None:
 async def half_way(sessions: SessionManager, old: str, new: str) -> None:
     """Do what a rename has done when it is killed behind its copy."""
     access = ExclusiveAccess(sessions._check().runtime, sessions._check().lifecycle)
-    forker = Forker(access)
+    forker = ForkBuilder(access)
     head = await sessions._store.head(SessionKey(old))
     await forker.copy(SessionKey(old), SessionKey(new), moved=SessionKey(old))
     assert await sessions._store.head(SessionKey(new)) > head

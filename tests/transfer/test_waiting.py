@@ -11,7 +11,7 @@ import pytest
 
 import perdure
 from perdure import LeaseHeldError, Message, Shutdown, TooLargeError
-from perdure.lease import LeaseOptions, OwnerWatch, obtain, while_beating
+from perdure.lease import LeaseOptions, OwnerWatch, acquire_lease, while_beating
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
 from perdure.store import Batch, DeadLetter, InboxLimit, LeaseState, Outcome, PendingItem
@@ -159,7 +159,7 @@ async def test_nobody_takes_a_session_over_that_is_being_copied() -> None:
         async with anyio.create_task_group() as attending:
             attending.start_soon(attend)
             with pytest.raises(LeaseHeldError):
-                await obtain(
+                await acquire_lease(
                     other,  # type: ignore[arg-type]
                     SessionKey("a"),
                     me=other.owner,

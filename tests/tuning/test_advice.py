@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.tuning import (
-    Change,
     LoadLevel,
     Requirements,
     StoreMeasurement,
+    WorkloadChange,
     advise,
     chart,
     made_up,
@@ -93,7 +93,7 @@ def test_a_budget_keeps_saves_few() -> None:
 
 
 def test_few_changes_are_told() -> None:
-    workload = workload_of([[Change(0, 10), Change(1, 10)]], "little")
+    workload = workload_of([[WorkloadChange(0, 10), WorkloadChange(1, 10)]], "little")
     advice = advise(workload, FAST, Requirements())
     assert advice.warnings == ("2 changes tell little: come back when there are more",)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perdure import Autosave
 from perdure.autosave.tracked import Tracked
-from perdure.tuning import Change, Workload, made_up, replay, workload_of
+from perdure.tuning import Workload, WorkloadChange, made_up, replay, workload_of
 from tests import _virtual
 from tests.autosave.inline_store import InlineStore
 from tests.autosave.rigs import Rig, rig
@@ -23,14 +23,14 @@ settings = st.tuples(st.floats(0, 20), st.floats(0, 20)).map(
     lambda pair: Autosave(debounce=min(pair), max_delay=max(pair))
 )
 sessions = st.lists(
-    st.builds(Change, st.floats(0, 600), st.integers(1, 5000), st.booleans()),
+    st.builds(WorkloadChange, st.floats(0, 600), st.integers(1, 5000), st.booleans()),
     min_size=1,
     max_size=30,
 ).map(lambda changes: sorted(changes, key=lambda change: change.at))
 workloads = st.lists(sessions, max_size=4).map(lambda found: workload_of(found, "found"))
 
 
-async def live(r: Rig, t: Tracked, session: tuple[Change, ...]) -> None:
+async def live(r: Rig, t: Tracked, session: tuple[WorkloadChange, ...]) -> None:
     """Do to a session what the workload says, at its times."""
     for change in session:
         await anyio.sleep_until(change.at)
@@ -83,14 +83,16 @@ def test_nothing_waits_longer_than_the_setting_says(
 
 @given(st.lists(st.integers(0, 600), min_size=1, unique=True).map(sorted))
 def test_each_change_at_once_is_a_save_each(times: list[int]) -> None:
-    workload = workload_of([[Change(at, 10) for at in times]], "found")
+    workload = workload_of([[WorkloadChange(at, 10) for at in times]], "found")
     cost = replay(workload, Autosave.write_through())
     assert cost.saves * workload.seconds == pytest.approx(len(times))
     assert cost.lost == cost.exposed == cost.worst == 0
 
 
 def test_a_turn_s_end_saves_only_where_it_shall() -> None:
-    workload = workload_of([[Change(0, 10), Change(1, 10, ends_turn=True)]], "one turn")
+    workload = workload_of(
+        [[WorkloadChange(0, 10), WorkloadChange(1, 10, ends_turn=True)]], "one turn"
+    )
     assert replay(workload, Autosave(debounce=5, max_delay=5)).worst == 1
     patient = Autosave(debounce=5, max_delay=5, on_turn_end=False)
     assert replay(workload, patient).worst == pytest.approx(5, abs=SLOT)

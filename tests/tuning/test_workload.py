@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import perdure
 from perdure import Message
 from perdure.records.records import EPOCH, MESSAGE, STATE, TURN, Record
-from perdure.tuning import Change, changes_of, made_up, observed, workload_of
+from perdure.tuning import WorkloadChange, changes_of, made_up, observed, workload_of
 from perdure.tuning.measure import TENANT
 
 
@@ -42,7 +42,10 @@ def test_a_log_without_times_tells_nothing() -> None:
 
 
 def test_pauses_do_not_count() -> None:
-    workload = workload_of([[Change(1000.0, 1), Change(1005.0, 1), Change(90_000.0, 1)], []], "x")
+    workload = workload_of(
+        [[WorkloadChange(1000.0, 1), WorkloadChange(1005.0, 1), WorkloadChange(90_000.0, 1)], []],
+        "x",
+    )
     assert [change.at for change in workload.sessions[0]] == [0, 5, 65]
     assert workload.seconds == 125
     assert workload.changes == 3
@@ -105,4 +108,4 @@ def test_nothing_is_an_empty_workload() -> None:
 
 @pytest.mark.parametrize("size", [1, 1000])
 def test_the_size_is_the_average(size: int) -> None:
-    assert workload_of([[Change(0, size), Change(1, size)]], "x").size == size
+    assert workload_of([[WorkloadChange(0, size), WorkloadChange(1, size)]], "x").size == size

@@ -9,18 +9,18 @@ import perdure.sync
 from perdure import Session, SessionManager, SessionView
 from perdure.checkpoints import (
     CapturedState,
-    Change,
+    ChainProblem,
     Checkpoint,
     CheckpointEngine,
     CheckpointReader,
     CheckpointState,
     Difference,
-    EventReader,
-    EventStream,
     ExplicitState,
     KernelEvent,
-    Problem,
+    KernelEventReader,
+    KernelEventStream,
     RolledBack,
+    ValueChange,
     Verification,
 )
 
@@ -45,11 +45,11 @@ async def looking(view: SessionView) -> None:
         assert_type(restored.state, Any)
     found = await checkpoints.diff(1, 2)
     assert_type(found, Difference)
-    assert_type(found.changed, dict[str, Change])
+    assert_type(found.changed, dict[str, ValueChange])
     verified = await checkpoints.verify()
     assert_type(verified, Verification)
-    assert_type(verified.problems, tuple[Problem, ...])
-    events: EventReader = view.events
+    assert_type(verified.problems, tuple[ChainProblem, ...])
+    events: KernelEventReader = view.events
     assert_type(await events.read(after=7), list[KernelEvent])
 
 
@@ -64,7 +64,7 @@ async def going_back(session: Session) -> None:
 
 
 def happening(session: Session) -> None:
-    events: EventStream = session.events
+    events: KernelEventStream = session.events
     assert_type(events.emit("custom", "plan", {"goal": "draft"}), KernelEvent)
 
 

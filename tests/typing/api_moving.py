@@ -7,10 +7,17 @@ from typing import assert_type
 
 import perdure
 from perdure import SessionKey
-from perdure.transfer import Migration, Progress, WrittenSession, migrate, read_bundle, write_bundle
+from perdure.transfer import (
+    Migration,
+    MigrationProgress,
+    WrittenSession,
+    migrate,
+    read_bundle,
+    write_bundle,
+)
 
 
-def show(progress: Progress) -> None:
+def show(progress: MigrationProgress) -> None:
     assert_type(progress.done, int)
     assert_type(progress.key, SessionKey)
 

@@ -10,13 +10,13 @@ from perdure.records.records import Record
 from perdure.store import Store
 from perdure.tuning import (
     Advice,
-    Change,
     LoadLevel,
     Option,
     Requirements,
     SettingCost,
     StoreMeasurement,
     Workload,
+    WorkloadChange,
     advise,
     changes_of,
     chart,
@@ -30,7 +30,7 @@ from perdure.tuning import (
 
 async def tune(store: Store, records: Sequence[Record]) -> None:
     assert_type(await observed(store, most=1000), Workload)
-    assert_type(changes_of(records), list[Change])
+    assert_type(changes_of(records), list[WorkloadChange])
     assert_type(workload_of([changes_of(records)], "a log"), Workload)
     workload = made_up(sessions=10, seconds=60, seed=1)
     measured = await measure(store, size=workload.size, seconds=1.0)

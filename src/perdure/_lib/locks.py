@@ -142,14 +142,14 @@ class Presence:
         """Say whether somebody of that name is present; None where it cannot be told."""
         return name == self._name or is_held(self._folder, _file_of(name))
 
-    def ring(self, name: str) -> None:
+    def notify(self, name: str) -> None:
         """Tell somebody who is present that there is something to look at."""
         if self._folder.has(_file_of(name)):
             bell = _bell_of(_file_of(name))
             os.close(self._folder.open(bell, os.O_WRONLY | os.O_CREAT))
             self._folder.touch(bell, time.time())
 
-    def rung(self) -> int:
+    def notified(self) -> int:
         """Return a number that changes when somebody rings."""
         found = self._folder.stat(_bell_of(_file_of(self._name)))
         return found.st_mtime_ns if found is not None else 0
@@ -182,10 +182,10 @@ class PresenceReader:
         """Say whether somebody of that name is present; None where it cannot be told."""
         return None if self._folder is None else is_held(self._folder, _file_of(name))
 
-    def ring(self, name: str) -> None:
+    def notify(self, name: str) -> None:
         """Do nothing: who only looks has nothing to tell."""
 
-    def rung(self) -> int:
+    def notified(self) -> int:
         """Return 0: nobody rings for who is not present."""
         return 0
 

@@ -27,7 +27,7 @@ _HAND_OVER: Final = 1e-3
 """Seconds for which a call may wait until its thread has begun."""
 
 
-class Call(Generic[T]):
+class ThreadCall(Generic[T]):
     """A call, and what came of it."""
 
     __slots__ = ("_args", "_begun", "_function", "_then", "_threads", "error", "value")
@@ -37,7 +37,7 @@ class Call(Generic[T]):
         threads: Threads,
         function: Callable[..., T],
         args: tuple[Any, ...],
-        then: Callable[[Call[T]], object],
+        then: Callable[[ThreadCall[T]], object],
     ) -> None:
         self._threads = threads
         self._function = function
@@ -78,7 +78,7 @@ class Call(Generic[T]):
         self._then(self)
 
 
-_Jobs = SimpleQueue["Call[Any] | None"]
+_Jobs = SimpleQueue["ThreadCall[Any] | None"]
 
 
 @final
@@ -114,7 +114,7 @@ class Threads:
             raise call.error
         return call.value
 
-    async def done(self, function: Callable[[*Ts], T], *args: *Ts) -> Call[T]:
+    async def done(self, function: Callable[[*Ts], T], *args: *Ts) -> ThreadCall[T]:
         """Call ``function(*args)`` in a thread, and return what came of it."""
         done = self.new_event()
         call = self.start(function, *args, then=lambda _: done.set())
@@ -122,13 +122,13 @@ class Threads:
         return call
 
     def start(
-        self, function: Callable[[*Ts], T], *args: *Ts, then: Callable[[Call[T]], object]
-    ) -> Call[T]:
+        self, function: Callable[[*Ts], T], *args: *Ts, then: Callable[[ThreadCall[T]], object]
+    ) -> ThreadCall[T]:
         """Call ``function(*args)`` in a thread, then ``then`` with its ``value`` or ``error``.
 
         ``then`` is called on the event loop, without a task, and must not raise.
         """
-        call = Call(self, function, args, then)
+        call = ThreadCall(self, function, args, then)
         if not self._end.alive:
             self.busy += 1
             call.refuse()

@@ -58,7 +58,7 @@ def is_intact(call: ToolCall) -> bool:
     return "redacted" not in call.extra
 
 
-class Progress(msgspec.Struct, frozen=True):
+class EffectProgress(msgspec.Struct, frozen=True):
     """How far a turn had come."""
 
     has_input: bool = False
@@ -69,7 +69,7 @@ class Progress(msgspec.Struct, frozen=True):
     """The whole answer, if only the turn's end is missing."""
 
 
-def progress(messages: Sequence[Message]) -> Progress:
+def progress(messages: Sequence[Message]) -> EffectProgress:
     """Return how far a turn had come, from what was kept of it.
 
     >>> progress([Message.user("Hello"), Message.assistant("Hello to you.")]).answer.text
@@ -86,7 +86,7 @@ def progress(messages: Sequence[Message]) -> Progress:
     last = said[-1] if said else None
     ended = last is not None and last.role == "assistant" and not last.tool_calls
     whole = ended and last is not None and "interrupted" not in last.extra
-    return Progress(has_input, tuple(open_calls), last if whole else None)
+    return EffectProgress(has_input, tuple(open_calls), last if whole else None)
 
 
 def without_cut_answers(messages: Sequence[Message]) -> tuple[Message, ...]:

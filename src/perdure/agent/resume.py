@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from perdure.agent.context import AgentContext
-from perdure.agent.effects import Progress, is_unknown, progress
+from perdure.agent.effects import EffectProgress, is_unknown, progress
 from perdure.agent.events import (
     EffectUnknown,
     ResumeEvent,
@@ -112,11 +112,11 @@ def report(context: AgentContext) -> None:
         context.restore_report = msgspec.structs.replace(context.restore_report, steps=whole)
 
 
-async def go_on(event: ResumeEvent, context: AgentContext) -> Progress:
+async def go_on(event: ResumeEvent, context: AgentContext) -> EffectProgress:
     """Return how far a turn had come."""
     one = event.unfinished
     if one.turn_id is None or not one.attempts:
-        return Progress()
+        return EffectProgress()
     session = context.session
     await session.save()  # the turns are read from the store
     types = registry_of(session)
@@ -132,7 +132,7 @@ async def go_on(event: ResumeEvent, context: AgentContext) -> Progress:
 
 
 def first_event(
-    done: Progress, one: UnfinishedMessage
+    done: EffectProgress, one: UnfinishedMessage
 ) -> UserMessageReceivedEvent | ToolInvocationRequestEvent:
     """Return what a resumed turn goes on with; for one that has an answer, nothing has to be done.
 

@@ -32,7 +32,14 @@ from perdure.archive.blobs import entries_of, hop
 from perdure.archive.entries import DOCUMENT, Archive
 from perdure.archive.export import export
 from perdure.archive.limits import CONTROL, ArchiveLimits
-from perdure.archive.restore import ArchiveRestored, Plan, is_same, put_back, put_back_from, verify
+from perdure.archive.restore import (
+    ArchiveRestored,
+    ExtractPlan,
+    is_same,
+    put_back,
+    put_back_from,
+    verify,
+)
 from perdure.archive.save import ArchiveSaved, Progress, SaveResult, take
 from perdure.archive.selection import Selection, selection_of
 from perdure.errors import ConfigError, SessionError
@@ -83,7 +90,13 @@ def note_saving(control: Folder, key: SessionKey, archive: str) -> None:
         mark(control, msgspec.structs.replace(marker, newer_than=also))
 
 
-def require_known(home: Folder, control: Folder, key: SessionKey, force: bool, plan: Plan) -> None:  # noqa: FBT001  # from a thread
+def require_known(
+    home: Folder,
+    control: Folder,
+    key: SessionKey,
+    force: bool,  # noqa: FBT001  # called in a thread
+    plan: ExtractPlan,
+) -> None:
     """Refuse to replace files that nobody has saved.
 
     Raises:
@@ -102,7 +115,7 @@ def require_known(home: Folder, control: Folder, key: SessionKey, force: bool, p
         raise SessionError(message, path=home.path, entries=len(occupied))
 
 
-def require_named(path: Path, plan: Plan, selection: Selection) -> None:
+def require_named(path: Path, plan: ExtractPlan, selection: Selection) -> None:
     """Refuse hidden folders of a file from elsewhere that nobody here has asked for.
 
     Raises:
@@ -413,11 +426,11 @@ class Archives:
         await verify(self._store, self._key, plan, f"archive {archive.id} of {self._key}")
         return archive
 
-    async def _plan(self, archive: Archive) -> Plan:
+    async def _plan(self, archive: Archive) -> ExtractPlan:
         found = entries_of(self._store, self._key, archive, self._limits)
         async with aclosing(found):
             entries = tuple([entry async for entry in found])
-        return Plan(entries, Selection(archive.paths, archive.whole))
+        return ExtractPlan(entries, Selection(archive.paths, archive.whole))
 
     # files of their own
 
@@ -454,7 +467,7 @@ class Archives:
         """
         async with self._alone() as (home, control):
 
-            def check(plan: Plan) -> None:
+            def check(plan: ExtractPlan) -> None:
                 require_named(Path(path), plan, self._selection)
                 require_known(home, control, self._key, force, plan)
 

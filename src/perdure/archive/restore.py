@@ -53,7 +53,7 @@ class ArchiveRestored(msgspec.Struct, frozen=True, kw_only=True):
     """Why nothing was done, in words, where something could have been."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ExtractPlan(msgspec.Struct, frozen=True):
     """A whole manifest that was judged."""
 
     entries: tuple[Entry, ...]
@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
         return sum(isinstance(one, FileEntry) for one in self.entries)
 
 
-async def is_same(home: Folder, plan: Plan, limits: ArchiveLimits) -> bool:
+async def is_same(home: Folder, plan: ExtractPlan, limits: ArchiveLimits) -> bool:
     """Say whether a home has just what a manifest lists; times may differ."""
     wanted = await hop(home.path, _contents, plan)
     at = 0
@@ -89,11 +89,11 @@ async def is_same(home: Folder, plan: Plan, limits: ArchiveLimits) -> bool:
     return at == len(wanted)
 
 
-def _contents(plan: Plan) -> list[tuple[str, int, str]]:
+def _contents(plan: ExtractPlan) -> list[tuple[str, int, str]]:
     return [_content(one) for one in plan.entries if _counts(plan, one)]
 
 
-def _counts(plan: Plan, entry: Entry) -> bool:
+def _counts(plan: ExtractPlan, entry: Entry) -> bool:
     return plan.selection.fate(entry.path) == "taken"
 
 
@@ -108,7 +108,7 @@ async def put_back(
     key: SessionKey,
     home: Folder,
     control: Folder,
-    plan: Plan,
+    plan: ExtractPlan,
     *,
     where: str,
     progress: Progress = None,
@@ -184,7 +184,7 @@ def _weight(written: tuple[int, int]) -> int:
 class _Count:
     """How far it is, told now and then."""
 
-    def __init__(self, plan: Plan, progress: Progress) -> None:
+    def __init__(self, plan: ExtractPlan, progress: Progress) -> None:
         self._whole = (plan.files, plan.bytes)
         self._progress = progress
         self._files = self._bytes = 0
@@ -215,7 +215,9 @@ async def _synced(home: Folder, stage: StagingTree) -> None:
     await each(parts, partial(hop, home.path, stage.sync), at_once=AT_ONCE)
 
 
-async def _committed(home: Folder, control: Folder, stage: StagingTree, plan: Plan) -> list[str]:
+async def _committed(
+    home: Folder, control: Folder, stage: StagingTree, plan: ExtractPlan
+) -> list[str]:
     await _synced(home, stage)
     await hop(home.path, stage.finish)
     replaced: list[str] = []
@@ -224,7 +226,7 @@ async def _committed(home: Folder, control: Folder, stage: StagingTree, plan: Pl
     return replaced
 
 
-async def verify(store: Store, key: SessionKey, plan: Plan, where: str) -> None:
+async def verify(store: Store, key: SessionKey, plan: ExtractPlan, where: str) -> None:
     """Read every blob of a manifest.
 
     Raises:
@@ -241,7 +243,7 @@ async def put_back_from(
     control: Folder,
     limits: ArchiveLimits,
     *,
-    check: Callable[[Plan], None],
+    check: Callable[[ExtractPlan], None],
     progress: Progress = None,
 ) -> list[str]:
     """Restore a file that was exported; return what was replaced.
@@ -255,7 +257,7 @@ async def put_back_from(
     """
     content = await hop(str(path), Content, path, limits)
     try:
-        plan = Plan(*await hop(str(path), content.manifest))
+        plan = ExtractPlan(*await hop(str(path), content.manifest))
         await hop(home.path, check, plan)
         await hop(home.path, require_room, home, plan.bytes)
         count = _Count(plan, progress)

@@ -12,7 +12,7 @@ from perdure._lib.files import Folder
 from perdure.archive.blobs import BATCH_BYTES, batches, entries_of, hop, put, require_blobs
 from perdure.archive.entries import Archive, Entry, FileEntry, blobs_of, name_of, pages_of
 from perdure.archive.limits import ArchiveLimits
-from perdure.archive.scan import ArchiveSkipped, Chunk, Found, ScannedEntry, scan
+from perdure.archive.scan import ArchiveSkipped, FileChunk, Found, ScannedEntry, scan
 from perdure.archive.selection import Selection
 from perdure.errors import FormatError
 from perdure.records.keys import SessionKey
@@ -110,7 +110,7 @@ def _named_pages(entries: list[Entry]) -> dict[str, bytes]:
 
 def weight(item: Found) -> int:
     """Return what an item counts of a batch."""
-    return len(item.data) + ITEM if isinstance(item, Chunk) else ITEM
+    return len(item.data) + ITEM if isinstance(item, FileChunk) else ITEM
 
 
 async def _named_by(
@@ -142,7 +142,7 @@ class _TreeSave:
         new: dict[str, bytes] = {}
         for item in batch:
             match item:
-                case Chunk(name, data):
+                case FileChunk(name, data):
                     if name not in self._known:
                         new[name] = data
                 case ScannedEntry(entry, changing):

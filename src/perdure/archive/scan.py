@@ -31,7 +31,7 @@ _ENTERED: Final = 0o700
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class FileChunk(msgspec.Struct, frozen=True):
     """A piece of the file whose entry comes next."""
 
     name: str
@@ -52,7 +52,7 @@ class ScannedEntry(msgspec.Struct, frozen=True):
     changing: bool = False
 
 
-Found = Chunk | ScannedEntry | ArchiveSkipped
+Found = FileChunk | ScannedEntry | ArchiveSkipped
 
 
 def scan(home: Folder, selection: Selection, limits: ArchiveLimits) -> Iterator[Found]:
@@ -166,7 +166,7 @@ class _Reading:
         self._size = 0
         self._chunks: list[str] = []
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[FileChunk]:
         while data := self._chunk():
             self._hash.update(data)
             self._size += len(data)
@@ -174,7 +174,7 @@ class _Reading:
                 raise too_large(self._path, "its bytes:", self._size, "file_bytes", self._limit)
             name = name_of(data)
             self._chunks.append(name)
-            yield Chunk(name, data)
+            yield FileChunk(name, data)
 
     def _chunk(self) -> bytes:
         parts: list[bytes] = []

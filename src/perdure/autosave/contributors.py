@@ -25,7 +25,7 @@ RUNNERS = 16
 
 
 @final
-class Contributors:
+class StateCapture:
     """Ask, with a timeout, and tell the core.
 
     Args:

@@ -16,7 +16,7 @@ from anyio.lowlevel import checkpoint
 from perdure._lib.host import Host
 from perdure.autosave import errors
 from perdure.autosave.background_jobs import BackgroundJobs, T
-from perdure.autosave.contributors import Contributors
+from perdure.autosave.contributors import StateCapture
 from perdure.autosave.core import Core, Save
 from perdure.autosave.events import Event, Reporter, StoreWarned
 from perdure.autosave.health import Health, Watchdog, health_of
@@ -95,7 +95,7 @@ class Autosaver:
         self._append = core.intake.append
         self._idle = IdleWheel(engine.hibernate_after)
         self._reporter = Reporter(core.registry.events, on_event)
-        self._contributors = Contributors(core, host, clock, attend=self._attend)
+        self._contributors = StateCapture(core, host, clock, attend=self._attend)
         self._jobs = BackgroundJobs(core, host, clock, attend=self._attend)
         self._writer = Writer(
             core,

@@ -16,7 +16,7 @@ import msgspec
 from perdure._lib.display import card
 from perdure._lib.loop import loop_timer
 from perdure.autosave.breaker import BreakerState
-from perdure.autosave.contributors import Contributors
+from perdure.autosave.contributors import StateCapture
 from perdure.autosave.core import Core
 from perdure.autosave.events import Reporter, Resumed, Stalled
 from perdure.autosave.registry import SessionRegistry
@@ -196,7 +196,7 @@ class Watchdog:
         core: Core,
         timer: Timer,
         writer: Writer,
-        contributors: Contributors,
+        contributors: StateCapture,
         reporter: Reporter,
         clock: Callable[[], float],
         *,

@@ -15,7 +15,7 @@ import msgspec
 
 from perdure._lib.display import card
 from perdure.autosave.background_jobs import BackgroundJobs
-from perdure.autosave.contributors import Contributors
+from perdure.autosave.contributors import StateCapture
 from perdure.autosave.core import Core
 from perdure.autosave.timer import Timer
 from perdure.autosave.tracked import State, Tracked
@@ -221,7 +221,7 @@ class EngineShutdown:
         timer: Timer,
         writer: Writer,
         jobs: BackgroundJobs,
-        contributors: Contributors,
+        contributors: StateCapture,
         waiting: SaveWaiters,
     ) -> None:
         self.report: ShutdownReport | None = None

@@ -41,7 +41,7 @@ CHUNK = 32
 """Sessions between two looks at the clock."""
 
 
-class _Flight:
+class _InFlightSave:
     """A save that is under way without a worker."""
 
     __slots__ = ("began", "save")
@@ -109,7 +109,7 @@ class Writer:
         self._starting: _Worker | None = None
         """The one that is about to look for work."""
         self._idle = anyio.Event()
-        self._flights: dict[_Flight, float] = {}
+        self._flights: dict[_InFlightSave, float] = {}
         """Saves without a worker, with the time when each is given up."""
         begin = getattr(type(store), "begin_append", None) if core.batch_max == 1 else None
         self._begin = None if begin is None else partial(begin, store)
@@ -166,7 +166,7 @@ class Writer:
         if not (room and core.may_capture(now) and self._host.running):
             return False
         (save,), _ = core.capture(now)
-        flight = _Flight(save, now)
+        flight = _InFlightSave(save, now)
         self._flights[flight] = until = now + core.engine.save_timeout
         try:
             if not self._begin(save.batch, partial(self._landed, flight)):
@@ -180,7 +180,7 @@ class Writer:
             self._watch(until)
         return True
 
-    def _landed(self, flight: _Flight, outcome: Outcome) -> None:
+    def _landed(self, flight: _InFlightSave, outcome: Outcome) -> None:
         """Take the answer to a save that was begun without a worker; the event loop calls this."""
         if flight not in self._flights:
             return  # given up: the same records are sent again
@@ -201,7 +201,7 @@ class Writer:
             log.exception("a save was not settled", extra={"session": str(flight.save.t.key)})
         self._now_idle()
 
-    async def _carry(self, flight: _Flight) -> None:
+    async def _carry(self, flight: _InFlightSave) -> None:
         """Save what could not be begun at once: a call that was given up is still in a thread."""
         if self._flights.pop(flight, None) is None:
             return  # given up before this task had begun

@@ -13,15 +13,15 @@ from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.checkpoints.audit_io import AuditPair as AuditPair
-    from perdure.checkpoints.chain import Problem as Problem
-    from perdure.checkpoints.diff import Change as Change
+    from perdure.checkpoints.chain import ChainProblem as ChainProblem
     from perdure.checkpoints.diff import Difference as Difference
+    from perdure.checkpoints.diff import ValueChange as ValueChange
     from perdure.checkpoints.engine import CheckpointEngine as CheckpointEngine
     from perdure.checkpoints.engine import CheckpointReader as CheckpointReader
     from perdure.checkpoints.engine import CheckpointState as CheckpointState
     from perdure.checkpoints.engine import RolledBack as RolledBack
-    from perdure.checkpoints.events import EventReader as EventReader
-    from perdure.checkpoints.events import EventStream as EventStream
+    from perdure.checkpoints.events import KernelEventReader as KernelEventReader
+    from perdure.checkpoints.events import KernelEventStream as KernelEventStream
     from perdure.checkpoints.replay import CapabilityUse as CapabilityUse
     from perdure.checkpoints.replay import ReplayReport as ReplayReport
     from perdure.checkpoints.replay import TimelineRow as TimelineRow
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "CapabilityUse": "perdure.checkpoints.replay",
     "CapturedState": "perdure.records.checkpoints",
-    "Change": "perdure.checkpoints.diff",
+    "ValueChange": "perdure.checkpoints.diff",
     "Checkpoint": "perdure.records.checkpoints",
     "CheckpointEngine": "perdure.checkpoints.engine",
     "CheckpointReader": "perdure.checkpoints.engine",
     "CheckpointState": "perdure.checkpoints.engine",
     "Difference": "perdure.checkpoints.diff",
-    "EventReader": "perdure.checkpoints.events",
-    "EventStream": "perdure.checkpoints.events",
+    "KernelEventReader": "perdure.checkpoints.events",
+    "KernelEventStream": "perdure.checkpoints.events",
     "ExplicitState": "perdure.records.checkpoints",
     "KernelEvent": "perdure.records.checkpoints",
-    "Problem": "perdure.checkpoints.chain",
+    "ChainProblem": "perdure.checkpoints.chain",
     "ReplayReport": "perdure.checkpoints.replay",
     "RolledBack": "perdure.checkpoints.engine",
     "TimelineRow": "perdure.checkpoints.replay",

@@ -24,7 +24,7 @@ from typing import IO, Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from perdure.checkpoints.chain import canonical
-from perdure.checkpoints.replay import Item, Replay, ReplayReport, TimelineRow
+from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow
 from perdure.errors import FormatError, ReplayError
 from perdure.records.checkpoints import (
     PRUNED,
@@ -66,7 +66,7 @@ class SavedEvent(KernelEvent, frozen=True, kw_only=True, omit_defaults=True):
     hash: str | None = None
 
 
-class Summary(msgspec.Struct, frozen=True):
+class AuditSummary(msgspec.Struct, frozen=True):
     """``replay.json``."""
 
     events: int
@@ -203,7 +203,7 @@ def replay_folder(
     for number, event in events_by_time(folder, run.problem, seals.check, go_on):
         if not go_on():
             break
-        row = run.feed(Item(number, event.timestamp, event))
+        row = run.feed(ReplayItem(number, event.timestamp, event))
         if row is not None and on_row is not None:
             on_row(row)
         if event.kind == SNAPSHOT_CREATED:
@@ -220,13 +220,13 @@ def replay_folder(
     return run.report(str(folder))
 
 
-def _summary(folder: Path) -> Summary | None:
+def _summary(folder: Path) -> AuditSummary | None:
     path = folder / SUMMARY_FILE
     if not path.is_file():
         return None
     try:
         with path.open("rb") as file:
-            return decoder_of(Summary).decode(file.read(SUMMARY_BYTES))
+            return decoder_of(AuditSummary).decode(file.read(SUMMARY_BYTES))
     except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
         message = f"{path} cannot be read: {error}: remove it to replay without it"
         raise ReplayError(message, path=str(path)) from error

@@ -18,14 +18,14 @@ from perdure.checkpoints.audit_files import (
     CHECKPOINTS_FILE,
     EVENTS_FILE,
     SUMMARY_FILE,
+    AuditSummary,
     EventSigner,
     SavedSnapshot,
-    Summary,
     events_by_time,
     saved_snapshots,
     state_digest,
 )
-from perdure.checkpoints.chain import Chain, canonical, sealed
+from perdure.checkpoints.chain import CheckpointChain, canonical, sealed
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk
 from perdure.checkpoints.replay_session import event_of
 from perdure.checkpoints.states import CheckpointStates, read_bytes
@@ -71,7 +71,7 @@ async def save_pair(reading: JournalReader, folder: Path) -> list[str]:
     await _write(folder / CHECKPOINTS_FILE, _checkpoint_lines(reading, digests))
     seal, cut = EventSigner(), await reading.cut()
     await _write(folder / EVENTS_FILE, _event_lines(reading, digests, seal))
-    summary = Summary(seal.count, seal.hash, cut=bool(cut))
+    summary = AuditSummary(seal.count, seal.hash, cut=bool(cut))
     await _write(folder / SUMMARY_FILE, _one(msgspec.json.encode(summary) + b"\n"))
     return [CHECKPOINTS_FILE, EVENTS_FILE, SUMMARY_FILE]
 
@@ -212,7 +212,7 @@ class _AuditPairReader:
         await self._journal.save()
         return AuditPair(self._events, self._made, tuple(self._findings))
 
-    async def _take(self, event: KernelEvent, chain: Chain) -> None:
+    async def _take(self, event: KernelEvent, chain: CheckpointChain) -> None:
         self._events += 1
         which = event.detail.get("snapshot") if event.kind == SNAPSHOT_CREATED else None
         while isinstance(which, int) and (ahead := await self._peek()) is not None:
@@ -232,7 +232,7 @@ class _AuditPairReader:
             self._ahead = None if found is None else found[1]
         return self._ahead
 
-    async def _make(self, chain: Chain, event: KernelEvent) -> None:
+    async def _make(self, chain: CheckpointChain, event: KernelEvent) -> None:
         """Append the next checkpoint, in one group with the event that tells of it."""
         saved, self._ahead, journal = self._ahead, None, self._journal
         assert saved is not None

@@ -80,7 +80,7 @@ def sealed(link: _Sealable) -> Any:
     return msgspec.structs.replace(link, hash=hash_of(link))
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ChainProblem(msgspec.Struct, frozen=True):
     """Something that does not fit."""
 
     id: int | None
@@ -88,7 +88,7 @@ class Problem(msgspec.Struct, frozen=True):
     what: str
 
 
-class Chain:
+class CheckpointChain:
     """All links of a session, oldest first; made of its document, or of its records."""
 
     __slots__ = ("_places", "by_id", "captured_upto", "links", "newest_id")
@@ -106,7 +106,7 @@ class Chain:
             self._add(link)
 
     @classmethod
-    def of(cls, document: bytes | None, records: Iterable[Record] = ()) -> Chain:
+    def of(cls, document: bytes | None, records: Iterable[Record] = ()) -> CheckpointChain:
         """Return the chain of a document and the records behind it."""
         chain = cls(decode(line, Link) for line in (document or b"").splitlines())
         for record in records:
@@ -175,24 +175,26 @@ def _is_captured(link: Checkpoint | Tombstone) -> bool:
 def fold_chain(old: bytes | None, records: Sequence[Record]) -> bytes:
     """Return checkpoints.jsonl after ``records``: a line more for each, unless some are pruned."""
     if any(record.kind == CHECKPOINTS_PRUNED for record in records):
-        return Chain.of(old, records).document()
+        return CheckpointChain.of(old, records).document()
     links = (record.payload + b"\n" for record in records if record.kind == CHECKPOINT)
     return (old or b"") + b"".join(links)
 
 
-def problems_of(links: Iterable[Link]) -> list[Problem]:
+def problems_of(links: Iterable[Link]) -> list[ChainProblem]:
     """Return what does not fit in a chain: a changed link, a missing one, an id out of order."""
-    found: list[Problem] = []
+    found: list[ChainProblem] = []
     previous, newest = FIRST, -1
     for link in links:
         number = None if isinstance(link, Pruning) else link.id
         if not isinstance(link, Tombstone) and link.hash != hash_of(link):
-            found.append(Problem(number, "it was changed: its hash is not that of what it says"))
+            found.append(
+                ChainProblem(number, "it was changed: its hash is not that of what it says")
+            )
         if link.previous != previous:
-            found.append(Problem(number, "the link before it was changed or is missing"))
+            found.append(ChainProblem(number, "the link before it was changed or is missing"))
         if number is not None:
             if number <= newest:
-                found.append(Problem(number, f"its id comes after {newest}"))
+                found.append(ChainProblem(number, f"its id comes after {newest}"))
             newest = max(newest, number)
         previous = link.hash
     return found

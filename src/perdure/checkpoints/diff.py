@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 
-class Change(msgspec.Struct, frozen=True):
+class ValueChange(msgspec.Struct, frozen=True):
     """A value that is another one now."""
 
     before: Any
@@ -20,7 +20,7 @@ class Difference(msgspec.Struct, frozen=True):
 
     added: dict[str, Any] = {}
     removed: dict[str, Any] = {}
-    changed: dict[str, Change] = {}
+    changed: dict[str, ValueChange] = {}
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed)
@@ -41,7 +41,7 @@ def difference(before: Any, after: Any) -> Difference:
 def _compare(before: Any, after: Any, path: str, found: Difference) -> None:
     if type(before) is not type(after) or not isinstance(before, dict | list):
         if not _same(before, after):
-            found.changed[path] = Change(before, after)
+            found.changed[path] = ValueChange(before, after)
         return
     theirs, ours = dict(_items(before)), dict(_items(after))
     for step, value in theirs.items():

@@ -11,7 +11,7 @@ from typing import Any, final
 import anyio
 import msgspec
 
-from perdure.checkpoints.chain import Chain, let_go, problems_of, sealed
+from perdure.checkpoints.chain import CheckpointChain, let_go, problems_of, sealed
 from perdure.checkpoints.diff import Difference, difference
 from perdure.checkpoints.events import read_events
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk, RollbackEntries
@@ -345,7 +345,7 @@ class CheckpointEngine(CheckpointReader):
 
     async def _captured(
         self, back_to: int | None
-    ) -> tuple[tuple[Entry, ...], Chain, CapturedState | ExplicitState]:
+    ) -> tuple[tuple[Entry, ...], CheckpointChain, CapturedState | ExplicitState]:
         """Return what leads back, the chain, and the state behind it, as of the newest record."""
         journal = self._journal
         for _ in range(_TRIES):
@@ -373,7 +373,7 @@ class CheckpointEngine(CheckpointReader):
         return Entry(EVENT, encode(event))
 
 
-def _newest_given(chain: Chain) -> ExplicitState | None:
+def _newest_given(chain: CheckpointChain) -> ExplicitState | None:
     """Return the newest state that a caller gave: a part of the next one may be kept already."""
     for checkpoint in reversed(chain.by_id.values()):
         if isinstance(checkpoint.state, ExplicitState):

@@ -16,7 +16,7 @@ from perdure.records.records import EVENT, Entry
 from perdure.records.values import lower
 
 
-class EventReader:
+class KernelEventReader:
     """The kernel events of a session, to read."""
 
     __slots__ = ("_reading",)
@@ -64,7 +64,7 @@ class EventReader:
 
 
 @final
-class EventStream(EventReader):
+class KernelEventStream(KernelEventReader):
     """A session's kernel events: ``session.events``."""
 
     __slots__ = ("_journal",)

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from perdure.checkpoints.chain import Chain, LogDigest
+from perdure.checkpoints.chain import CheckpointChain, LogDigest
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
 from perdure.records.values import Types
@@ -64,7 +64,7 @@ class JournalReader(Protocol):
         """Return the last record that was pruned, 0 if none was."""
         ...
 
-    async def chain(self) -> Chain:
+    async def chain(self) -> CheckpointChain:
         """Return the chain of its checkpoints; it changes as they do."""
         ...
 

@@ -41,7 +41,7 @@ def shortened(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-class Item(NamedTuple):
+class ReplayItem(NamedTuple):
     """Something that has a time: an event, or what stands in the log beside events."""
 
     place: int
@@ -136,7 +136,7 @@ class Replay:
             where = "" if place is None else f"{self._unit} {place}: "
             self._problems.append(shortened(f"{where}{what}"))
 
-    def feed(self, item: Item) -> TimelineRow | None:
+    def feed(self, item: ReplayItem) -> TimelineRow | None:
         """Take the next item; return what a report should list of it."""
         self._tell_time(item)
         event = item.event
@@ -149,7 +149,7 @@ class Replay:
             self._turns += event.token_id != 0
         return self._row(item.place, event)
 
-    def _tell_time(self, item: Item) -> None:
+    def _tell_time(self, item: ReplayItem) -> None:
         now, before = item.timestamp, self._clock
         if before is not None:
             if now < before or (self._gapless and now == before):

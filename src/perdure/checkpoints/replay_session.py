@@ -11,9 +11,9 @@ from pathlib import Path
 import anyio.to_thread
 
 from perdure.checkpoints.audit_files import replay_folder
-from perdure.checkpoints.chain import Chain, problems_of
+from perdure.checkpoints.chain import CheckpointChain, problems_of
 from perdure.checkpoints.journal import JournalReader
-from perdure.checkpoints.replay import Item, Replay, ReplayReport, TimelineRow
+from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow
 from perdure.checkpoints.verify import state_problems
 from perdure.errors import ConfigError, FormatError, ReplayDivergedError
 from perdure.records.checkpoints import (
@@ -70,7 +70,9 @@ async def replayed(
     return run.report(str(reading.key), since=since)
 
 
-async def _start(reading: JournalReader, chain: Chain, since: int | None) -> tuple[int, int | None]:
+async def _start(
+    reading: JournalReader, chain: CheckpointChain, since: int | None
+) -> tuple[int, int | None]:
     """Return the record to begin behind, and the time that it was."""
     if since is None:
         return 0, None if await reading.cut() else 0
@@ -81,12 +83,12 @@ async def _start(reading: JournalReader, chain: Chain, since: int | None) -> tup
     return checkpoint.event_seq + GROUP, checkpoint.timestamp + 1
 
 
-def _item(record: Record) -> Item | None:
+def _item(record: Record) -> ReplayItem | None:
     if record.kind == EVENT:
         event = event_of(record.payload)
-        return None if event is None else Item(record.seq, event.timestamp, event)
+        return None if event is None else ReplayItem(record.seq, event.timestamp, event)
     if record.kind in (CHECKPOINT, CHECKPOINTS_PRUNED):
-        return Item(record.seq, decode(record.payload, TimestampPayload).timestamp)
+        return ReplayItem(record.seq, decode(record.payload, TimestampPayload).timestamp)
     return None
 
 
@@ -99,7 +101,11 @@ def event_of(payload: bytes) -> KernelEvent | None:
 
 
 async def _compare(
-    run: Replay, item: Item, made: Checkpoint | None, reading: JournalReader, chain: Chain
+    run: Replay,
+    item: ReplayItem,
+    made: Checkpoint | None,
+    reading: JournalReader,
+    chain: CheckpointChain,
 ) -> None:
     """Compare a ``snapshot_created`` event with the checkpoint that stands before it."""
     assert item.event is not None

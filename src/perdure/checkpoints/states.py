@@ -11,10 +11,10 @@ import msgspec
 from msgspec import UNSET
 
 from perdure._lib.tasks import each
-from perdure.checkpoints.merkle_tree import MerkleTree, Node, node_of, tree_of
+from perdure.checkpoints.merkle_tree import MerkleTree, TreeNode, node_of, tree_of
 from perdure.errors import CorruptRecordError
 from perdure.records.checkpoints import ExplicitState
-from perdure.records.chunks import Chunk
+from perdure.records.chunks import ContentChunk
 from perdure.records.json import encode
 from perdure.records.values import Types, decode_value, lower
 from perdure.store import Store
@@ -131,7 +131,7 @@ async def read_bytes(store: Store, tenant: str, given: ExplicitState) -> bytes:
 
 async def _tree(store: Store, tenant: str, root: str) -> MerkleTree | None:
     """Return a tree whose leaves are not read; None if it is damaged: then all is put anew."""
-    leaves: list[Chunk] = []
+    leaves: list[ContentChunk] = []
     names: set[str] = set()
     try:
         async with aclosing(_nodes(store, tenant, root)) as nodes:
@@ -146,7 +146,9 @@ async def _tree(store: Store, tenant: str, root: str) -> MerkleTree | None:
     return MerkleTree(root, size, tuple(leaves), frozenset(names))
 
 
-async def _nodes(store: Store, tenant: str, root: str) -> AsyncGenerator[tuple[str, Node], None]:
+async def _nodes(
+    store: Store, tenant: str, root: str
+) -> AsyncGenerator[tuple[str, TreeNode], None]:
     """Give a tree's nodes, those above leaves in the order of the state."""
     left = [root]
     while left:

@@ -8,7 +8,7 @@ from typing import final
 
 import msgspec
 
-from perdure.checkpoints.chain import Chain, LogDigest, Problem, problems_of
+from perdure.checkpoints.chain import ChainProblem, CheckpointChain, LogDigest, problems_of
 from perdure.checkpoints.journal import JournalReader
 from perdure.checkpoints.states import read_bytes
 from perdure.errors import CorruptRecordError
@@ -25,7 +25,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """How many were pruned; their places in the chain were looked at."""
     unchecked: tuple[int, ...] = ()
     """Those whose part of the log was pruned: it cannot be compared any more."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ChainProblem, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -38,7 +38,7 @@ async def verified(reading: JournalReader) -> Verification:
     chain, cut = await reading.chain(), await reading.cut()
     problems = problems_of(chain.links)
     runs = _Runs(chain, cut)
-    written = Chain()
+    written = CheckpointChain()
     async with aclosing(reading.store.read_log(reading.key, before=reading.head + 1)) as log:
         async for chunk in log:
             for record in chunk.records:
@@ -56,15 +56,15 @@ async def verified(reading: JournalReader) -> Verification:
     )
 
 
-async def state_problems(reading: JournalReader, checkpoint: Checkpoint) -> list[Problem]:
+async def state_problems(reading: JournalReader, checkpoint: Checkpoint) -> list[ChainProblem]:
     """Return what does not fit in the state of one checkpoint."""
     if isinstance(checkpoint.state, ExplicitState):
         try:
             await read_bytes(reading.store, reading.key.tenant, checkpoint.state)
         except CorruptRecordError as error:
-            return [Problem(checkpoint.id, str(error))]
+            return [ChainProblem(checkpoint.id, str(error))]
         return []
-    runs = _Runs(Chain([checkpoint]), await reading.cut())
+    runs = _Runs(CheckpointChain([checkpoint]), await reading.cut())
     after, before = checkpoint.state.since, checkpoint.event_seq + 1
     log = reading.store.read_log(reading.key, after=after, before=before)
     async with aclosing(log):
@@ -78,12 +78,12 @@ async def state_problems(reading: JournalReader, checkpoint: Checkpoint) -> list
 class _Runs:
     """The runs of the log that checkpoints are sealed with, one after the other."""
 
-    def __init__(self, chain: Chain, cut: int) -> None:
+    def __init__(self, chain: CheckpointChain, cut: int) -> None:
         captured = [one for one in chain.by_id.values() if isinstance(one.state, CapturedState)]
         self.unchecked: tuple[int, ...] = tuple(one.id for one in captured if _since(one) < cut)
         self._left = deque(one for one in captured if _since(one) >= cut)
         self._digest = LogDigest(_since(self._left[0])) if self._left else None
-        self._found: list[Problem] = []
+        self._found: list[ChainProblem] = []
         self._end()
 
     def feed(self, record: Record) -> None:
@@ -101,7 +101,7 @@ class _Runs:
             self._digest = LogDigest(_since(self._left[0])) if self._left else None
 
     @property
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[ChainProblem]:
         """What does not fit, runs that did not come to their end among it."""
         return self._found + [_changed(one) for one in self._left]
 
@@ -110,15 +110,15 @@ def _since(checkpoint: Checkpoint) -> int:
     return checkpoint.state.since if isinstance(checkpoint.state, CapturedState) else 0
 
 
-def _changed(checkpoint: Checkpoint) -> Problem:
+def _changed(checkpoint: Checkpoint) -> ChainProblem:
     first, last = _since(checkpoint) + 1, checkpoint.event_seq
-    return Problem(checkpoint.id, f"a record from {first} to {last} was changed or is missing")
+    return ChainProblem(checkpoint.id, f"a record from {first} to {last} was changed or is missing")
 
 
-def _differing(chain: Chain, written: Chain) -> list[Problem]:
+def _differing(chain: CheckpointChain, written: CheckpointChain) -> list[ChainProblem]:
     """Return the checkpoints that the document knows otherwise than the log."""
     return [
-        Problem(one.id, "the log's record of it is another one than the document's")
+        ChainProblem(one.id, "the log's record of it is another one than the document's")
         for one in written.by_id.values()
         if chain.by_id.get(one.id) != one
     ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import anyio.to_thread
 import msgspec
 
-from perdure.cli.findings import Finding, readable_to
+from perdure.cli.findings import CheckFinding, readable_to
 from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
 from perdure.lineage.store import Lineage, followed
 from perdure.records.keys import SessionKey
@@ -41,10 +41,10 @@ class Audit(msgspec.Struct, kw_only=True):
     key: SessionKey
     records: int = 0
     documents: int = 0
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
 
     @property
-    def problems(self) -> list[Finding]:
+    def problems(self) -> list[CheckFinding]:
         """What is wrong."""
         return [finding for finding in self.findings if finding.problem]
 
@@ -72,19 +72,19 @@ async def audit(store: Store, key: SessionKey) -> Audit:
         found = await anyio.to_thread.run_sync(lambda: list(_document_problems(log, documents)))
         seen.findings += found
     if tail:
-        seen.findings.append(Finding(what="log", detail=tail, cure=ACCEPT, repairable=True))
+        seen.findings.append(CheckFinding(what="log", detail=tail, cure=ACCEPT, repairable=True))
     seen.findings += _lease_notes(await store.holder(key))
     return seen
 
 
-def _missing_notes(records: list[Record]) -> list[Finding]:
+def _missing_notes(records: list[Record]) -> list[CheckFinding]:
     """Say what a salvaged session lacks."""
-    notes: list[Finding] = []
+    notes: list[CheckFinding] = []
     for record in records:
         lost = msgspec.json.decode(record.payload, type=_MissingRange)
         detail = f"records {lost.first} to {lost.last} were lost to damage before it was salvaged"
         cure = "the documents stay as they are: a rebuild from the log would lose what they know"
-        notes.append(Finding(what="log", detail=detail, cure=cure, problem=False))
+        notes.append(CheckFinding(what="log", detail=detail, cure=cure, problem=False))
     return notes
 
 
@@ -99,7 +99,7 @@ async def _beginning(store: Lineage, seen: Audit) -> tuple[Origin, Mapping[str, 
         base = await store.base_of(seen.key) or Origin()
         return base, (await base_documents(store, seen.key)).found
     except (CorruptRecordError, UnsupportedVersionError) as error:
-        seen.findings.append(Finding(what="log", detail=str(error)))
+        seen.findings.append(CheckFinding(what="log", detail=str(error)))
         return Origin(), {}
 
 
@@ -107,10 +107,10 @@ async def _documents(store: Store, seen: Audit) -> Documents | None:
     try:
         documents = judged(await store.read_documents(seen.key, None), seen.key)
     except UnsupportedVersionError as error:
-        seen.findings.append(Finding(what="document", detail=str(error)))
+        seen.findings.append(CheckFinding(what="document", detail=str(error)))
         return None
     except CorruptRecordError as error:
-        seen.findings.append(Finding(what="document", detail=str(error)))
+        seen.findings.append(CheckFinding(what="document", detail=str(error)))
         return None
     seen.documents = len(documents.found) + len(documents.damaged)
     return documents
@@ -127,18 +127,18 @@ async def _records(store: Store, seen: Audit) -> list[Record]:
     except (CorruptRecordError, UnsupportedVersionError) as error:
         upto = readable_to(error) if isinstance(error, CorruptRecordError) else 0
         readable = f"; up to record {upto} it is sound" if upto else ""
-        seen.findings.append(Finding(what="log", detail=f"{error}{readable}"))
+        seen.findings.append(CheckFinding(what="log", detail=f"{error}{readable}"))
     if not settled:
         detail = "somebody is taking the session over: the newest records may be missing here"
-        seen.findings.append(Finding(what="lease", detail=detail, problem=False))
+        seen.findings.append(CheckFinding(what="lease", detail=detail, problem=False))
     seen.records = len(records)
     return records
 
 
-def log_problems(records: list[Record], base: Origin | None = None) -> list[Finding]:
+def log_problems(records: list[Record], base: Origin | None = None) -> list[CheckFinding]:
     """Return what is wrong with the records as a log: their numbers, epochs and payloads."""
     return [
-        Finding(what="log", detail=detail, cure="restore the log's files from a copy")
+        CheckFinding(what="log", detail=detail, cure="restore the log's files from a copy")
         for detail in (*_order_problems(records, base or Origin()), *_payload_problems(records))
     ]
 
@@ -174,28 +174,30 @@ def _payload_problems(records: list[Record]) -> Iterator[str]:
             yield f"record {record.seq}, of kind {record.kind}, cannot be decoded ({what})"
 
 
-def _document_problems(log: WholeLog, documents: Documents) -> Iterator[Finding]:
+def _document_problems(log: WholeLog, documents: Documents) -> Iterator[CheckFinding]:
     """Compare what is stored with a fresh fold of the log."""
     manifest = documents.manifest
     if manifest is not None and manifest.as_of_seq > log.head:
         detail = f"the documents are as of record {manifest.as_of_seq}, the log ends at "
-        yield Finding(
+        yield CheckFinding(
             what="log",
             detail=f"{detail}{log.head}: records are missing",
             cure="restore the log's files from a copy",
         )
         return
     for one in differences(log, documents):
-        yield Finding(what="document", detail=one.detail, cure=REBUILD, repairable=True)
+        yield CheckFinding(what="document", detail=one.detail, cure=REBUILD, repairable=True)
 
 
-def _lease_notes(holder: LeaseState | None) -> Iterator[Finding]:
+def _lease_notes(holder: LeaseState | None) -> Iterator[CheckFinding]:
     if holder is None or holder.released or holder.deleted:
         return
     if holder.alive is False:
         detail = f"process {holder.pid} on {holder.host} ended without releasing epoch"
         cure = "nothing to do: whoever opens it next takes it over"
-        yield Finding(what="lease", detail=f"{detail} {holder.epoch}", cure=cure, problem=False)
+        yield CheckFinding(
+            what="lease", detail=f"{detail} {holder.epoch}", cure=cure, problem=False
+        )
     else:
         detail = f"process {holder.pid} on {holder.host} holds it, epoch {holder.epoch}"
-        yield Finding(what="lease", detail=detail, problem=False)
+        yield CheckFinding(what="lease", detail=detail, problem=False)

@@ -20,7 +20,7 @@ from perdure.transfer.backup_view import RestoreSummary, VerifyReport, verify_ba
 from perdure.transfer.backup_view import restore_backup as read_back
 from perdure.transfer.backups import Backup
 from perdure.transfer.backups import backup as write_backup
-from perdure.transfer.migration import Progress
+from perdure.transfer.migration import MigrationProgress
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ async def _with_bar(what: str, act: Callable[..., Awaitable[T]]) -> T:
     with Bar(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(what, total=None)
 
-        def show(progress: Progress) -> None:
+        def show(progress: MigrationProgress) -> None:
             bar.update(task, completed=progress.done, total=progress.total)
 
         return await act(progress=show)

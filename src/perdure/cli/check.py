@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from perdure.cli.access import existing, found_keys, is_there, layers, managed, no_session, opened
 from perdure.cli.audit import Audit, audit
-from perdure.cli.findings import Finding, leftovers
+from perdure.cli.findings import CheckFinding, leftovers
 from perdure.cli.output import SessionOption, print_json, say, size, stderr
 from perdure.cli.store_checks import Garbage, collect, examined, garbage, mended, print_integrity
 from perdure.errors import ConfigError, CorruptRecordError, PerdureError
@@ -54,7 +54,7 @@ def check(
 
 
 async def _check(id: str | None, *, repair: bool, grace: float | None, where: SessionOption) -> int:
-    index = Index()
+    index = RebuiltIndex()
     before = await mended(existing(where.store)) if repair else None
     async with opened(where.store, write=repair or grace is not None) as store:
         if repair and id is None:
@@ -62,7 +62,7 @@ async def _check(id: str | None, *, repair: bool, grace: float | None, where: Se
         file = await examined(store, before)
         audits, blobs = await _seen(store, id, grace, where)
         location = store.location
-    repaired: list[Repair] = []
+    repaired: list[RepairAction] = []
     if repair:
         repaired = [await _repair(where, seen) for seen in audits if seen.repairable]
         folded = [await _repair(where, seen) for seen in audits if _is_unlisted(seen)]
@@ -174,10 +174,10 @@ async def _audit(store: Store, key: SessionKey) -> Audit:
     try:
         return await audit(store, key)
     except CorruptRecordError as error:  # it, or the file, is damaged before anything of it is read
-        return Audit(key=key, findings=[Finding(what="log", detail=str(error))])
+        return Audit(key=key, findings=[CheckFinding(what="log", detail=str(error))])
 
 
-async def _dead_letters(store: Store, key: SessionKey) -> list[Finding]:
+async def _dead_letters(store: Store, key: SessionKey) -> list[CheckFinding]:
     if not store.capabilities.dead_letters:
         return []
     letters = await store.dead_letters(key)
@@ -188,20 +188,20 @@ async def _dead_letters(store: Store, key: SessionKey) -> list[Finding]:
     detail += f" and {len(posts) - 5} more posts)" if len(posts) > 5 else ")"
     detail += f": {letters[0].reason}"
     cure = f"`perdure inbox {key.agent}` shows them; --retry posts them again, --drop removes them"
-    return [Finding(what="dead letters", detail=detail, cure=cure, problem=False)]
+    return [CheckFinding(what="dead letters", detail=detail, cure=cure, problem=False)]
 
 
-class Repair(msgspec.Struct, frozen=True):
+class RepairAction(msgspec.Struct, frozen=True):
     """What became of a repair."""
 
     key: SessionKey
-    left: tuple[Finding, ...] = ()
+    left: tuple[CheckFinding, ...] = ()
     """Problems that are still there."""
     error: str | None = None
     """Why it was not repaired."""
 
 
-class Index(msgspec.Struct):
+class RebuiltIndex(msgspec.Struct):
     """What was made anew of what a listing shows."""
 
     folded: int = 0
@@ -224,14 +224,14 @@ def _is_unlisted(seen: Audit) -> bool:
     return not seen.problems and not seen.documents and seen.records > 1
 
 
-def _print_index(index: Index) -> None:
+def _print_index(index: RebuiltIndex) -> None:
     if index.entries is not None:
         say(f"index: the directory was made anew: {index.entries} sessions")
     if index.folded:
         say(f"index: {index.folded} sessions folded, of which a listing knew only the ids")
 
 
-async def _repair(where: SessionOption, seen: Audit) -> Repair:
+async def _repair(where: SessionOption, seen: Audit) -> RepairAction:
     """Rebuild one session's documents, and look at it again."""
     try:
         async with managed(existing(where.store), write=True) as sessions:
@@ -243,8 +243,8 @@ async def _repair(where: SessionOption, seen: Audit) -> Repair:
             await _accept_log(store, seen.key)
             again = await audit(store, seen.key)
     except PerdureError as error:
-        return Repair(seen.key, tuple(seen.problems), str(error))
-    return Repair(seen.key, tuple(again.problems))
+        return RepairAction(seen.key, tuple(seen.problems), str(error))
+    return RepairAction(seen.key, tuple(again.problems))
 
 
 async def _accept_log(store: Store, key: SessionKey) -> None:
@@ -256,7 +256,7 @@ async def _accept_log(store: Store, key: SessionKey) -> None:
 
 
 def _report(
-    location: str, audits: list[Audit], repaired: list[Repair], blobs: list[Garbage]
+    location: str, audits: list[Audit], repaired: list[RepairAction], blobs: list[Garbage]
 ) -> dict[str, Any]:
     after = {one.key: one for one in repaired}
     left = sum(len(after[seen.key].left if seen.key in after else seen.problems) for seen in audits)
@@ -286,7 +286,7 @@ def _report(
 
 
 def _print(
-    report: dict[str, Any], audits: list[Audit], repaired: list[Repair], *, repair: bool
+    report: dict[str, Any], audits: list[Audit], repaired: list[RepairAction], *, repair: bool
 ) -> None:
     after = {one.key: one for one in repaired}
     for seen in audits:
@@ -302,13 +302,13 @@ def _print(
         say(f"`perdure check --repair` would mend {report['repairable']} sessions")
 
 
-def _line(key: SessionKey, finding: Finding) -> str:
+def _line(key: SessionKey, finding: CheckFinding) -> str:
     level = "PROBLEM" if finding.problem else "note"
     cure = f": {finding.cure}" if finding.cure else ""
     return f"{key}: {level}: {finding.what}: {finding.detail}{cure}"
 
 
-def _became_of(repair: Repair) -> str:
+def _became_of(repair: RepairAction) -> str:
     if repair.error is not None:
         return f"not repaired: {repair.error}"
     return f"repaired, {len(repair.left)} problems left" if repair.left else "repaired"

@@ -20,7 +20,7 @@ from perdure.stores.file import FileStore
 from perdure.stores.file.layout import QUARANTINE, lease_epoch, manifest_epoch, session_path
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong with a session, or worth knowing."""
 
     what: str
@@ -53,7 +53,7 @@ class _Numbered(msgspec.Struct):
     n: int
 
 
-def leftovers(store: Store, key: SessionKey) -> list[Finding]:
+def leftovers(store: Store, key: SessionKey) -> list[CheckFinding]:
     """Return what lies in a session's folder and no longer counts; a file store's only."""
     if not isinstance(store, FileStore):
         return []
@@ -61,28 +61,28 @@ def leftovers(store: Store, key: SessionKey) -> list[Finding]:
     return [*_interrupted(folder), *_quarantined(folder / QUARANTINE)]
 
 
-def _interrupted(folder: Path) -> Iterator[Finding]:
+def _interrupted(folder: Path) -> Iterator[CheckFinding]:
     names = _names(folder)
     coming = [name for name in names if (manifest_epoch(name) or (0, False))[1]]
     leases = sorted(epoch for epoch in map(lease_epoch, names) if epoch)
     if coming:
         cure = "nothing to do: the next fold replaces it"
         detail = f"a fold that did not end left {', '.join(coming)}"
-        yield Finding(what="leftover", detail=detail, cure=cure, problem=False)
+        yield CheckFinding(what="leftover", detail=detail, cure=cure, problem=False)
     if len(leases) > 1:
         older = ", ".join(f"lease-{epoch}.json" for epoch in leases[:-1])
         cure = "nothing to do: the next holder removes it"
-        yield Finding(what="leftover", detail=f"older {older}", cure=cure, problem=False)
+        yield CheckFinding(what="leftover", detail=f"older {older}", cure=cure, problem=False)
 
 
-def _quarantined(folder: Path) -> Iterator[Finding]:
+def _quarantined(folder: Path) -> Iterator[CheckFinding]:
     names = _names(folder)
     if not names:
         return
     total = sum((folder / name).lstat().st_size for name in names)
     detail = f"{len(names)} files ({size(total)}) in {folder}, kept as evidence of damage"
     cure = "look at them, and remove the folder when you need it no more"
-    yield Finding(what="leftover", detail=detail, cure=cure, problem=False)
+    yield CheckFinding(what="leftover", detail=detail, cure=cure, problem=False)
 
 
 def _names(folder: Path) -> list[str]:

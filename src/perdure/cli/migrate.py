@@ -16,7 +16,7 @@ from perdure.cli.access import existing, require_key
 from perdure.cli.output import Answer, print_json, say, size, stderr
 from perdure.errors import StoreUnavailableError
 from perdure.store import Store, open_read_only
-from perdure.transfer.migration import Migration, Progress
+from perdure.transfer.migration import Migration, MigrationProgress
 from perdure.transfer.migration import migrate as move
 
 
@@ -78,7 +78,7 @@ async def _with_bar(here: Store, there: Store, tenant: str | None, wait: float) 
     with Bar(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("copying", total=None)
 
-        def show(progress: Progress) -> None:
+        def show(progress: MigrationProgress) -> None:
             bar.update(task, completed=progress.done, total=progress.total)
 
         tenants = None if tenant is None else [tenant]

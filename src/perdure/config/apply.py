@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.config.locations import FolderPlace, SessionPlace
 from perdure.config.schema import ConfigKey, Declaration
-from perdure.config.values import DOCUMENT, Plan, StoredValues, begun, own, plan, saved_in
+from perdure.config.values import DOCUMENT, ConfigPlan, StoredValues, begun, own, plan, saved_in
 from perdure.errors import FormatError, LeaseHeldError
 from perdure.records.keys import DEFAULT_SESSION
 from perdure.session.prune import PruneReport
@@ -34,7 +34,7 @@ class ConfigChange(msgspec.Struct, frozen=True):
 
     place: str
     """A session, or a folder."""
-    plan: Plan
+    plan: ConfigPlan
 
 
 class ConfigReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from perdure.archive.selection import MAX_PATHS
 from perdure.autosave.options import Autosave
 from perdure.config import template
-from perdure.config.yaml_reader import Node, Problem, Problems, kind_of, shown
+from perdure.config.yaml_reader import Problems, YamlNode, YamlProblem, kind_of, shown
 from perdure.errors import ConfigError, TemplateError
 from perdure.records.redaction import redact
 from perdure.session.retention import Retention
@@ -63,7 +63,7 @@ class KeySource(msgspec.Struct, frozen=True):
     key_file: str | None = None
 
 
-def persist_paths_in(node: Node, problems: Problems) -> tuple[str, ...]:
+def persist_paths_in(node: YamlNode, problems: Problems) -> tuple[str, ...]:
     """Return folders below the agent's home, without the closing slash."""
     if not isinstance(node.value, tuple) or node.is_mapping:
         problems.add(node, f"persist_paths is {kind_of(node)}: give a list of folders")
@@ -71,7 +71,7 @@ def persist_paths_in(node: Node, problems: Problems) -> tuple[str, ...]:
     if len(node.value) > MAX_PATHS:
         problems.add(node, f"{len(node.value)} persist_paths, the limit is {MAX_PATHS}: name less")
         return ()
-    paths: dict[str, Node] = {}
+    paths: dict[str, YamlNode] = {}
     for one in node.value:
         path = _path(one, problems)
         if path is not None and path in paths:
@@ -82,7 +82,7 @@ def persist_paths_in(node: Node, problems: Problems) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def _path(node: Node, problems: Problems) -> str | None:
+def _path(node: YamlNode, problems: Problems) -> str | None:
     text = node.value
     if not isinstance(text, str):
         problems.add(node, f"a path is {kind_of(node)}: give text, such as data/")
@@ -110,7 +110,7 @@ def _unfit(path: str) -> str | None:
     return next((why for broken, why in rules if broken), None)
 
 
-def store_in(node: Node, problems: Problems) -> StorePlace | None:
+def store_in(node: YamlNode, problems: Problems) -> StorePlace | None:
     """Return where sessions are kept."""
     if node.is_mapping:
         fields = _fields(node, problems, "store", ("url_env",))
@@ -135,7 +135,7 @@ def _has_password(url: str) -> bool:
     return bool(who.partition(":")[2] or _SECRET.search(url))
 
 
-def encryption_in(node: Node, problems: Problems) -> KeySource | None:
+def encryption_in(node: YamlNode, problems: Problems) -> KeySource | None:
     """Return where the master key is; the key itself has no place in a file."""
     known = ("key_env", "key_file")
     if not node.is_mapping:
@@ -161,7 +161,7 @@ def encryption_in(node: Node, problems: Problems) -> KeySource | None:
     return None if name is None else KeySource(key_env=name)
 
 
-def autosave_in(node: Node, problems: Problems) -> Autosave | UnsetType | None:
+def autosave_in(node: YamlNode, problems: Problems) -> Autosave | UnsetType | None:
     """Return when sessions save themselves: a preset, or settings that change one."""
     if not node.is_mapping:
         return _preset(node, problems)
@@ -178,7 +178,7 @@ def autosave_in(node: Node, problems: Problems) -> Autosave | UnsetType | None:
     return _made(node, problems, lambda: Autosave(**whole), UNSET)
 
 
-def _preset(node: Node, problems: Problems) -> Autosave | UnsetType | None:
+def _preset(node: YamlNode, problems: Problems) -> Autosave | UnsetType | None:
     if isinstance(node.value, str) and node.value in PRESETS:
         return PRESETS[node.value]
     said = shown(node.value) if isinstance(node.value, str) else kind_of(node)
@@ -186,7 +186,7 @@ def _preset(node: Node, problems: Problems) -> Autosave | UnsetType | None:
     return UNSET
 
 
-def retention_in(node: Node, problems: Problems) -> Retention | None:
+def retention_in(node: YamlNode, problems: Problems) -> Retention | None:
     """Return what of the history is kept."""
     fields = _fields(node, problems, "retention", tuple(_RETENTION))
     settings = _typed(fields, "retention", _RETENTION, problems)
@@ -196,7 +196,7 @@ def retention_in(node: Node, problems: Problems) -> Retention | None:
     return _made(node, problems, lambda: Retention(**settings), None) if settings else None
 
 
-def _made(node: Node, problems: Problems, make: Callable[[], T], otherwise: U) -> T | U:
+def _made(node: YamlNode, problems: Problems, make: Callable[[], T], otherwise: U) -> T | U:
     """Return what the options' own class makes of the settings."""
     try:
         return make()
@@ -205,12 +205,14 @@ def _made(node: Node, problems: Problems, make: Callable[[], T], otherwise: U) -
         return otherwise
 
 
-def _fields(node: Node, problems: Problems, where: str, known: tuple[str, ...]) -> dict[str, Node]:
+def _fields(
+    node: YamlNode, problems: Problems, where: str, known: tuple[str, ...]
+) -> dict[str, YamlNode]:
     """Return a mapping's values by their keys, those that are known."""
     if not node.is_mapping:
         problems.add(node, f"{where} is {kind_of(node)}: give a mapping of {', '.join(known)}")
         return {}
-    fields: dict[str, Node] = {}
+    fields: dict[str, YamlNode] = {}
     for key, value in node.pairs:
         if key.value in known:
             fields[key.value] = value
@@ -222,7 +224,7 @@ def _fields(node: Node, problems: Problems, where: str, known: tuple[str, ...]) 
 
 
 def _typed(
-    fields: Mapping[str, Node], where: str, types: Mapping[str, type], problems: Problems
+    fields: Mapping[str, YamlNode], where: str, types: Mapping[str, type], problems: Problems
 ) -> dict[str, Any]:
     """Return settings whose values are of the types that they should be of."""
     words = {int: "a whole number", float: "a number", bool: "true or false"}
@@ -238,7 +240,7 @@ def _typed(
     return settings
 
 
-def _variable(fields: Mapping[str, Node], name: str, problems: Problems) -> str | None:
+def _variable(fields: Mapping[str, YamlNode], name: str, problems: Problems) -> str | None:
     node = fields.get(name)
     if node is None:
         return None
@@ -296,11 +298,11 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     """None for off; UNSET where the file says nothing."""
     retention: Retention | None = None
     encryption: KeySource | None = None
-    warnings: tuple[Problem, ...] = ()
+    warnings: tuple[YamlProblem, ...] = ()
     """What is allowed, and not wise."""
 
 
-def declaration_of(root: Node, source: str) -> Declaration:
+def declaration_of(root: YamlNode, source: str) -> Declaration:
     """Return what a file declares.
 
     Raises:
@@ -312,7 +314,7 @@ def declaration_of(root: Node, source: str) -> Declaration:
     if not root.is_mapping:
         problems.add(root, f"the file is {kind_of(root)}: begin it with version: {FORMAT}")
         problems.raise_if_any()
-    found: dict[str, Node] = {}
+    found: dict[str, YamlNode] = {}
     for key, value in root.pairs:
         if key.value in SECTIONS:
             found[key.value] = value
@@ -339,7 +341,7 @@ _SECTION: Final[dict[str, Any]] = {
 }
 
 
-def _check_version(root: Node, version: Node | None, problems: Problems) -> None:
+def _check_version(root: YamlNode, version: YamlNode | None, problems: Problems) -> None:
     if version is None:
         problems.add(root, f"version is missing: begin the file with version: {FORMAT}")
     elif type(version.value) is not int:
@@ -349,7 +351,7 @@ def _check_version(root: Node, version: Node | None, problems: Problems) -> None
         problems.add(version, said)
 
 
-def _config(node: Node, problems: Problems, warnings: Problems) -> dict[str, ConfigKey]:
+def _config(node: YamlNode, problems: Problems, warnings: Problems) -> dict[str, ConfigKey]:
     if node.value is None:
         return {}
     if not node.is_mapping:
@@ -369,7 +371,7 @@ def _config(node: Node, problems: Problems, warnings: Problems) -> dict[str, Con
     return keys
 
 
-def _check_name(name: Node, problems: Problems) -> None:
+def _check_name(name: YamlNode, problems: Problems) -> None:
     text: str = name.value
     if not text.strip():
         problems.add(name, "the name of this key is empty: give it at least one character")
@@ -379,7 +381,7 @@ def _check_name(name: Node, problems: Problems) -> None:
         problems.add(name, "this name holds a control character: remove it")
 
 
-def _key(name: Node, node: Node, problems: Problems) -> ConfigKey:
+def _key(name: YamlNode, node: YamlNode, problems: Problems) -> ConfigKey:
     where = f"config.{name.value[:60]}"
     if node.value is None:
         return ConfigKey(name=name.value)
@@ -396,7 +398,7 @@ def _key(name: Node, node: Node, problems: Problems) -> ConfigKey:
     return ConfigKey(name=name.value, **fields)
 
 
-def _fits(field: str, node: Node, where: str, problems: Problems) -> bool:
+def _fits(field: str, node: YamlNode, where: str, problems: Problems) -> bool:
     value, before = node.value, len(problems.found)
     if field == "description" and not isinstance(value, str):
         problems.add(node, f"{where}: description is {kind_of(node)}: give text")
@@ -415,7 +417,7 @@ def _fits(field: str, node: Node, where: str, problems: Problems) -> bool:
     return len(problems.found) == before
 
 
-def name_of(root: Node, source: str) -> str | None:
+def name_of(root: YamlNode, source: str) -> str | None:
     """Return the name in an agent.yaml, None if it says none; everything else there is others'.
 
     Raises:

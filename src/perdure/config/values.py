@@ -132,7 +132,7 @@ def changed(saved: StoredValues, key: str, value: bytes) -> StoredValues:
     return msgspec.structs.replace(saved, values={**saved.values, key: msgspec.Raw(value)})
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What would change in one place."""
 
     added: tuple[str, ...] = ()
@@ -150,9 +150,9 @@ def plan(
     saved: StoredValues,
     config: Mapping[str, ConfigKey],
     keep: Callable[[str], bool] = lambda _: False,
-) -> Plan:
+) -> ConfigPlan:
     """Return what `begun` changes when a session goes on with these declarations."""
-    return Plan(
+    return ConfigPlan(
         added=tuple(
             name for name in config if name not in saved.values and name not in saved.orphans
         ),

@@ -18,7 +18,7 @@ from perdure.errors import ConfigError, MissingExtraError
 # What a YAML file says, as nodes that know where they stand, and what is wrong with it
 
 
-class Node(msgspec.Struct, frozen=True):
+class YamlNode(msgspec.Struct, frozen=True):
     """A value, and where it begins."""
 
     value: Any
@@ -31,13 +31,13 @@ class Node(msgspec.Struct, frozen=True):
     """Whether the value is pairs: they are not a dict, so that each key keeps its place."""
 
     @property
-    def pairs(self) -> tuple[tuple[Node, Node], ...]:
+    def pairs(self) -> tuple[tuple[YamlNode, YamlNode], ...]:
         """The keys and values of a mapping, in their order."""
-        pairs: tuple[tuple[Node, Node], ...] = self.value
+        pairs: tuple[tuple[YamlNode, YamlNode], ...] = self.value
         return pairs
 
 
-class Problem(msgspec.Struct, frozen=True):
+class YamlProblem(msgspec.Struct, frozen=True):
     """One thing in a file that does not fit."""
 
     line: int
@@ -54,19 +54,19 @@ class Problems:
     def __init__(self, source: str, most: int = 100) -> None:
         self.source: str = source
         self._most = most
-        self.found: list[Problem] = []
+        self.found: list[YamlProblem] = []
         self.error: type[ConfigError] = ConfigError
         """The class of what is raised: that of the first problem."""
 
-    def add(self, node: Node, message: str, error: type[ConfigError] = ConfigError) -> None:
+    def add(self, node: YamlNode, message: str, error: type[ConfigError] = ConfigError) -> None:
         """Take note of a problem; raises when there are too many to go on."""
         if not self.found:
             self.error = error
-        self.found.append(Problem(node.line, node.column, message))
+        self.found.append(YamlProblem(node.line, node.column, message))
         if len(self.found) >= self._most:
             self.raise_if_any()
 
-    def unknown(self, key: Node, where: str, known: tuple[str, ...]) -> None:
+    def unknown(self, key: YamlNode, where: str, known: tuple[str, ...]) -> None:
         """Take note of a key that is not known there."""
         near = get_close_matches(str(key.value)[:60], known, n=1)
         cure = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
@@ -93,7 +93,7 @@ class Problems:
         )
 
 
-def kind_of(node: Node) -> str:
+def kind_of(node: YamlNode) -> str:
     """Return what a node is, in the words of people who write YAML.
 
     >>> kind_of(Node(True, 1, 1)), kind_of(Node((), 1, 1))
@@ -141,7 +141,7 @@ _CONTROL: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U000
 _MOST_INT: Final = 2**63
 
 
-def read(data: bytes, source: str) -> Node:
+def read(data: bytes, source: str) -> YamlNode:
     """Return the root of a file.
 
     Args:
@@ -157,7 +157,7 @@ def read(data: bytes, source: str) -> Node:
     return _read(data, source, lambda tree: tree.root())
 
 
-def read_top(data: bytes, source: str) -> Node:
+def read_top(data: bytes, source: str) -> YamlNode:
     """Return what stands at the top of somebody else's file; what is nested there is skipped.
 
     Errors as `read`, for what is no YAML at all: anchors, tags and the rest are theirs to use.
@@ -165,11 +165,11 @@ def read_top(data: bytes, source: str) -> Node:
     return _read(data, source, lambda tree: tree.top())
 
 
-def _read(data: bytes, source: str, act: Callable[[_Tree], Node]) -> Node:
+def _read(data: bytes, source: str, act: Callable[[_Tree], YamlNode]) -> YamlNode:
     problems = Problems(source)
     if len(data) > MAX_BYTES:
         said = f"{len(data)} bytes, the limit is {MAX_BYTES}: declare less"
-        problems.add(Node(None, 1, 1), said)
+        problems.add(YamlNode(None, 1, 1), said)
         problems.raise_if_any()
     text = _text(data, problems)
     yaml = _yaml()
@@ -184,7 +184,7 @@ def _read(data: bytes, source: str, act: Callable[[_Tree], Node]) -> Node:
         raise
     except (yaml.YAMLError, ValueError) as error:
         # Too deep for the parser's own stack, or a number of too many digits.
-        problems.add(Node(None, 1, 1), f"this is not YAML: {error}")
+        problems.add(YamlNode(None, 1, 1), f"this is not YAML: {error}")
         problems.raise_if_any()
         raise
 
@@ -216,13 +216,15 @@ def _text(data: bytes, problems: Problems) -> str:
     return text
 
 
-def _after(before: str) -> Node:
+def _after(before: str) -> YamlNode:
     lines = before.replace("\r\n", "\n").split("\n")
-    return Node(None, len(lines), len(lines[-1]) + 1)
+    return YamlNode(None, len(lines), len(lines[-1]) + 1)
 
 
-def _at(mark: Any) -> Node:
-    return Node(None, mark.line + 1, mark.column + 1) if mark is not None else Node(None, 1, 1)
+def _at(mark: Any) -> YamlNode:
+    return (
+        YamlNode(None, mark.line + 1, mark.column + 1) if mark is not None else YamlNode(None, 1, 1)
+    )
 
 
 def _hint(text: str, mark: Any) -> str:
@@ -242,38 +244,38 @@ class _Tree:
         self._events = events
         self._problems = problems
 
-    def root(self) -> Node:
+    def root(self) -> YamlNode:
         """Return the one document that there is; nothing at all is an empty mapping."""
         yaml = self._yaml
         next(self._events)  # the stream begins
         event = next(self._events)
         if isinstance(event, yaml.StreamEndEvent):
-            return Node((), 1, 1, is_mapping=True)
+            return YamlNode((), 1, 1, is_mapping=True)
         root = self._node(next(self._events), 1)
         next(self._events)  # the document ends
         event = next(self._events)
         if not isinstance(event, yaml.StreamEndEvent):
             self._refuse(event, "a second document begins here: declare everything in one")
         if root.value is None:
-            return Node((), root.line, root.column, is_mapping=True)
+            return YamlNode((), root.line, root.column, is_mapping=True)
         return root
 
-    def top(self) -> Node:
+    def top(self) -> YamlNode:
         """Return the first document's own keys and values, the text and the numbers."""
         yaml = self._yaml
         next(self._events)
         if isinstance(next(self._events), yaml.StreamEndEvent):
-            return Node((), 1, 1, is_mapping=True)
+            return YamlNode((), 1, 1, is_mapping=True)
         begin = next(self._events)
         if not isinstance(begin, yaml.MappingStartEvent):
             return self._skimmed(begin)
-        nodes: list[Node] = []
+        nodes: list[YamlNode] = []
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             nodes.append(self._skimmed(event))
         pairs = tuple(zip(nodes[::2], nodes[1::2], strict=True))
-        return Node(pairs, begin.start_mark.line + 1, 1, is_mapping=True)
+        return YamlNode(pairs, begin.start_mark.line + 1, 1, is_mapping=True)
 
-    def _skimmed(self, event: Any) -> Node:
+    def _skimmed(self, event: Any) -> YamlNode:
         """Return a value if it is a scalar, else an empty list for whatever is in its place."""
         yaml = self._yaml
         if isinstance(event, yaml.ScalarEvent):
@@ -293,7 +295,7 @@ class _Tree:
         self._problems.add(_at(event.start_mark), message)
         self._problems.raise_if_any()
 
-    def _node(self, event: Any, depth: int) -> Node:
+    def _node(self, event: Any, depth: int) -> YamlNode:
         yaml = self._yaml
         if depth > MAX_DEPTH:
             self._refuse(event, f"this is nested deeper than {MAX_DEPTH} levels: flatten it")
@@ -309,14 +311,14 @@ class _Tree:
             return self._list(event, depth)
         return self._mapping(event, depth)
 
-    def _list(self, begin: Any, depth: int) -> Node:
-        items: list[Node] = []
+    def _list(self, begin: Any, depth: int) -> YamlNode:
+        items: list[YamlNode] = []
         while not isinstance(event := next(self._events), self._yaml.SequenceEndEvent):
             items.append(self._node(event, depth + 1))
         return self._placed(begin, tuple(items))
 
-    def _mapping(self, begin: Any, depth: int) -> Node:
-        pairs: dict[str, tuple[Node, Node]] = {}
+    def _mapping(self, begin: Any, depth: int) -> YamlNode:
+        pairs: dict[str, tuple[YamlNode, YamlNode]] = {}
         while not isinstance(event := next(self._events), self._yaml.MappingEndEvent):
             key = self._key(event, self._node(event, depth + 1))
             if key.value in pairs:
@@ -324,9 +326,9 @@ class _Tree:
                 self._refuse(event, f"{key.value[:60]!r} stands in line {line} already: keep one")
             pairs[key.value] = (key, self._node(next(self._events), depth + 1))
         node = self._placed(begin, tuple(pairs.values()))
-        return Node(node.value, node.line, node.column, is_mapping=True)
+        return YamlNode(node.value, node.line, node.column, is_mapping=True)
 
-    def _key(self, event: Any, key: Node) -> Node:
+    def _key(self, event: Any, key: YamlNode) -> YamlNode:
         if not isinstance(key.value, str):
             braces = key.is_mapping or isinstance(key.value, tuple)
             said = "put text with {{ … }} into quotes" if braces else "put it into quotes"
@@ -335,10 +337,10 @@ class _Tree:
             self._refuse(event, "the merge key << is not allowed: write the keys out")
         return key
 
-    def _placed(self, event: Any, value: Any) -> Node:
-        return Node(value, event.start_mark.line + 1, event.start_mark.column + 1)
+    def _placed(self, event: Any, value: Any) -> YamlNode:
+        return YamlNode(value, event.start_mark.line + 1, event.start_mark.column + 1)
 
-    def _scalar(self, event: Any) -> Node:
+    def _scalar(self, event: Any) -> YamlNode:
         text: str = event.value
         if event.style:  # quoted, or a block: text in any case
             return self._placed(event, text)

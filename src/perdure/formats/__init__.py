@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from perdure.formats.migrations import MigratedState as MigratedState
     from perdure.formats.migrations import Migrations as Migrations
     from perdure.formats.migrations import read_state as read_state
-    from perdure.formats.state import Core as Core
+    from perdure.formats.state import CoreState as CoreState
     from perdure.formats.state import FullAgentState as FullAgentState
     from perdure.formats.state import PermissionState as PermissionState
     from perdure.formats.state import SerializedAgentContextState as SerializedAgentContextState
@@ -47,7 +47,7 @@ _HOMES = {
         "read_state",
     ),
     "perdure.formats.state": (
-        "Core",
+        "CoreState",
         "FullAgentState",
         "PermissionState",
         "SerializedAgentContextState",

@@ -13,7 +13,7 @@ from perdure.errors import FormatError
 from perdure.formats.foreign_fields import ForeignFields, carried_by
 from perdure.formats.lossless import Fields, compact, fields_of, read_open
 from perdure.formats.state import (
-    Core,
+    CoreState,
     FullAgentState,
     PermissionState,
     SerializedAgentContextState,
@@ -25,7 +25,7 @@ from perdure.formats.state import (
 )
 from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import SessionDocument, StateSet, fold_session, fold_state, typed
-from perdure.memory.index import Index, changes_of
+from perdure.memory.index import MemoryIndex, changes_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.message_format import decode_message
@@ -84,7 +84,7 @@ def state_of(key: SessionKey, records: Sequence[Record]) -> FullAgentState:
     )
     if carried.seq and len(history) == carried.items and described.turns == 0:
         state.last_active_at = carried.last_active_at or state.last_active_at
-    state.context.core = Core(
+    state.context.core = CoreState(
         system_prompt=_system_prompt(records) or carried.system_prompt,
         instructions=carried.instructions,
         history=history,
@@ -200,7 +200,7 @@ def _memory(records: Iterable[Record], carried: ForeignFields) -> SerializedMemo
     changes = [record for record in records if record.kind in {MEMORY_SET, MEMORY_DROP}]
     if not changes and not carried.memory:
         return None
-    index = changes_of(Index(), changes)
+    index = changes_of(MemoryIndex(), changes)
     entries = [
         SerializedMemoryEntry(
             key=one.key,

@@ -56,7 +56,7 @@ _OF_ITS_STORE = frozenset({BASE, ENDING, EPOCH, FORK})
 """Kinds that say how a log lies among the others of its store: elsewhere they mean nothing."""
 
 
-class Log(msgspec.Struct, frozen=True):
+class NativeLog(msgspec.Struct, frozen=True):
     """The records of a state, and whether the rest of it is what they amount to."""
 
     records: tuple[Record, ...]
@@ -99,7 +99,7 @@ def _line(record: Record) -> _Line:
     return line
 
 
-def log_in(state: FullAgentState) -> Log | None:
+def log_in(state: FullAgentState) -> NativeLog | None:
     """Return the log that a state carries, None if it carries none.
 
     Raises:
@@ -118,7 +118,7 @@ def log_in(state: FullAgentState) -> Log | None:
         )
         raise UnsupportedVersionError(message, agent=state.agent_id, format=own.format)
     agrees = own.sha256 == _digest(state)
-    return Log(_records(state, own, agrees=agrees), agrees, own.session, own.tenant)
+    return NativeLog(_records(state, own, agrees=agrees), agrees, own.session, own.tenant)
 
 
 def _records(state: FullAgentState, own: _Own, *, agrees: bool) -> tuple[Record, ...]:
@@ -138,7 +138,7 @@ def _records(state: FullAgentState, own: _Own, *, agrees: bool) -> tuple[Record,
     return tuple(records)
 
 
-def entries_of(log: Log) -> list[Entry]:
+def entries_of(log: NativeLog) -> list[Entry]:
     """Return the log's records for a new log, numbered as they were.
 
     Its first record is the epoch that the new log has itself; the places of later ones are kept.
@@ -155,13 +155,13 @@ def entries_of(log: Log) -> list[Entry]:
     return [*entries, since]
 
 
-def _created_at(log: Log) -> float | None:
+def _created_at(log: NativeLog) -> float | None:
     key = SessionKey("of no matter")
     described = decode(fold_session(None, key, log.records), SessionDocument)
     return described.about.created_at
 
 
-def left_of(log: Log, known: frozenset[str]) -> list[Entry]:
+def left_of(log: NativeLog, known: frozenset[str]) -> list[Entry]:
     """Return what a log holds beyond the kinds that the formats have a place for.
 
     For a state that somebody else has changed.

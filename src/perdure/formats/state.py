@@ -28,7 +28,7 @@ class SessionMetadata(msgspec.Struct, rename="camel", kw_only=True):
     extra: Raws = {}
 
 
-class Core(msgspec.Struct, rename="camel", kw_only=True):
+class CoreState(msgspec.Struct, rename="camel", kw_only=True):
     """The conversation."""
 
     system_prompt: str = ""
@@ -62,7 +62,7 @@ class SerializedAgentContextState(msgspec.Struct, rename="camel", kw_only=True):
     """The context: conversation, tools, permissions, configuration."""
 
     version: int = 1
-    core: Core = msgspec.field(default_factory=Core)
+    core: CoreState = msgspec.field(default_factory=CoreState)
     tools: ToolState = msgspec.field(default_factory=ToolState)
     permissions: PermissionState = msgspec.field(default_factory=PermissionState)
     plugins: Raws = {}

@@ -17,7 +17,14 @@ from perdure.memory.documents import SESSION, WholeSessionDocument
 from perdure.records.chunks import RunCutter, name_of, records_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Folded, FoldedDocument, HistorySegment, Index, Manifest, Origin
+from perdure.records.manifest import (
+    FoldedDocument,
+    FoldedDocuments,
+    HistoryIndex,
+    HistorySegment,
+    Manifest,
+    Origin,
+)
 from perdure.store import Document, Documents, LogChunk, Store
 
 # Documents as they pass from one session to another, and between two ways of numbering
@@ -118,7 +125,7 @@ async def keep_history(store: Store, key: SessionKey, *, after: int, upto: int) 
     pieces += await _put(store, key.tenant, cutter.rest())
     if not pieces:
         return ""
-    index = encode(Index(tuple(pieces)))
+    index = encode(HistoryIndex(tuple(pieces)))
     await store.put_blobs(key.tenant, {name_of(index): index})
     return name_of(index)
 
@@ -145,7 +152,7 @@ async def keep_documents(store: Store, tenant: str, documents: Documents) -> str
         name: msgspec.structs.replace(manifest.documents[name], sha256=names[name])
         for name in names
     }
-    whole = Folded(manifest.as_of_seq, listed, manifest.counters, manifest.about)
+    whole = FoldedDocuments(manifest.as_of_seq, listed, manifest.counters, manifest.about)
     data = encode(whole)
     await store.put_blobs(tenant, {name_of(data): data})
     return name_of(data)
@@ -157,7 +164,7 @@ async def folded(
     """Return the documents that a base keeps, as those of the session."""
     if not base.folded:
         return Documents()
-    kept = decode(await _get(store, key, base.folded), Folded)
+    kept = decode(await _get(store, key, base.folded), FoldedDocuments)
     manifest = Manifest(
         key=key,
         epoch=0,
@@ -178,7 +185,7 @@ async def read(
     store: Store, key: SessionKey, base: Origin, after: int, before: int, *, reverse: bool
 ) -> AsyncGenerator[LogChunk, None]:
     """Read records that a base keeps, ``after < seq < before``."""
-    index = decode(await _get(store, key, base.kept), Index)
+    index = decode(await _get(store, key, base.kept), HistoryIndex)
     pieces = [one for one in index.pieces if one.last > after and one.first < before]
     for piece in reversed(pieces) if reverse else pieces:
         data = await _get(store, key, piece.blob)

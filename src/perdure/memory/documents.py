@@ -143,7 +143,7 @@ class ItemsRestoredPayload(msgspec.Struct):
     """What comes behind them."""
 
 
-class SessionMetadata(msgspec.Struct, omit_defaults=True, kw_only=True):
+class SessionLabels(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What people say about a session."""
 
     title: str | None = None
@@ -159,7 +159,7 @@ class HistorySource(msgspec.Struct):
     kind: str = "log"
 
 
-class Core(msgspec.Struct, rename="camel"):
+class SessionCounters(msgspec.Struct, rename="camel"):
     """The conversation's part of session.json."""
 
     history_source: HistorySource = msgspec.field(name="history_source")
@@ -170,7 +170,7 @@ class Core(msgspec.Struct, rename="camel"):
 class ContextState(msgspec.Struct):
     """The context's part of session.json."""
 
-    core: Core
+    core: SessionCounters
     version: int = 1
 
 
@@ -193,7 +193,7 @@ class SessionDocument(msgspec.Struct, rename="camel", kw_only=True):
     clock: int | msgspec.UnsetType = msgspec.UNSET
     """The session's logical clock, if anything has counted on it."""
     context: ContextState
-    metadata: SessionMetadata = msgspec.field(default_factory=SessionMetadata)
+    metadata: SessionLabels = msgspec.field(default_factory=SessionLabels)
 
     @property
     def about(self) -> About:
@@ -207,7 +207,7 @@ class SessionDocument(msgspec.Struct, rename="camel", kw_only=True):
         )
 
 
-class _WholeCore(Core, rename="camel", kw_only=True):
+class _WholeCore(SessionCounters, rename="camel", kw_only=True):
     system_prompt: str | msgspec.UnsetType = msgspec.UNSET
     instructions: str | msgspec.UnsetType = msgspec.UNSET
 
@@ -376,7 +376,7 @@ def note_taken(taken: dict[str, int], seq: int, payload: bytes) -> None:
         del taken[next(iter(taken))]
 
 
-def _describe(metadata: SessionMetadata, meta: MetadataPayload) -> None:
+def _describe(metadata: SessionLabels, meta: MetadataPayload) -> None:
     if meta.title is not None:
         metadata.title = meta.title
     if meta.tags is not None:

@@ -112,7 +112,7 @@ class _Written(msgspec.Struct, kw_only=True):
     stats: MemoryStats
 
 
-class Index:
+class MemoryIndex:
     """The entries by key, oldest first, and how large their values are together."""
 
     __slots__ = ("entries", "size")
@@ -123,7 +123,7 @@ class Index:
         """Bytes of all values' JSON."""
 
     @classmethod
-    def of_document(cls, data: bytes | None) -> Index:
+    def of_document(cls, data: bytes | None) -> MemoryIndex:
         """Return the index that a document holds."""
         entries = [] if data is None else decode(data, MemoryDocument).entries
         for entry in entries:
@@ -209,11 +209,11 @@ _DEFAULT = MemoryEntry(key="")
 
 def split_memory(old: bytes | None, records: Iterable[Record]) -> tuple[bytes, dict[str, bytes]]:
     """Return memory.json after ``records``, and the blobs to put before it is written."""
-    index = changes_of(Index.of_document(old), records)
+    index = changes_of(MemoryIndex.of_document(old), records)
     return index.document(), index.large_values()
 
 
-def changes_of(index: Index, records: Iterable[Record]) -> Index:
+def changes_of(index: MemoryIndex, records: Iterable[Record]) -> MemoryIndex:
     """Return an index after ``records``, the values that they set included."""
     for record in records:
         index.apply(record)
@@ -233,5 +233,5 @@ def blob_names(documents: Mapping[str, bytes], records: Iterable[Record] = ()) -
         records: The log behind them: what the next fold will refer to.
 
     """
-    index = changes_of(Index.of_document(documents.get(MEMORY)), records)
+    index = changes_of(MemoryIndex.of_document(documents.get(MEMORY)), records)
     return frozenset(entry.sha256 for entry in index.entries.values() if entry.sha256 is not UNSET)

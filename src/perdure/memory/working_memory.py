@@ -25,9 +25,9 @@ from perdure.memory.eviction import check_priority, evicted
 from perdure.memory.index import MEMORY as DOCUMENT
 from perdure.memory.index import (
     DroppedPayload,
-    Index,
     MemoryChange,
     MemoryEntry,
+    MemoryIndex,
     changes_of,
     hash_of,
 )
@@ -168,7 +168,7 @@ class WorkingMemory:
         self._registry = registry
         self._values = values
         self._room = room
-        self._index: Lazy[Index] = Lazy(self._load)
+        self._index: Lazy[MemoryIndex] = Lazy(self._load)
         self._touched: dict[str, int] = {}
 
     async def get(self, key: str, default: Any = None) -> Any:
@@ -317,9 +317,9 @@ class WorkingMemory:
             is_loaded=self._values.has(entry),
         )
 
-    async def _load(self) -> Index:
+    async def _load(self) -> MemoryIndex:
         data, records = await self._read(DOCUMENT)
-        return changes_of(Index.of_document(data), records)
+        return changes_of(MemoryIndex.of_document(data), records)
 
     # for the session and storages: not for users
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from perdure.providers.formats import parse_history as parse_history
     from perdure.providers.formats import render as render
     from perdure.providers.issued import Issued as Issued
+    from perdure.providers.issued import IssuedPart as IssuedPart
     from perdure.providers.issued import Issuer as Issuer
-    from perdure.providers.issued import Item as Item
     from perdure.providers.target import Format as Format
     from perdure.providers.target import ReasoningPolicy as ReasoningPolicy
     from perdure.providers.target import RenderedContext as RenderedContext
@@ -41,7 +41,7 @@ _HOME_OF = {
     "Format": "target",
     "Issued": "issued",
     "Issuer": "issued",
-    "Item": "issued",
+    "IssuedPart": "issued",
     "ReasoningPolicy": "target",
     "RenderedContext": "target",
     "groups": "tool_pairs",

@@ -32,8 +32,8 @@ from perdure.providers.context_fit import (
 from perdure.providers.history import Entry, PlainHistory, content_in, misfit, role_in, text_in
 from perdure.providers.issued import (
     Issued,
+    IssuedPart,
     Issuer,
-    Item,
     PlacedPart,
     fields_of,
     laid_out,
@@ -377,18 +377,18 @@ def _answer(blocks: Sequence[Mapping[str, Any]], extra: Extra) -> Message:
     )
 
 
-def _item(block: Mapping[str, Any]) -> Item:
+def _item(block: Mapping[str, Any]) -> IssuedPart:
     kind = block.get("type")
     if kind == "text":
-        return Item(_rest(block, "text"), texts=(len(_field(block, "text")),))
+        return IssuedPart(_rest(block, "text"), texts=(len(_field(block, "text")),))
     if kind == "thinking":
-        return Item(_rest(block, "thinking"), reasoning=len(_field(block, "thinking")))
+        return IssuedPart(_rest(block, "thinking"), reasoning=len(_field(block, "thinking")))
     if kind == "tool_use":
         _field(block, "name")
         if "input" not in block:
             raise not_a_reply(FORMAT, "a block of type 'tool_use' has no input")
-        return Item(_rest(block, "id", "name", "input"), call=_field(block, "id"))
-    return Item(raw(block))
+        return IssuedPart(_rest(block, "id", "name", "input"), call=_field(block, "id"))
+    return IssuedPart(raw(block))
 
 
 def _field(block: Mapping[str, Any], name: str) -> str:
@@ -473,7 +473,7 @@ def _sent_result(
     call_id = text_in(FORMAT, block, "tool_use_id", where)
     content = content_in(FORMAT, block, where, may_lack=True)
     result, error = content, None
-    items: tuple[Item, ...] = ()
+    items: tuple[IssuedPart, ...] = ()
     if block.get("is_error"):
         parts = content if isinstance(content, list) else []
         texts = [part["text"] for part in parts if part.get("type") == "text" and "text" in part]
@@ -481,7 +481,7 @@ def _sent_result(
         result = content if len(texts) < len(parts) else None
         if parts and result is None:
             bare = [{name: one[name] for name in one if name != "text"} for one in parts]
-            items = (Item(raw(bare), texts=tuple(map(len, texts))),)
+            items = (IssuedPart(raw(bare), texts=tuple(map(len, texts))),)
     beside = fields_of(block, frozenset({"type", "tool_use_id", "content"}))
     shape = "bare" if content is None else None
     stamp = sent_stamp(by, FORMAT, extra, shape=shape, follows=follows, items=items)

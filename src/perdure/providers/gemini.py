@@ -28,8 +28,8 @@ from perdure.providers.context_fit import (
 from perdure.providers.history import Entry, PlainHistory, misfit, objects_in, role_in, text_in
 from perdure.providers.issued import (
     Issued,
+    IssuedPart,
     Issuer,
-    Item,
     PlacedPart,
     fields_of,
     laid_out,
@@ -314,7 +314,7 @@ def _parsed_calls(parts: list[Block], reply_id: str) -> tuple[ToolCall, ...]:
     return tuple(calls)
 
 
-def _item(part: Block, ids: Iterator[str]) -> Item:
+def _item(part: Block, ids: Iterator[str]) -> IssuedPart:
     if "functionCall" in part:
         beside = {
             name: value
@@ -323,13 +323,13 @@ def _item(part: Block, ids: Iterator[str]) -> Item:
         }
         if part["functionCall"].get("args") is None:
             beside["args"] = None
-        return Item(raw({**part, "functionCall": beside}), call=next(ids))
+        return IssuedPart(raw({**part, "functionCall": beside}), call=next(ids))
     if not _says(part):
-        return Item(raw(part))
+        return IssuedPart(raw(part))
     rest = raw({name: value for name, value in part.items() if name != "text"})
     if part.get("thought"):
-        return Item(rest, reasoning=len(part["text"]))
-    return Item(rest, texts=(len(part["text"]),))
+        return IssuedPart(rest, reasoning=len(part["text"]))
+    return IssuedPart(rest, texts=(len(part["text"]),))
 
 
 _FREE: Final = frozenset({"args", "response", "partMetadata"})
@@ -425,7 +425,7 @@ def _sent_user(
         place = f"{where}.parts[{at}].functionResponse"
         result, shape = _sent_result(part["functionResponse"], place, asked)
         beside = {name: one for name, one in part.items() if name != "functionResponse"}
-        items = (Item(raw(beside)),) if beside else ()
+        items = (IssuedPart(raw(beside)),) if beside else ()
         how = {"role": role, "shape": shape, "follows": follows, "items": items}
         stamp = sent_stamp(by, FORMAT, {} if follows else extra, **how)
         yield Message(role="tool", tool_result=result, extra=stamp)

@@ -42,7 +42,7 @@ class Issuer(msgspec.Struct, frozen=True):
         return self.model is None or stamp.model is None or self.model == stamp.model
 
 
-class Item(msgspec.Struct, frozen=True, omit_defaults=True):
+class IssuedPart(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of a reply, in the provider's own shape, without what stands in the message."""
 
     block: msgspec.Raw
@@ -60,7 +60,7 @@ class Issued(msgspec.Struct, frozen=True, omit_defaults=True):
     provider: str
     format: str
     model: str | None = None
-    items: tuple[Item, ...] = ()
+    items: tuple[IssuedPart, ...] = ()
     """The reply's parts in their order; empty if text and then calls is all there was."""
     reasoning_field: str | None = None
     """The name under which the reply brought its reasoning, where that differs by provider."""
@@ -188,7 +188,10 @@ def laid_out(message: Message, own: Issued) -> list[PlacedPart]:
 
 
 def _placed(
-    item: Item, texts: Iterator[str], thoughts: Iterator[str] | None, left: list[ToolCall | None]
+    item: IssuedPart,
+    texts: Iterator[str],
+    thoughts: Iterator[str] | None,
+    left: list[ToolCall | None],
 ) -> PlacedPart | None:
     block = msgspec.json.decode(item.block)
     if item.texts:
@@ -204,13 +207,13 @@ def _placed(
     return None
 
 
-def _texts(message: Message, items: Sequence[Item]) -> Iterator[str]:
+def _texts(message: Message, items: Sequence[IssuedPart]) -> Iterator[str]:
     lengths = list(chain.from_iterable(item.texts for item in items))
     cut = pieces(message.text, lengths)
     return iter([message.text, *("" for _ in lengths[1:])] if cut is None else cut)
 
 
-def _thoughts(message: Message, items: Sequence[Item]) -> Iterator[str] | None:
+def _thoughts(message: Message, items: Sequence[IssuedPart]) -> Iterator[str] | None:
     lengths = [item.reasoning for item in items if item.reasoning is not None]
     cut = pieces(message.reasoning or "", lengths)
     return None if cut is None else iter(cut)

@@ -32,8 +32,8 @@ from perdure.providers.history import (
 )
 from perdure.providers.issued import (
     Issued,
+    IssuedPart,
     Issuer,
-    Item,
     PlacedPart,
     fields_of,
     laid_out,
@@ -307,24 +307,24 @@ def _answer(
     )
 
 
-def _item(item: Mapping[str, Any]) -> Item:
+def _item(item: Mapping[str, Any]) -> IssuedPart:
     kind = item.get("type")
     if kind in CALLS:
         cut = {"call_id", "name", "arguments", "input"}
         block = {
             name: value for name, value in item.items() if name not in cut and value is not None
         }
-        return Item(raw(block), call=plain_text(item.get("call_id")))
+        return IssuedPart(raw(block), call=plain_text(item.get("call_id")))
     texts = _texts(item)
     if not texts:
-        return Item(raw(item))
+        return IssuedPart(raw(item))
     content: Any = ""
     if not isinstance(item["content"], str):
         content = [
             {**part, _TEXT_IN[part["type"]]: ""} if part.get("type") in _TEXT_IN else part
             for part in item["content"]
         ]
-    return Item(raw({**item, "content": content}), texts=tuple(map(len, texts)))
+    return IssuedPart(raw({**item, "content": content}), texts=tuple(map(len, texts)))
 
 
 def _texts(item: Mapping[str, Any]) -> list[str]:

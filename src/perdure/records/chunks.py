@@ -36,14 +36,14 @@ _GEAR = tuple(
 )
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
+class ContentChunk(msgspec.Struct, frozen=True, array_like=True):
     """A run of bytes, by the SHA-256 of them in hex."""
 
     name: str
     size: int
 
 
-def chunks_of(data: bytes, before: Sequence[Chunk] = ()) -> Iterator[Chunk]:
+def chunks_of(data: bytes, before: Sequence[ContentChunk] = ()) -> Iterator[ContentChunk]:
     """Cut bytes; the chunks of an earlier version only make it faster."""
     place = {chunk.name: at for at, chunk in enumerate(before)}
     start, at = 0, 0
@@ -54,7 +54,7 @@ def chunks_of(data: bytes, before: Sequence[Chunk] = ()) -> Iterator[Chunk]:
         at = place.get(chunk.name, at) + 1
 
 
-def _again(data: bytes, start: int, before: Sequence[Chunk], at: int) -> Chunk | None:
+def _again(data: bytes, start: int, before: Sequence[ContentChunk], at: int) -> ContentChunk | None:
     """Return a known chunk, if it is here again; the last one has ended where its bytes did."""
     if at >= len(before) - 1:
         return None
@@ -63,9 +63,9 @@ def _again(data: bytes, start: int, before: Sequence[Chunk], at: int) -> Chunk |
     return chunk if end <= len(data) and _name(data[start:end]) == chunk.name else None
 
 
-def _next(data: bytes, start: int) -> Chunk:
+def _next(data: bytes, start: int) -> ContentChunk:
     end = _end(data, start)
-    return Chunk(_name(data[start:end]), end - start)
+    return ContentChunk(_name(data[start:end]), end - start)
 
 
 def _end(data: bytes, start: int) -> int:

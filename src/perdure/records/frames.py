@@ -96,7 +96,7 @@ def _head(kind: str, end: bool) -> bytes:  # noqa: FBT001  # a key, not an optio
     return head
 
 
-class Lines(msgspec.Struct):
+class FramedRecords(msgspec.Struct):
     """The records of a run of lines."""
 
     records: list[Record]
@@ -106,7 +106,7 @@ class Lines(msgspec.Struct):
     """False where the line at ``end`` is whole, and not the next record."""
 
 
-def lines(data: bytes, *, epoch: int, start: Position) -> Lines:
+def lines(data: bytes, *, epoch: int, start: Position) -> FramedRecords:
     """Return the records of the whole lines in *data*, which begins at *start*."""
     records: list[Record] = []
     offset, seq, crc = start.offset, start.seq, start.crc
@@ -121,7 +121,7 @@ def lines(data: bytes, *, epoch: int, start: Position) -> Lines:
         crc = int(data[stop - 10 : stop - 2], 16)
         seq += 1
         begin = stop + 1
-    return Lines(records, Position(offset + begin, seq, crc), sound)
+    return FramedRecords(records, Position(offset + begin, seq, crc), sound)
 
 
 class Scanner:

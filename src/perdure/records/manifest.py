@@ -25,11 +25,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int = 0
     """The epoch of the record ``at``: another one means another life of the parent's."""
     kept: str = ""
-    """The blob with the `Index` of the history in this session's own keeping."""
+    """The blob with the `HistoryIndex` of the history in this session's own keeping."""
     cut: int = 0
     """History up to here was removed."""
     folded: str = ""
-    """The blob with the documents as of an early record: `Folded`."""
+    """The blob with the documents as of an early record: `FoldedDocuments`."""
     moved: SessionKey | None = None
     """The name that the session had before, if it was renamed."""
 
@@ -47,7 +47,7 @@ class HistorySegment(msgspec.Struct, frozen=True):
     blob: str
 
 
-class Index(msgspec.Struct, frozen=True):
+class HistoryIndex(msgspec.Struct, frozen=True):
     """The pieces of a history, oldest first, without a gap."""
 
     pieces: tuple[HistorySegment, ...]
@@ -91,7 +91,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     updated_at: float | None = None
 
 
-class Folded(msgspec.Struct, frozen=True):
+class FoldedDocuments(msgspec.Struct, frozen=True):
     """Documents as of an early record, each kept as the blob of its hash."""
 
     as_of_seq: int

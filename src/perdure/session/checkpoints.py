@@ -12,7 +12,7 @@ import anyio
 from perdure._lib.tasks import wait_through
 from perdure.checkpoints.chain import LogDigest
 from perdure.checkpoints.engine import CheckpointEngine, CheckpointReader
-from perdure.checkpoints.events import EventReader, EventStream
+from perdure.checkpoints.events import KernelEventReader, KernelEventStream
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk, RollbackEntries
 from perdure.errors import CorruptRecordError
 from perdure.lineage.store import Lineage, followed
@@ -22,7 +22,7 @@ from perdure.session.point_in_time import HistoricalFold, folded_at, picture
 from perdure.session.rollback import conversation_back, items_back, memory_back, states_back
 
 if TYPE_CHECKING:
-    from perdure.checkpoints.chain import Chain
+    from perdure.checkpoints.chain import CheckpointChain
     from perdure.records.keys import SessionKey
     from perdure.records.records import Entry
     from perdure.records.types import Registry
@@ -60,7 +60,7 @@ class _Reading(ABC):
         base = await self.store.base_of(self.key)
         return 0 if base is None else base.cut
 
-    async def chain(self) -> Chain:
+    async def chain(self) -> CheckpointChain:
         return await self.contents.chain.get()
 
     async def settle(self, seq: int) -> None:  # noqa: B027  # what a view shows is durable
@@ -236,9 +236,9 @@ def checkpoints_of(session: Session) -> CheckpointEngine:
     return CheckpointEngine(_SessionJournal(session))
 
 
-def events_of(session: Session) -> EventStream:
+def events_of(session: Session) -> KernelEventStream:
     """Return the kernel events of a session."""
-    return EventStream(_SessionJournal(session))
+    return KernelEventStream(_SessionJournal(session))
 
 
 def view_checkpoints(view: SessionView) -> CheckpointReader:
@@ -246,9 +246,9 @@ def view_checkpoints(view: SessionView) -> CheckpointReader:
     return CheckpointReader(_ViewReading(view))
 
 
-def view_events(view: SessionView) -> EventReader:
+def view_events(view: SessionView) -> KernelEventReader:
     """Return the kernel events of a view."""
-    return EventReader(_ViewReading(view))
+    return KernelEventReader(_ViewReading(view))
 
 
 def journal_of(session: Session) -> Journal:

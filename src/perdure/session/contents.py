@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.checkpoints.chain import Chain, LogDigest
+from perdure.checkpoints.chain import CheckpointChain, LogDigest
 from perdure.errors import StoreError
 from perdure.memory.context import CONTEXT_KINDS, RetractionPayload, WorkingContext
 from perdure.memory.documents import (
@@ -183,7 +183,7 @@ class Contents:
         self.messages: int = restored.messages
         self.clock: int = restored.clock
         """The session's logical clock: the newest time that an event or a checkpoint has."""
-        self.chain: Lazy[Chain] = Lazy(self._load_chain)
+        self.chain: Lazy[CheckpointChain] = Lazy(self._load_chain)
         self.digest: LogDigest | None = None
         """Of the log since the last checkpoint, once somebody makes checkpoints."""
         self.info_document: SessionDocument | None = restored.info
@@ -285,8 +285,8 @@ class Contents:
                 records.extend(one for one in chunk.records if name in names_of(one))
         return records
 
-    async def _load_chain(self) -> Chain:
-        return Chain.of(*await self._read(CHECKPOINTS))
+    async def _load_chain(self) -> CheckpointChain:
+        return CheckpointChain.of(*await self._read(CHECKPOINTS))
 
     async def _state_names(self) -> set[str]:
         self._catch_up()

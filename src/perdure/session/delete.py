@@ -24,7 +24,7 @@ from perdure.records.records import ENDING, FORK, Entry
 from perdure.session import spill as spilling
 from perdure.session.exclusive import ExclusiveAccess, HeldSession, Terms
 from perdure.session.filter import _PAGE
-from perdure.session.fork import Forker
+from perdure.session.fork import ForkBuilder
 from perdure.store import Store
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class _Sum:
 class Forgetter:
     """Remove sessions, and keep what others reach."""
 
-    def __init__(self, access: ExclusiveAccess, forker: Forker) -> None:
+    def __init__(self, access: ExclusiveAccess, forker: ForkBuilder) -> None:
         self._access = access
         self._forker = forker
         self._store = access.store

@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from perdure.errors import ConfigError, SessionNotFoundError, StoreError
-from perdure.lease import OnHeld, obtain
+from perdure.lease import OnHeld, acquire_lease
 from perdure.lineage.store import Lineage, followed
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
@@ -173,7 +173,7 @@ class ExclusiveAccess:
 
         """
         runtime = self.runtime
-        grant = await obtain(
+        grant = await acquire_lease(
             self.store,
             key,
             me=self.store.owner,

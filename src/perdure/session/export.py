@@ -14,7 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure.checkpoints.audit_io import AuditPair, save_pair, take_pair
-from perdure.checkpoints.chain import Chain
+from perdure.checkpoints.chain import CheckpointChain
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -282,7 +282,7 @@ def _unfolded(state: FullAgentState, read: StateMemories | None, key: SessionKey
 
 def _check(documents: Mapping[str, bytes]) -> None:
     """Raise what is wrong with documents that a fold makes without a look at it."""
-    Chain.of(documents.get(CHECKPOINTS))
+    CheckpointChain.of(documents.get(CHECKPOINTS))
     for name in documents:
         if not all(name.split("/")):
             raise ValueError(f"nothing can be stored as {name!r}")

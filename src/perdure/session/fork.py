@@ -59,7 +59,7 @@ class Fork(msgspec.Struct, frozen=True):
 
 
 @final
-class Forker:
+class ForkBuilder:
     """Make sessions out of sessions."""
 
     def __init__(self, access: ExclusiveAccess) -> None:

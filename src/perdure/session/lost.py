@@ -147,11 +147,11 @@ async def fork_unsaved(
 ) -> Fork:
     """Begin a session with what is durable of another one, and what is not."""
     from perdure.session.exclusive import ExclusiveAccess
-    from perdure.session.fork import Forker
+    from perdure.session.fork import ForkBuilder
 
     key = tracked.key
     new = SessionKey(new_id, new_session or key.session, key.tenant)
-    forker = Forker(ExclusiveAccess(runtime, lifecycle))
+    forker = ForkBuilder(ExclusiveAccess(runtime, lifecycle))
 
     async def fork() -> Fork:
         forked = await forker.fork_unsaved(tracked, new)

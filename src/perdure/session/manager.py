@@ -35,7 +35,7 @@ from perdure.session.delete import ForgetReport, Forgetter
 from perdure.session.display import manager_facts
 from perdure.session.exclusive import ExclusiveAccess, Terms
 from perdure.session.filter import SessionFilter, chosen, only_posted_to
-from perdure.session.fork import Fork, Forker
+from perdure.session.fork import Fork, ForkBuilder
 from perdure.session.hooks import EventName, Hook
 from perdure.session.inbox import PostReceipt
 from perdure.session.lost import LostSession
@@ -770,7 +770,7 @@ class ManagerCore:
 
     def __init__(self, connected: ManagerParts) -> None:
         self.access: ExclusiveAccess = ExclusiveAccess(connected.runtime, connected.lifecycle)
-        self.forker: Forker = Forker(self.access)
+        self.forker: ForkBuilder = ForkBuilder(self.access)
         self.forgetter: Forgetter = Forgetter(self.access, self.forker)
         self.renamer: Renamer = Renamer(self.access, self.forker, self.forgetter)
         self.pruner: Pruner = Pruner(self.access, self.forgetter)

@@ -23,7 +23,7 @@ from perdure.errors import (
     SessionError,
     SessionNotFoundError,
 )
-from perdure.lease import OnHeld, obtain
+from perdure.lease import OnHeld, acquire_lease
 from perdure.lineage.acknowledged import is_begun_by
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
@@ -182,7 +182,7 @@ class Opener:
     async def _load(self, wanted: OpenRequest) -> None:
         runtime, key = self._runtime, wanted.key
         await self._check_exists(wanted)
-        grant = await obtain(
+        grant = await acquire_lease(
             runtime.store,
             key,
             me=runtime.store.owner,

@@ -14,7 +14,7 @@ from perdure.lineage import history
 from perdure.lineage.store import Lineage, followed
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC, StateSet, names_of
-from perdure.memory.index import MEMORY, Index, blob_names
+from perdure.memory.index import MEMORY, MemoryIndex, blob_names
 from perdure.memory.working_memory import SessionValues
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
@@ -166,7 +166,7 @@ async def picture(documents: Mapping[str, bytes], values: SessionValues) -> dict
     ``context`` has its messages, each under the record that brought it; ``memory``, ``state`` and
     ``plugins`` have values by their keys; ``episodic`` and ``semantic`` are lists.
     """
-    entries = Index.of_document(documents.get(MEMORY)).entries.values()
+    entries = MemoryIndex.of_document(documents.get(MEMORY)).entries.values()
     return {
         "context": dict(_messages(documents)),
         "memory": {entry.key: decode(await values.read(entry)) for entry in entries},

@@ -17,7 +17,7 @@ from typing import final
 import msgspec
 from msgspec import UNSET
 
-from perdure.checkpoints.chain import Chain
+from perdure.checkpoints.chain import CheckpointChain
 from perdure.errors import (
     CorruptRecordError,
     FormatError,
@@ -37,7 +37,7 @@ from perdure.memory.documents import (
     TurnPayload,
     typed,
 )
-from perdure.memory.index import MEMORY, Index, MemoryDocument, MemoryEntry
+from perdure.memory.index import MEMORY, MemoryDocument, MemoryEntry, MemoryIndex
 from perdure.memory.working_memory import SessionValues
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
@@ -230,13 +230,13 @@ class Pruner:
         kept_for = (CheckpointHold(key, needed.id),)
         return _Cut(left[-1].seq if left else 0, len(left), kept_for)
 
-    async def _chain(self, key: SessionKey) -> Chain:
+    async def _chain(self, key: SessionKey) -> CheckpointChain:
         """Return the chain of a session's checkpoints, whoever has it."""
         have = await self._store.read_documents(key, {CHECKPOINTS})
         found = have.found.get(CHECKPOINTS)
-        chain, since = Chain(), 0
+        chain, since = CheckpointChain(), 0
         if found is not None:
-            chain, since = Chain.of(found.data), found.as_of_seq
+            chain, since = CheckpointChain.of(found.data), found.as_of_seq
         async with aclosing(self._store.read_log(key, after=since)) as log:
             async for chunk in log:
                 for record in chunk.records:
@@ -263,7 +263,7 @@ class Pruner:
 
     async def _keep_values(self, key: SessionKey, data: Mapping[str, bytes]) -> None:
         """Put blobs that are lost again, as long as the log still has what they held."""
-        entries = Index.of_document(data.get(MEMORY)).entries.values()
+        entries = MemoryIndex.of_document(data.get(MEMORY)).entries.values()
         large = [entry for entry in entries if entry.sha256 is not UNSET]
         there = set(await self._store.blob_names(key.tenant)) if large else set()
         for entry in large:

@@ -26,7 +26,7 @@ from perdure.store import DeadLetter
 
 if TYPE_CHECKING:
     pass
-from perdure.session.fork import Fork, Forker, exists
+from perdure.session.fork import Fork, ForkBuilder, exists
 
 _QUIET = frozenset({BASE, ENDING, EPOCH, FORK})
 """Kinds that say nothing of what the session holds."""
@@ -36,7 +36,7 @@ _QUIET = frozenset({BASE, ENDING, EPOCH, FORK})
 class Renamer:
     """Give sessions other names."""
 
-    def __init__(self, access: ExclusiveAccess, forker: Forker, forgetter: Forgetter) -> None:
+    def __init__(self, access: ExclusiveAccess, forker: ForkBuilder, forgetter: Forgetter) -> None:
         self._access = access
         self._forker = forker
         self._forgetter = forgetter

@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.memory.context import SNAPSHOT, RetractionPayload, Snapshot, WorkingContext
 from perdure.memory.documents import EPISODIC, SEMANTIC, ItemsRestoredPayload, StateSet, typed
-from perdure.memory.index import MEMORY, DroppedPayload, Index, MemoryChange, MemoryEntry
+from perdure.memory.index import MEMORY, DroppedPayload, MemoryChange, MemoryEntry, MemoryIndex
 from perdure.memory.working_memory import SessionValues
 from perdure.records.json import decode, encode
 from perdure.records.records import CONTEXT, ITEM, MEMORY_DROP, MEMORY_SET, RETRACT, STATE, Entry
@@ -36,8 +36,8 @@ def conversation_back(then: Documents, context: WorkingContext, seq: int) -> Ite
 
 async def memory_back(now: Documents, then: Documents, values: SessionValues) -> list[Entry]:
     """Return what gives the working memory the entries that it had."""
-    ours = Index.of_document(now.get(MEMORY)).entries
-    theirs = Index.of_document(then.get(MEMORY)).entries
+    ours = MemoryIndex.of_document(now.get(MEMORY)).entries
+    theirs = MemoryIndex.of_document(then.get(MEMORY)).entries
     entries = [Entry(MEMORY_DROP, encode(DroppedPayload(key))) for key in ours if key not in theirs]
     for key, one in theirs.items():
         if key not in ours or not _same(ours[key], one):

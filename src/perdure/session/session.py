@@ -36,7 +36,7 @@ from perdure.session.turn import Turn, TurnQueue
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.checkpoints.engine import CheckpointEngine
-    from perdure.checkpoints.events import EventStream
+    from perdure.checkpoints.events import KernelEventStream
     from perdure.memory.state import States
     from perdure.memory.working_memory import WorkingMemory
     from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
@@ -190,7 +190,7 @@ class _Decoding(Protocol):
     def decoded(self) -> list[Message]: ...
 
 
-class _Holding(Protocol):
+class _SupportsContents(Protocol):
     """What the method below needs of a session, or of a view of one."""
 
     @property
@@ -204,7 +204,7 @@ class Rendered:
 
     @overload
     def context(
-        self: _Holding,
+        self: _SupportsContents,
         format: Listed | None = None,
         *,
         to: Issuer | str | None = None,
@@ -213,7 +213,7 @@ class Rendered:
 
     @overload
     def context(
-        self: _Holding,
+        self: _SupportsContents,
         format: Separate,
         *,
         to: Issuer | str | None = None,
@@ -221,7 +221,7 @@ class Rendered:
     ) -> RenderedContext: ...
 
     def context(
-        self: _Holding,
+        self: _SupportsContents,
         format: ContextFormat = None,
         *,
         to: Issuer | str | None = None,
@@ -380,7 +380,7 @@ class Session(Accepting, Rendered):
         return self._checkpoints
 
     @property
-    def events(self) -> EventStream:
+    def events(self) -> KernelEventStream:
         """Its kernel events: what an agent did, on the session's logical clock."""
         from perdure.session.checkpoints import events_of
 

@@ -11,7 +11,7 @@ from perdure.session.session import Rendered
 
 if TYPE_CHECKING:
     from perdure.checkpoints.engine import CheckpointReader
-    from perdure.checkpoints.events import EventReader
+    from perdure.checkpoints.events import KernelEventReader
     from perdure.memory.documents import SessionDocument
     from perdure.memory.state import States
     from perdure.memory.working_memory import WorkingMemory
@@ -74,7 +74,7 @@ class SessionView(Rendered):
         return view_checkpoints(self)
 
     @property
-    def events(self) -> EventReader:
+    def events(self) -> KernelEventReader:
         """Its kernel events, as of ``seq``."""
         from perdure.session.checkpoints import view_events
 

@@ -61,7 +61,7 @@ from perdure.store import (
 _GONE = Entry("", b"")
 
 
-class Session:
+class StoredSession:
     """One session: its log, its documents and who writes it."""
 
     __slots__ = (
@@ -138,7 +138,7 @@ class Session:
             yield Record(seq, epoch, kind, payload, end)
 
 
-class Owner:
+class OwnerState:
     """One store on the backing, as the others see it."""
 
     __slots__ = ("alive", "beat", "bell", "mail", "wanted")
@@ -156,13 +156,13 @@ class Owner:
         kept = (name for name in self.__slots__ if name != "bell")
         return None, {"bell": None, **{name: getattr(self, name) for name in kept}}
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake whoever waits for news."""
         if self.bell is not None:
             self.bell.set()
 
 
-class Blob:
+class StoredBlob:
     """A blob, since when it is there, and since when it is out of the way."""
 
     __slots__ = ("data", "quarantined_at", "renewed_at")
@@ -186,16 +186,16 @@ class MemoryBacking:
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
         """Seconds since 1970; the ages of blobs and the directory's times come from it."""
-        self.sessions: dict[SessionKey, Session] = {}
-        self.owners: dict[str, Owner] = {}
-        self.blobs: dict[tuple[str, str], Blob] = {}
+        self.sessions: dict[SessionKey, StoredSession] = {}
+        self.owners: dict[str, OwnerState] = {}
+        self.blobs: dict[tuple[str, str], StoredBlob] = {}
         self.inboxes: dict[SessionKey, dict[str, PendingItem]] = {}
         """What waits for each session, by op id, oldest first."""
         self.dead_letters: dict[SessionKey, dict[str, DeadLetter]] = {}
         """What was set aside, by op id."""
 
 
-def held(key: SessionKey, epoch: int, session: Session | None) -> Session:
+def held(key: SessionKey, epoch: int, session: StoredSession | None) -> StoredSession:
     """Return a session to the holder of its newest epoch.
 
     Raises:
@@ -207,7 +207,7 @@ def held(key: SessionKey, epoch: int, session: Session | None) -> Session:
     return session
 
 
-def lost(key: SessionKey, epoch: int, session: Session | None) -> LeaseLostError:
+def lost(key: SessionKey, epoch: int, session: StoredSession | None) -> LeaseLostError:
     """Return the error for a write under an epoch that is over."""
     newest = session.epoch if session else 0
     message = (
@@ -226,7 +226,9 @@ def too_late(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
     return LeaseHeldError(message, key=key, epoch=newest)
 
 
-def documents_of(key: SessionKey, session: Session, names: Collection[str] | None) -> Documents:
+def documents_of(
+    key: SessionKey, session: StoredSession, names: Collection[str] | None
+) -> Documents:
     """Return a session's documents, each checked against the manifest's hash.
 
     Raises:
@@ -260,7 +262,7 @@ def listed(
             yield info_of(key, session)
 
 
-def info_of(key: SessionKey, session: Session) -> SessionInfo:
+def info_of(key: SessionKey, session: StoredSession) -> SessionInfo:
     """Return what a listing says of a session."""
     counters = session.manifest.counters if session.manifest else {}
     about = session.manifest.about if session.manifest else About()
@@ -277,7 +279,9 @@ def info_of(key: SessionKey, session: Session) -> SessionInfo:
     )
 
 
-def fresh(session: Session, batch: Batch, max_record_bytes: int) -> Sequence[Entry] | Exception:
+def fresh(
+    session: StoredSession, batch: Batch, max_record_bytes: int
+) -> Sequence[Entry] | Exception:
     """Return what of a batch the log does not hold yet, or why it will never be accepted."""
     head = len(session.entries)
     records = batch.records
@@ -346,7 +350,7 @@ class MemoryStore:
     async def open(self) -> None:
         """Make the owner known to the others on the backing."""
         await anyio.lowlevel.checkpoint()
-        owner = self._owners.setdefault(self._owner, Owner())
+        owner = self._owners.setdefault(self._owner, OwnerState())
         owner.alive = True
         owner.beat += 1  # not the one at which somebody saw it end
 
@@ -433,7 +437,7 @@ class MemoryStore:
         require_named(blobs)
         now = self._backing.clock()
         for name, data in blobs.items():
-            self._blobs[tenant, name] = Blob(data, now)
+            self._blobs[tenant, name] = StoredBlob(data, now)
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         """Return a blob, verified; None when there is none."""
@@ -498,7 +502,7 @@ class MemoryStore:
         if newest != after:
             raise too_late(key, after, newest)
         if session is None:
-            session = self._sessions[key] = Session()
+            session = self._sessions[key] = StoredSession()
         created = not session.entries
         session.updated_at = self._backing.clock()
         if session.created_at is None:
@@ -516,7 +520,7 @@ class MemoryStore:
     async def heartbeat(self) -> HeartbeatRequests:
         """Renew this owner's heartbeat, and return what others want."""
         await anyio.lowlevel.checkpoint()
-        owner = self._owners.setdefault(self._owner, Owner())
+        owner = self._owners.setdefault(self._owner, OwnerState())
         owner.beat += 1
         wanted, owner.wanted = owner.wanted, {}
         mail, owner.mail = owner.mail, {}
@@ -527,7 +531,7 @@ class MemoryStore:
     async def news(self, at_most: float) -> None:
         """Return when there is something to hear, or after ``at_most`` seconds."""
         await anyio.lowlevel.checkpoint()
-        owner = self._owners.setdefault(self._owner, Owner())
+        owner = self._owners.setdefault(self._owner, OwnerState())
         if owner.wanted or owner.mail:
             return
         bell = owner.bell = owner.bell or anyio.Event()
@@ -541,7 +545,7 @@ class MemoryStore:
         await anyio.lowlevel.checkpoint()
         if owner := self._owners.get(holder.owner):
             owner.wanted[key] = None
-            owner.ring()
+            owner.notify()
 
     # inbox
 
@@ -563,7 +567,7 @@ class MemoryStore:
         session = self._sessions.get(key)
         if session is not None and (owner := self._owners.get(session.owner)):
             owner.mail[key] = None
-            owner.ring()
+            owner.notify()
         return len(inbox) - before
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
@@ -647,5 +651,5 @@ class MemoryStore:
         """Do nothing: what was removed is nowhere."""
         await anyio.lowlevel.checkpoint()
 
-    def _held(self, key: SessionKey, epoch: int) -> Session:
+    def _held(self, key: SessionKey, epoch: int) -> StoredSession:
         return held(key, epoch, self._sessions.get(key))

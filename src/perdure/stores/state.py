@@ -70,7 +70,16 @@ from perdure.store import (
     SessionInfo,
     Status,
 )
-from perdure.stores.memory import Session, documents_of, fits, fresh, held, info_of, lost, too_late
+from perdure.stores.memory import (
+    StoredSession,
+    documents_of,
+    fits,
+    fresh,
+    held,
+    info_of,
+    lost,
+    too_late,
+)
 
 # One session's storage, as `perdure.stores.state` works on it: read when it was changed,
 
@@ -92,7 +101,7 @@ class StorageSlot:
         self._modified: datetime.datetime | None = None
         self._known = False
         self._other = ""
-        self.session: Session | None = None
+        self.session: StoredSession | None = None
         """As it was read or saved last; None where there is none."""
 
     @property
@@ -123,7 +132,7 @@ class StorageSlot:
             _keep_documents(self.session, documents)
         self._modified, self._known = modified, True
 
-    async def save(self, session: Session) -> None:
+    async def save(self, session: StoredSession) -> None:
         """Replace the stored state; what is known here changes only if that was done."""
         self._known = False  # until it is sure what the storage holds
         with self._trouble("save"):
@@ -172,10 +181,10 @@ def _stranger(state: FullAgentState, key: SessionKey) -> str:
     return str(SessionKey(agent, session, tenant))
 
 
-def _read(state: FullAgentState) -> Session:
+def _read(state: FullAgentState) -> StoredSession:
     """Return the session of a state: its log, or one that is made of it."""
     log = log_in(state)
-    session = Session()
+    session = StoredSession()
     if log is not None and log.agrees and log.records:
         records: Sequence[Record] = log.records
     else:
@@ -203,7 +212,7 @@ class _Begun(msgspec.Struct):
     owner: str = ""
 
 
-def _write(key: SessionKey, session: Session) -> FullAgentState:
+def _write(key: SessionKey, session: StoredSession) -> FullAgentState:
     records = list(session.records(range(1, len(session.entries) + 1)))
     try:
         return with_log(state_of(key, records), key, records)
@@ -212,16 +221,16 @@ def _write(key: SessionKey, session: Session) -> FullAgentState:
         raise NotStorableError(message, key=str(key)) from error
 
 
-def copied(session: Session) -> Session:
+def copied(session: StoredSession) -> StoredSession:
     """Return a session that may be changed without changing this one."""
-    copy = Session()
-    for name in Session.__slots__:
+    copy = StoredSession()
+    for name in StoredSession.__slots__:
         value = getattr(session, name)
         setattr(copy, name, list(value) if isinstance(value, list) else value)
     return copy
 
 
-def _keep_documents(session: Session, before: Session | None) -> None:
+def _keep_documents(session: StoredSession, before: StoredSession | None) -> None:
     """Go on with documents that were folded from what is still there."""
     manifest = None if before is None else before.manifest
     if before is None or manifest is None or manifest.as_of_seq > len(session.entries):
@@ -358,7 +367,7 @@ class StateStore:
             held(key, epoch, place.session)
         return 0
 
-    async def _session(self, key: SessionKey) -> Session | None:
+    async def _session(self, key: SessionKey) -> StoredSession | None:
         async with self._place(key).looked() as place:
             session = place.session
         if session is None and place.is_idle:
@@ -432,7 +441,7 @@ class StateStore:
         """Take the session with epoch ``after + 1``, if the newest epoch is ``after``."""
         async with self._place(key).looked() as place:
             place.require_mine()
-            session = place.session or Session()
+            session = place.session or StoredSession()
             if session.epoch != after:
                 raise too_late(key, after, session.epoch)
             taken = copied(session)
@@ -554,7 +563,7 @@ class StateStore:
         async with self._place(key).looked() as place:
             session = held(key, epoch, place.session)
             await place.remove()
-            gone = Session()
+            gone = StoredSession()
             gone.epoch, gone.owner = epoch, session.owner
             gone.deleted = gone.released = True
             place.session = gone
@@ -564,7 +573,7 @@ class StateStore:
         await anyio.lowlevel.checkpoint()
 
 
-def _longer(session: Session, new: Sequence[Entry]) -> Session:
+def _longer(session: StoredSession, new: Sequence[Entry]) -> StoredSession:
     longer = copied(session)
     longer.entries.extend(new)
     longer.updated_at = time.time()

@@ -92,7 +92,7 @@ class CheckpointEngine(CheckpointReader):
 class EventReader:
     """The kernel events of a session, to read: ``view.events``."""
 
-    def __init__(self, loop: LoopThread, inner: events.EventReader) -> None:
+    def __init__(self, loop: LoopThread, inner: events.KernelEventReader) -> None:
         self._loop = loop
         self._reader = inner
 
@@ -119,7 +119,7 @@ class EventReader:
 class EventStream(EventReader):
     """A session's kernel events: ``session.events``."""
 
-    def __init__(self, loop: LoopThread, inner: events.EventStream) -> None:
+    def __init__(self, loop: LoopThread, inner: events.KernelEventStream) -> None:
         super().__init__(loop, inner)
         self._stream = inner
 

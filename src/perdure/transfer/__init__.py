@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from perdure.transfer.damaged import Salvage as Salvage
     from perdure.transfer.damaged import salvage as salvage
     from perdure.transfer.migration import Migration as Migration
-    from perdure.transfer.migration import Progress as Progress
+    from perdure.transfer.migration import MigrationProgress as MigrationProgress
     from perdure.transfer.migration import migrate as migrate
     from perdure.transfer.write import WrittenSession as WrittenSession
 
@@ -42,7 +42,7 @@ _HOMES = {
     ),
     "perdure.transfer.bundle_files": ("read_bundle", "write_bundle"),
     "perdure.transfer.write": ("WrittenSession",),
-    "perdure.transfer.migration": ("Migration", "Progress", "migrate"),
+    "perdure.transfer.migration": ("Migration", "MigrationProgress", "migrate"),
     "perdure.transfer.damaged": ("MissingRecords", "Salvage", "salvage"),
     "perdure.session.export": ("export_pair", "import_pair"),
 }

@@ -39,7 +39,7 @@ from perdure.transfer.backups import (
     require_backup,
 )
 from perdure.transfer.bundle import neutral_record
-from perdure.transfer.migration import Migration, Progress, keys_of, migrate, was_removed
+from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate, was_removed
 from perdure.transfer.read import names_of
 
 CHUNK = 500
@@ -239,7 +239,7 @@ class BackupView(DelegatingStore):
 
 
 async def verify_backup(
-    target: Store, *, progress: Callable[[Progress], None] | None = None
+    target: Store, *, progress: Callable[[MigrationProgress], None] | None = None
 ) -> VerifyReport:
     """Read a backup in whole, and compare it with the sums of its records and its blobs' names.
 
@@ -256,7 +256,7 @@ async def verify_backup(
             found.problems[str(key)] = str(error)
         found.sessions += 1
         if progress is not None:
-            progress(Progress(found.sessions, len(view.keys) + len(view.damaged), key))
+            progress(MigrationProgress(found.sessions, len(view.keys) + len(view.damaged), key))
     return found
 
 
@@ -301,7 +301,7 @@ async def restore_backup(
     target: Store,
     *,
     wait: float = 10.0,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[MigrationProgress], None] | None = None,
 ) -> RestoreSummary:
     """Write the sessions of a backup into a store that has lost them, and verify each.
 

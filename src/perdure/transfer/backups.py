@@ -32,7 +32,7 @@ from perdure.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from perdure.lease import LeaseOptions, OwnerWatch, obtain, while_beating
+from perdure.lease import LeaseOptions, OwnerWatch, acquire_lease, while_beating
 from perdure.records.chunks import named_in
 from perdure.records.json import decode, encode
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey
@@ -40,7 +40,14 @@ from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.options import require_no_backup
 from perdure.store import Batch, DeadLetter, Documents, HeldLease, PendingItem, Status, Store
-from perdure.transfer.migration import AT_ONCE, PAUSE, TRIES, Progress, keys_of, with_dead_letters
+from perdure.transfer.migration import (
+    AT_ONCE,
+    PAUSE,
+    TRIES,
+    MigrationProgress,
+    keys_of,
+    with_dead_letters,
+)
 from perdure.transfer.read import dead_letters_of
 from perdure.transfer.write import ALL
 
@@ -117,7 +124,7 @@ async def backup(
     target: Store,
     *,
     wait: float = 10.0,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[MigrationProgress], None] | None = None,
 ) -> Backup:
     """Bring a backup up to date with a store; the first run makes it.
 
@@ -272,7 +279,7 @@ class _Run:
         self._erased: set[str] = set()
         """Tenants of whom something went."""
 
-    async def all(self, progress: Callable[[Progress], None] | None) -> None:
+    async def all(self, progress: Callable[[MigrationProgress], None] | None) -> None:
         """Bring every session, then follow what was deleted."""
         await require_backup(self._target, make=True)
         if not await self._target.head(JOURNAL):
@@ -292,7 +299,7 @@ class _Run:
                 await self._bring(key)
             done += 1
             if progress is not None:
-                progress(Progress(done, len(keys), key))
+                progress(MigrationProgress(done, len(keys), key))
 
         async with anyio.create_task_group() as group:
             for key in keys:
@@ -489,7 +496,9 @@ class _Run:
     async def _lease(self, key: SessionKey) -> HeldLease:
         watch = self.watches[self._target.owner]
         me = self._target.owner
-        return await obtain(self._target, key, me=me, watch=watch, on_held="steal", wait=self._wait)
+        return await acquire_lease(
+            self._target, key, me=me, watch=watch, on_held="steal", wait=self._wait
+        )
 
     async def _note(self, kind: str, what: object) -> None:
         grant = await self._lease(JOURNAL)

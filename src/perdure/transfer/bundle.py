@@ -43,14 +43,14 @@ class BundleHeader(msgspec.Struct, frozen=True):
     format: int = 1
 
 
-class Blob(msgspec.Struct, frozen=True):
+class BundleBlob(msgspec.Struct, frozen=True):
     """A blob, by the SHA-256 of its bytes."""
 
     name: str
     data: bytes
 
 
-class Folded(msgspec.Struct, frozen=True):
+class BundleDocument(msgspec.Struct, frozen=True):
     """A document."""
 
     name: str
@@ -61,7 +61,9 @@ class BundleFooter(msgspec.Struct, frozen=True):
     """That nothing is missing."""
 
 
-Item: TypeAlias = BundleHeader | DeadLetter | Blob | Record | Folded | Manifest | BundleFooter
+Item: TypeAlias = (
+    BundleHeader | DeadLetter | BundleBlob | Record | BundleDocument | Manifest | BundleFooter
+)
 
 
 def neutral(manifest: Manifest) -> Manifest:
@@ -114,11 +116,11 @@ class BundleWriter:
                 return {"perdure_bundle": format_, **names}
             case DeadLetter():
                 return {"dead_letter": item}
-            case Blob(name, data):
+            case BundleBlob(name, data):
                 return {"blob": name, "data": base64.b64encode(data).decode()}
             case Record():
                 return _Record(item.seq, item.kind, msgspec.Raw(item.payload), item.end)
-            case Folded(name, document):
+            case BundleDocument(name, document):
                 return {"document": name, "as_of": document.as_of_seq, **_text(document.data)}
             case Manifest():
                 return {"manifest": neutral(item)}
@@ -198,9 +200,9 @@ class Reader:
         if line.dead_letter is not None:
             return line.dead_letter
         if line.blob is not None:
-            return Blob(line.blob, self._blob(line))
+            return BundleBlob(line.blob, self._blob(line))
         if line.document is not None:
-            return Folded(line.document, Document(self._bytes(line), line.as_of))
+            return BundleDocument(line.document, Document(self._bytes(line), line.as_of))
         if line.manifest is not None:
             return line.manifest
         return self._end(line)

@@ -20,7 +20,7 @@ from perdure.records.manifest import Manifest
 from perdure.records.posts import DeadLetter
 from perdure.session.options import require_no_backup
 from perdure.store import Store
-from perdure.transfer.bundle import BundleHeader, BundleWriter, Folded, Item, Reader
+from perdure.transfer.bundle import BundleDocument, BundleHeader, BundleWriter, Item, Reader
 from perdure.transfer.read import items
 from perdure.transfer.write import WrittenSession, land
 
@@ -126,5 +126,5 @@ async def _items(path: Path, *, renamed: bool) -> AsyncGenerator[Item, None]:
         while line := await file.readline():
             item = reader.item(line)
             # Documents say whose they are: under another id they are made anew from the log.
-            if not (renamed and isinstance(item, (Folded, Manifest))):
+            if not (renamed and isinstance(item, (BundleDocument, Manifest))):
                 yield item

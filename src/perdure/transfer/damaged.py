@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from perdure.checkpoints.chain import CHAIN_KINDS, Chain
+from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
 from perdure.errors import CorruptRecordError, PerdureError, SessionNotFoundError
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.chunks import named_in
@@ -22,7 +22,14 @@ from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import MISSING, Record
 from perdure.store import DeadLetter, Document, Documents, Store, past_damage
-from perdure.transfer.bundle import Blob, BundleFooter, BundleHeader, Folded, Item, neutral_record
+from perdure.transfer.bundle import (
+    BundleBlob,
+    BundleDocument,
+    BundleFooter,
+    BundleHeader,
+    Item,
+    neutral_record,
+)
 from perdure.transfer.bundle_files import write_items
 from perdure.transfer.read import dead_letters_of
 
@@ -115,7 +122,7 @@ class _Salvaging:
         report.head = max(head, manifest.as_of_seq if manifest is not None else 0)
         names = named_in(one.data for name, one in self._found() if name != CHECKPOINTS)
         links = self._documents.found.get(CHECKPOINTS)
-        chain = Chain.of(None if links is None else links.data)
+        chain = CheckpointChain.of(None if links is None else links.data)
         async with aclosing(self._log()) as log:
             async for one in log:
                 if isinstance(one, MissingRecords):
@@ -184,14 +191,14 @@ class _Salvaging:
         for name in self._blobs:
             data = await self._blob(name)
             if data is not None:
-                yield Blob(name, data)
+                yield BundleBlob(name, data)
         async with aclosing(self._records()) as records:
             async for record in records:
                 yield record
         manifest = self._documents.manifest
         if manifest is not None:
             for name, document in sorted(self._documents.found.items()):
-                yield Folded(name, document)
+                yield BundleDocument(name, document)
             listed = {
                 name: one
                 for name, one in manifest.documents.items()

@@ -29,7 +29,7 @@ from perdure.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, obtain, while_beating
+from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease, while_beating
 from perdure.lineage.store import followed
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
@@ -39,9 +39,9 @@ from perdure.records.records import FORK, TAKEN
 from perdure.session.options import require_no_backup
 from perdure.store import DeadLetter, Document, HeldLease, LeaseState, PendingItem, Store
 from perdure.transfer import receipts
-from perdure.transfer.bundle import Blob, Item, neutral
+from perdure.transfer.bundle import BundleBlob, Item, neutral
 from perdure.transfer.read import Digest, content, dead_letters_of, digest_of, items
-from perdure.transfer.receipts import State, state_of
+from perdure.transfer.receipts import ReceiptState, state_of
 from perdure.transfer.write import ALL, WrittenSession, go_on, land
 
 AT_ONCE: Final = 8
@@ -52,7 +52,7 @@ PAUSE: Final = 0.2
 POSTS: Final = 100
 
 
-class Progress(msgspec.Struct, frozen=True):
+class MigrationProgress(msgspec.Struct, frozen=True):
     """How far a migration is."""
 
     done: int
@@ -97,7 +97,7 @@ async def migrate(
     tenants: Sequence[str] | None = None,
     on_held: OnHeld = "handover",
     wait: float = 10.0,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[MigrationProgress], None] | None = None,
 ) -> Migration:
     """Copy every session of an open store into another open store, and verify each.
 
@@ -130,7 +130,7 @@ async def _move_all(
     mover: _Mover,
     source: Store,
     tenants: Sequence[str] | None,
-    progress: Callable[[Progress], None] | None,
+    progress: Callable[[MigrationProgress], None] | None,
 ) -> None:
     for store in (source, mover.target):
         await require_no_backup(store)
@@ -156,7 +156,7 @@ async def _move_all(
                 found.failed[str(key)] = str(error)
         done += 1
         if progress is not None:
-            progress(Progress(done, len(keys), key))
+            progress(MigrationProgress(done, len(keys), key))
 
     mover.parents = await _parents(source, keys)
     for wave in _waves(mover.parents, keys):
@@ -345,7 +345,7 @@ class _Mover:
         await self._acknowledge(key, landed.epoch, before, lives)
 
     async def _is_another_life(
-        self, key: SessionKey, seen: _Compared, before: State | None
+        self, key: SessionKey, seen: _Compared, before: ReceiptState | None
     ) -> bool:
         """Say whether the source has deleted what the target has, and begun it anew.
 
@@ -409,7 +409,7 @@ class _Mover:
         known = self._blobs[key.tenant]
         async with contextlib.aclosing(found):
             async for item in found:
-                if not isinstance(item, Blob) or item.name not in known:
+                if not isinstance(item, BundleBlob) or item.name not in known:
                     yield item
 
     async def _same_documents(self, key: SessionKey) -> bool:
@@ -479,7 +479,7 @@ class _Mover:
     # what an earlier run has left
 
     async def _acknowledge(
-        self, key: SessionKey, epoch: int, before: State | None, lives: Sequence[bytes]
+        self, key: SessionKey, epoch: int, before: ReceiptState | None, lives: Sequence[bytes]
     ) -> None:
         """Leave word, as blobs, of what the target has under an epoch of ours, and nobody else's.
 
@@ -523,7 +523,7 @@ class _Mover:
     async def _has(self, key: SessionKey, receipt: bytes) -> bool:
         return await self.target.get_blob(key.tenant, receipts.name(receipt)) is not None
 
-    async def _known(self, key: SessionKey) -> State | None:
+    async def _known(self, key: SessionKey) -> ReceiptState | None:
         """Return the source's state if both were found equal, and neither has changed since."""
         there = await state_of(self.target, key)
         here = None if there is None else await state_of(self._source, key)
@@ -744,7 +744,7 @@ class _Mover:
 
     @contextlib.asynccontextmanager
     async def _lease(self, key: SessionKey) -> AsyncGenerator[HeldLease, None]:
-        grant = await obtain(
+        grant = await acquire_lease(
             self.target,
             key,
             me=self.target.owner,

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import AsyncGenerator
 from typing import Final, final
 
-from perdure.checkpoints.chain import CHAIN_KINDS, Chain
+from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.chunks import named_in
@@ -16,11 +16,11 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import Record
 from perdure.store import DeadLetter, Documents, Store
 from perdure.transfer.bundle import (
-    Blob,
+    BundleBlob,
+    BundleDocument,
     BundleFooter,
     BundleHeader,
     BundleWriter,
-    Folded,
     Item,
     neutral_record,
 )
@@ -58,12 +58,12 @@ async def items(
     for name in sorted(reached):
         data = reached.pop(name) or await store.get_blob(key.tenant, name)
         if data is not None:
-            yield Blob(name, data)
+            yield BundleBlob(name, data)
     async with contextlib.aclosing(content(store, key, head)) as records:
         async for record in records:
             yield record
     for name, document in sorted(documents.found.items()):
-        yield Folded(name, document)
+        yield BundleDocument(name, document)
     if documents.manifest is not None:
         yield documents.manifest
     yield BundleFooter()
@@ -115,7 +115,7 @@ async def _reached(
     """Return the blobs that a session reaches, through others too: small ones with their data."""
     found = documents.found.copy()
     links = found.pop(CHECKPOINTS, None)
-    chain = Chain.of(None if links is None else links.data)
+    chain = CheckpointChain.of(None if links is None else links.data)
     named = named_in(document.data for document in found.values())
     async with contextlib.aclosing(content(store, key, head)) as records:
         async for record in records:
@@ -158,7 +158,7 @@ class Digest:
         """Pass items on, and take them in."""
         async with contextlib.aclosing(found):
             async for item in found:
-                if not isinstance(item, Blob | BundleFooter):
+                if not isinstance(item, BundleBlob | BundleFooter):
                     self._hash.update(self._writer.line(item))
                 yield item
 

@@ -31,7 +31,7 @@ EQUAL, UNTOUCHED, LIFE, REMOVED, LETTER = "equal", "untouched", "life", "removed
 _PARTS: Final = {EQUAL: 5, UNTOUCHED: 4, LIFE: 4, REMOVED: 4, LETTER: 5}
 
 
-class State(msgspec.Struct, frozen=True):
+class ReceiptState(msgspec.Struct, frozen=True):
     """What changes whenever a session does."""
 
     epoch: int
@@ -39,14 +39,14 @@ class State(msgspec.Struct, frozen=True):
     manifest: Manifest | None
 
 
-async def state_of(store: Store, key: SessionKey) -> State | None:
+async def state_of(store: Store, key: SessionKey) -> ReceiptState | None:
     """Return the state of a session; None where there is none, or where it was deleted."""
     manifest = (await store.read_documents(key, ())).manifest
     head = await store.head(key)
     holder = await store.holder(key)
     if holder is None or holder.deleted:
         return None
-    return State(holder.epoch, head, None if manifest is None else neutral(manifest))
+    return ReceiptState(holder.epoch, head, None if manifest is None else neutral(manifest))
 
 
 def name(receipt: bytes) -> str:
@@ -54,7 +54,7 @@ def name(receipt: bytes) -> str:
     return hashlib.sha256(receipt).hexdigest()
 
 
-def equal(source: Store, key: SessionKey, here: State, there: State) -> bytes:
+def equal(source: Store, key: SessionKey, here: ReceiptState, there: ReceiptState) -> bytes:
     """Return the receipt by which a session, as it is here, was found equal to what is there."""
     return encode([EQUAL, key, source.location, here, there])
 

@@ -21,7 +21,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.records import BASE, TAKEN, Entry, Record
 from perdure.store import Batch, DeadLetter, HeldLease, Status, Store
-from perdure.transfer.bundle import GAP, Blob, Folded, Item
+from perdure.transfer.bundle import GAP, BundleBlob, BundleDocument, Item
 
 ALL: Final = 1_000_000
 """Posts that are looked at together."""
@@ -163,7 +163,7 @@ class _SessionWrite:
 
     async def add(self, item: Item) -> None:
         match item:
-            case Blob(name, data):
+            case BundleBlob(name, data):
                 self._blobs[name] = data
                 self._size += len(data)
                 self._count += 1
@@ -171,7 +171,7 @@ class _SessionWrite:
                 self._letters.append(item)
             case Record():
                 await self._record(item)
-            case Folded(name, document):
+            case BundleDocument(name, document):
                 self._documents[name] = document.data
                 self._bytes += len(document.data)
             case Manifest():

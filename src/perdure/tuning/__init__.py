@@ -13,17 +13,17 @@ from perdure.tuning.made_up import made_up
 from perdure.tuning.measure import measure
 from perdure.tuning.observed import observed
 from perdure.tuning.replay import SettingCost, replay
-from perdure.tuning.workload import Change, Workload, changes_of, workload_of
+from perdure.tuning.workload import Workload, WorkloadChange, changes_of, workload_of
 
 __all__ = [
     "Advice",
-    "Change",
     "LoadLevel",
     "Option",
     "Requirements",
     "SettingCost",
     "StoreMeasurement",
     "Workload",
+    "WorkloadChange",
     "advise",
     "changes_of",
     "chart",

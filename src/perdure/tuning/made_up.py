@@ -6,7 +6,7 @@ import math
 import random
 from typing import Final
 
-from perdure.tuning.workload import Change, Workload, workload_of
+from perdure.tuning.workload import Workload, WorkloadChange, workload_of
 
 _THINKS: Final = (20.0, 1.0)
 """A person's time between an answer and the next question: median, spread (lognormal)."""
@@ -41,16 +41,16 @@ def made_up(*, sessions: int = 50, seconds: float = 900.0, seed: int = 0) -> Wor
     return workload_of(found, source)
 
 
-def _session(chance: random.Random, seconds: float) -> list[Change]:
+def _session(chance: random.Random, seconds: float) -> list[WorkloadChange]:
     at, changes = 0.0, []
     while at < seconds:
         steps = int(math.log(1.0 - chance.random()) / math.log(1.0 - 1.0 / (_STEPS + 1.0)))
-        changes.append(Change(at, _drawn(chance, _SIZE)))
+        changes.append(WorkloadChange(at, _drawn(chance, _SIZE)))
         for _ in range(2 * steps):  # a call, and its result
             at += chance.lognormvariate(math.log(_STEP[0]), _STEP[1])
-            changes.append(Change(at, _drawn(chance, _SIZE)))
+            changes.append(WorkloadChange(at, _drawn(chance, _SIZE)))
         at += chance.lognormvariate(math.log(_STEP[0]), _STEP[1])
-        changes.append(Change(at, _drawn(chance, _SIZE), ends_turn=True))
+        changes.append(WorkloadChange(at, _drawn(chance, _SIZE), ends_turn=True))
         at += chance.lognormvariate(math.log(_THINKS[0]), _THINKS[1])
     return changes
 

@@ -10,7 +10,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import Record
 from perdure.store import SessionInfo, Store
 from perdure.tuning.measure import TENANT
-from perdure.tuning.workload import Change, Workload, changes_of, workload_of
+from perdure.tuning.workload import Workload, WorkloadChange, changes_of, workload_of
 
 _LISTED: Final = 10_000
 
@@ -31,7 +31,7 @@ async def observed(store: Store, *, most: int = 20_000) -> Workload:
 
     """
     whole = followed(store)
-    sessions: list[list[Change]] = []
+    sessions: list[list[WorkloadChange]] = []
     left = most
     for info in await _newest(store):
         if left <= 0:
@@ -56,7 +56,7 @@ async def _newest(store: Store) -> list[SessionInfo]:
     return sorted(found, key=lambda info: info.updated_at or 0.0, reverse=True)
 
 
-async def _changes(store: Store, key: SessionKey) -> list[Change]:
+async def _changes(store: Store, key: SessionKey) -> list[WorkloadChange]:
     records: list[Record] = []
     try:
         async for chunk in store.read_log(key, limit=_EACH, reverse=True):

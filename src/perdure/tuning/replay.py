@@ -18,7 +18,7 @@ from perdure.autosave.tracked import Tracked
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import Capabilities, Outcome, Status
-from perdure.tuning.workload import Change, Workload
+from perdure.tuning.workload import Workload, WorkloadChange
 
 _ENGINE: Final = EngineOptions(jitter=0.0, eager=False, dirty_soft=1 << 60, dirty_hard=1 << 60)
 _EVERYTHING: Final = 1 << 40
@@ -71,7 +71,9 @@ def replay(workload: Workload, autosave: Autosave, *, save_time: float = 0.0) ->
 class _Run:
     """One session, from its first change to its last save."""
 
-    def __init__(self, changes: Sequence[Change], autosave: Autosave, save_time: float) -> None:
+    def __init__(
+        self, changes: Sequence[WorkloadChange], autosave: Autosave, save_time: float
+    ) -> None:
         self._changes = changes
         self._save_time = save_time
         capabilities = Capabilities(durability="", max_record_bytes=_EVERYTHING)
@@ -93,7 +95,7 @@ class _Run:
             self._accept(change)
         self._until(float("inf"))
 
-    def _accept(self, change: Change) -> None:
+    def _accept(self, change: WorkloadChange) -> None:
         core, t, now = self._core, self._t, change.at
         if self._dirty_since is None:
             self._dirty_since = now

@@ -23,7 +23,7 @@ QUIET: Final = 60.0
 """Seconds without a change after which a session is not active any more."""
 
 
-class Change(NamedTuple):
+class WorkloadChange(NamedTuple):
     """A record that a session was given."""
 
     at: float
@@ -36,7 +36,7 @@ class Change(NamedTuple):
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The changes of some sessions, each from its own second 0 on."""
 
-    sessions: tuple[tuple[Change, ...], ...]
+    sessions: tuple[tuple[WorkloadChange, ...], ...]
     seconds: float
     """For how long sessions were active, all together."""
     source: str
@@ -62,14 +62,14 @@ class _PayloadTimes(msgspec.Struct):
     phase: str | None = None
 
 
-def changes_of(records: Iterable[Record]) -> list[Change]:
+def changes_of(records: Iterable[Record]) -> list[WorkloadChange]:
     """Return what a log tells: when each record was given, and its size.
 
     A record that does not say when came with the one before. What a store writes itself, the
     records of new holders, is left out.
     """
     decoder = decoder_of(_PayloadTimes)
-    found: list[Change] = []
+    found: list[WorkloadChange] = []
     at: float | None = None
     for record in records:
         if record.kind == EPOCH:
@@ -82,18 +82,18 @@ def changes_of(records: Iterable[Record]) -> list[Change]:
         at = known if at is None else max(at, at if known is None else known)
         if at is not None:
             ends = record.kind == TURN and times.phase != "begin"
-            found.append(Change(at, len(record.payload), ends))
+            found.append(WorkloadChange(at, len(record.payload), ends))
     return found
 
 
-def workload_of(sessions: Iterable[Sequence[Change]], source: str) -> Workload:
+def workload_of(sessions: Iterable[Sequence[WorkloadChange]], source: str) -> Workload:
     """Return a workload of sessions that changed at these times."""
     active = tuple(_active(changes) for changes in sessions if changes)
     seconds = sum(changes[-1].at + QUIET for changes in active)
     return Workload(sessions=active, seconds=seconds, source=source)
 
 
-def _active(changes: Sequence[Change]) -> tuple[Change, ...]:
+def _active(changes: Sequence[WorkloadChange]) -> tuple[WorkloadChange, ...]:
     """Begin at 0, and shorten pauses."""
     at, found = 0.0, [changes[0]._replace(at=0.0)]
     for earlier, later in pairwise(changes):

@@ -23,7 +23,7 @@ import anyio
 
 import perdure
 from perdure import Message
-from perdure.lease import LeaseOptions, OwnerWatch, obtain
+from perdure.lease import LeaseOptions, OwnerWatch, acquire_lease
 from perdure.records.keys import SessionKey
 from perdure.store import Store
 from perdure.transfer import write_bundle
@@ -73,7 +73,7 @@ async def bundles(store: Store, keys: list[SessionKey], folder: Path) -> dict[st
 
 async def waiting(store: Store, key: SessionKey) -> list[str]:
     """Return what waits in a session's inbox."""
-    grant = await obtain(
+    grant = await acquire_lease(
         store, key, me=store.owner, watch=OwnerWatch(LeaseOptions(), anyio.current_time),
         on_held="handover", wait=30,
     )  # fmt: skip

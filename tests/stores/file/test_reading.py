@@ -25,7 +25,7 @@ from perdure.stores.file import log as writing
 from perdure.stores.file import reader as reading
 from perdure.stores.file import reader as streaming
 from perdure.stores.file import segments as chain
-from perdure.stores.file.owners import Owner
+from perdure.stores.file.owners import FileOwner
 from perdure.testing.conformance._kit import (
     append_ok,
     entries,
@@ -361,7 +361,7 @@ async def test_a_reader_waits_for_a_takeover_and_then_says_so(
 
 async def test_nobody_waits_for_a_taker_that_is_dead(store) -> None:
     await write(store, await take(store), "a")
-    dead = Owner(owner="dead", host="", pid=0, boot=store._owners.me.boot)
+    dead = FileOwner(owner="dead", host="", pid=0, boot=store._owners.me.boot)
     with store._root.enter("agents", "agent") as folder:
         assert leases.publish(folder, KEY, 2, dead, since=1)
     assert tuple(entries(await read(store))) == group("a", "a")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.records.keys import SessionKey
-from perdure.stores.redis.connection import Call
+from perdure.stores.redis.connection import RedisCall
 from perdure.testing.conformance._kit import KEY, take
 from perdure.testing.conformance.inbox import posted
 from tests.servers.valkey import Valkey
@@ -41,7 +41,7 @@ async def test_a_post_beside_the_last_settling_is_not_lost_sight_of(
     await poster.post(KEY, posted("a"))
     send, write, steps = store._link.send, store._link.write, [0]
 
-    async def then_post(call: Any, calls: Sequence[Call]) -> list[Any]:
+    async def then_post(call: Any, calls: Sequence[RedisCall]) -> list[Any]:
         replies = await call(calls)
         if steps[0] == between:
             await poster.post(KEY, posted("b"))

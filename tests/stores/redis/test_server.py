@@ -16,7 +16,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
 from perdure.store import Batch, PendingItem, Status
 from perdure.stores.redis import RedisStore
-from perdure.stores.redis.connection import Call
+from perdure.stores.redis.connection import RedisCall
 from perdure.testing.conformance._kit import (
     KEY,
     append,
@@ -233,7 +233,7 @@ async def test_a_session_that_begins_anew_beside_its_deletion_is_listed(
     grant = await take(store)
     write, steps = store._link.write, [0]
 
-    async def then_take(calls: Sequence[Call]) -> list[Any]:
+    async def then_take(calls: Sequence[RedisCall]) -> list[Any]:
         replies = await write(calls)
         if steps[0] == between:
             await take(other)

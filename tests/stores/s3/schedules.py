@@ -27,7 +27,7 @@ from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Status
 from perdure.stores.objects import directory, documents, leases, reader
 from perdure.stores.objects.bucket import ListedObject, StoredObject
-from perdure.stores.objects.log import LogWriter
+from perdure.stores.objects.log import ObjectLogWriter
 
 KEY = SessionKey("agent")
 
@@ -222,7 +222,7 @@ class Story:
 
         return life
 
-    def _take(self, bucket: Any, actor: Actor) -> LogWriter | None:
+    def _take(self, bucket: Any, actor: Actor) -> ObjectLogWriter | None:
         for _ in range(3):
             try:
                 seen = reader.look(bucket, KEY)
@@ -236,7 +236,7 @@ class Story:
         return None
 
     def _work(
-        self, bucket: Any, actor: Actor, writer: LogWriter, appends: int, *, deletes: bool
+        self, bucket: Any, actor: Actor, writer: ObjectLogWriter, appends: int, *, deletes: bool
     ) -> None:
         self.world.trace.append(f"{actor.name} has epoch {writer.epoch} from {writer.begun}")
         first, waiting = writer.begun + 1, []
@@ -255,7 +255,9 @@ class Story:
                     return
         self._end(bucket, writer, deletes=deletes)
 
-    def _append(self, bucket: Any, writer: LogWriter, first: int, texts: list[str]) -> bool | None:
+    def _append(
+        self, bucket: Any, writer: ObjectLogWriter, first: int, texts: list[str]
+    ) -> bool | None:
         """Append; True for OK, False for not yet, None for never."""
         records = tuple(Entry(MESSAGE, msgspec.json.encode(text)) for text in texts)
         batch = Batch(KEY, writer.epoch, first, records)
@@ -271,7 +273,7 @@ class Story:
             assert outcome.status is not Status.PERMANENT, outcome.error
         return False
 
-    def _fold(self, bucket: Any, writer: LogWriter) -> bool:
+    def _fold(self, bucket: Any, writer: ObjectLogWriter) -> bool:
         """Write what the log amounts to; False when the lease is lost."""
         upto = writer.head
         try:
@@ -288,7 +290,7 @@ class Story:
         self.world.trace.append(f"  folded up to {upto}")
         return True
 
-    def _end(self, bucket: Any, writer: LogWriter, *, deletes: bool) -> None:
+    def _end(self, bucket: Any, writer: ObjectLogWriter, *, deletes: bool) -> None:
         try:
             if deletes and self.world.random.random() < 0.5:
                 self.wiped = max(self.wiped, writer.epoch)
@@ -339,7 +341,7 @@ class Story:
 
 def texts_of(bucket: Any, upto: int | None) -> list[str]:
     """Read the log: its seqs have no gap."""
-    stream = reader.Stream(bucket, KEY, 0, None if upto is None else upto + 1)
+    stream = reader.ObjectLogStream(bucket, KEY, 0, None if upto is None else upto + 1)
     records = []
     while part := stream.part():
         records += part

@@ -10,7 +10,7 @@ from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Status
 from perdure.stores.objects import documents, layout, leases, merge, reader
-from perdure.stores.objects.log import LogWriter
+from perdure.stores.objects.log import ObjectLogWriter
 from tests.stores.s3.schedules import KEY, Requests, World, texts_of
 
 FOLDER = layout.folder_of(KEY)
@@ -45,13 +45,13 @@ def bucket() -> Any:
     return Late(World(0, faults=0))
 
 
-def batch(writer: LogWriter, first: int, *texts: str) -> Batch:
+def batch(writer: ObjectLogWriter, first: int, *texts: str) -> Batch:
     return Batch(
         KEY, writer.epoch, first, tuple(Entry(MESSAGE, b'"%b"' % t.encode()) for t in texts)
     )
 
 
-def append(writer: LogWriter, *texts: str) -> None:
+def append(writer: ObjectLogWriter, *texts: str) -> None:
     """Append each text in a commit of its own."""
     for text in texts:
         assert writer.append(batch(writer, writer.head + 1, text)).status is Status.OK

@@ -19,7 +19,7 @@ from rich.text import Text
 
 import perdure
 from perdure._lib.ids import random_id
-from perdure.cli.demo.stage import STORE, DemoRun, Plan, Report
+from perdure.cli.demo.stage import STORE, DemoPlan, DemoRun, Report
 from perdure.cli.output import Answer, print_json, print_table, say, stderr
 from perdure.errors import ConfigError
 from perdure.stores.memory import MemoryStore
@@ -57,7 +57,7 @@ def demo(
     """
     shown = None if store is None else _shown(store)
     folder = _fresh(Path.cwd() / FOLDER) if dir is None else _empty(dir.absolute())
-    plan = Plan(
+    plan = DemoPlan(
         folder=folder,
         store=store or str(folder / STORE),
         tenant=f"perdure-demo-{random_id(8)}" if store else "",
@@ -106,7 +106,7 @@ def _empty(folder: Path) -> Path:
     return folder
 
 
-async def _run(plan: Plan, *, quiet: bool) -> Report:
+async def _run(plan: DemoPlan, *, quiet: bool) -> Report:
     screen = Screen()
     course = DemoRun(plan, screen.tell)
     screen.course = course

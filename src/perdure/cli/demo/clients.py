@@ -71,7 +71,7 @@ class Clients:
             self._connected.add(agent)
             try:
                 async with await anyio.connect_tcp("127.0.0.1", port) as stream:
-                    lines = Lines(stream)
+                    lines = AnswerLines(stream)
                     while not self._closing:
                         await self._turn(lines, agent, turn + 1, again=again)
                         turn, again = turn + 1, False
@@ -91,7 +91,7 @@ class Clients:
         while self._port == port and not self._closing:
             await self._changed.wait()
 
-    async def _turn(self, lines: Lines, agent: str, turn: int, *, again: bool) -> None:
+    async def _turn(self, lines: AnswerLines, agent: str, turn: int, *, again: bool) -> None:
         about = WORDS[turn % len(WORDS)]
         asked = "asked again" if again else "asked"
         text = f"Question {turn}, {asked} of {agent}: what do you know about {about}?"
@@ -109,7 +109,7 @@ class Clients:
         self._tell()
 
 
-class Lines:
+class AnswerLines:
     """A connection, line by line."""
 
     def __init__(self, stream: SocketStream) -> None:

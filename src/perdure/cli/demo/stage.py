@@ -30,7 +30,7 @@ LINE = 4 * 1024 * 1024
 STORE = "store"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How large the demo is."""
 
     folder: Path
@@ -83,7 +83,7 @@ class Report(msgspec.Struct, kw_only=True):
     ok: bool = False
 
 
-class Server:
+class ServerProcess:
     """One server process, started for the demo."""
 
     def __init__(self, process: anyio.abc.Process, log: Path) -> None:
@@ -93,7 +93,7 @@ class Server:
         self._lines = BufferedByteReceiveStream(process.stdout)
 
     @classmethod
-    async def start(cls, plan: Plan, number: int) -> Server:
+    async def start(cls, plan: DemoPlan, number: int) -> ServerProcess:
         """Start a server on the store; its stderr goes to a file in the folder."""
         log = plan.folder / f"server-{number}.log"
         command = [sys.executable, "-P", "-m", "perdure.cli.demo.server", plan.tenant]
@@ -134,7 +134,7 @@ class Server:
 class DemoRun:
     """One run of the demo."""
 
-    def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
+    def __init__(self, plan: DemoPlan, tell: Callable[[str], None]) -> None:
         self.plan = plan
         self.crowd: Clients = Clients(
             [f"agent-{number:02d}" for number in range(1, plan.agents + 1)]
@@ -181,7 +181,7 @@ class DemoRun:
 
     async def _killed(self) -> None:
         self._tell("a server starts, the agents talk")
-        server = await Server.start(self.plan, 1)
+        server = await ServerProcess.start(self.plan, 1)
         try:
             ready = await server.says(ServerReady)
             self.crowd.connect_to(ready.port)
@@ -201,7 +201,7 @@ class DemoRun:
 
     async def _restored_and_stopped(self) -> None:
         self._tell("a second server restores every session")
-        server = await Server.start(self.plan, 2)
+        server = await ServerProcess.start(self.plan, 2)
         try:
             ready = await server.says(ServerReady)
             self._note_restore(ready.restore_ms)

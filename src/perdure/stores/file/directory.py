@@ -53,7 +53,7 @@ class _SessionMetadata(msgspec.Struct, rename="camel"):
     created_at: str | None = None
 
 
-class ListQuery(msgspec.Struct, frozen=True):
+class FileListQuery(msgspec.Struct, frozen=True):
     """Which sessions are listed."""
 
     tenant: str
@@ -102,7 +102,7 @@ def _tenant_inside(tenant: Folder) -> str | None:
 
 
 def list_sessions(
-    root: Folder, wanted: ListQuery, after: SessionKey | None, limit: int
+    root: Folder, wanted: FileListQuery, after: SessionKey | None, limit: int
 ) -> list[SessionInfo]:
     """List sessions by key, after *after*."""
     found: list[SessionInfo] = []

@@ -10,7 +10,7 @@ from typing import final
 import msgspec
 
 from perdure._lib.files import Folder
-from perdure._lib.threads import Call
+from perdure._lib.threads import ThreadCall
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.store import Batch, Documents, HeldLease, Outcome, Status
@@ -18,7 +18,7 @@ from perdure.stores.file import documents, leases, reader
 from perdure.stores.file.home import Home, idle
 from perdure.stores.file.layout import released_name, session_path
 from perdure.stores.file.log import LogWriter, lost
-from perdure.stores.file.owners import Owner
+from perdure.stores.file.owners import FileOwner
 from perdure.stores.file.segments import DurablePosition
 
 # Operations on one held session, one hop each: read and write documents, release, delete
@@ -57,7 +57,7 @@ def release(writer: LogWriter) -> None:
         writer.close_files()
 
 
-def delete(writer: LogWriter, me: Owner) -> None:
+def delete(writer: LogWriter, me: FileOwner) -> None:
     """End a session's life, as its holder."""
     with writer.lock:
         try:
@@ -195,7 +195,7 @@ class HeldSessions:
         here.appends.start(writer.append, batch, then=lambda call: done(self._told(writer, call)))
         return True
 
-    def _told(self, writer: LogWriter, call: Call[Outcome]) -> Outcome:
+    def _told(self, writer: LogWriter, call: ThreadCall[Outcome]) -> Outcome:
         outcome = Outcome(Status.IN_DOUBT, call.error) if call.error else call.value
         if outcome.status is Status.CONFLICT:
             self.drop(writer)  # an epoch that is over never begins again

@@ -24,7 +24,7 @@ from perdure.errors import ConfigError, SessionError
 from perdure.store import HeartbeatRequests
 from perdure.stores.file.log import LogWriter, OpenFiles
 from perdure.stores.file.owners import Owners
-from perdure.stores.file.reader import Plan
+from perdure.stores.file.reader import ReadPlan
 
 # The store's own folder: found, made if it may be, and checked before anything trusts it
 
@@ -208,7 +208,7 @@ async def idle(writer: LogWriter) -> None:
         await anyio.sleep(_POLL)
 
 
-async def settled(look: Callable[[], Awaitable[Plan]]) -> Plan:
+async def settled(look: Callable[[], Awaitable[ReadPlan]]) -> ReadPlan:
     """Look where a log is until no takeover is under way, or for as long as a reader waits."""
     deadline = anyio.current_time() + _SETTLE
     pause = _POLL

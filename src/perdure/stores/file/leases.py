@@ -49,9 +49,9 @@ from perdure.stores.file.layout import (
     segment_of,
     session_path,
 )
-from perdure.stores.file.owners import Owner, Owners
+from perdure.stores.file.owners import FileOwner, Owners
 from perdure.stores.file.sealed import decoded, sealed, unsealed
-from perdure.stores.file.segments import DurablePosition, Segment, SegmentEnd, SegmentHeader
+from perdure.stores.file.segments import DurablePosition, LogSegment, SegmentEnd, SegmentHeader
 
 _log = logging.getLogger("perdure")
 
@@ -164,7 +164,7 @@ def held(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
     return LeaseHeldError(message, key=str(key), epoch=newest, after=after)
 
 
-def take(root: Folder, key: SessionKey, after: int, me: Owner) -> AcquiredSession:
+def take(root: Folder, key: SessionKey, after: int, me: FileOwner) -> AcquiredSession:
     """Take a session with epoch ``after + 1``.
 
     Raises:
@@ -194,7 +194,7 @@ def take(root: Folder, key: SessionKey, after: int, me: Owner) -> AcquiredSessio
 
 
 def _after_publishing(
-    root: Folder, folder: Folder, key: SessionKey, fence: Fence, since: int, me: Owner
+    root: Folder, folder: Folder, key: SessionKey, fence: Fence, since: int, me: FileOwner
 ) -> AcquiredSession:
     try:
         if since > 1:  # the end of a deletion that was cut short
@@ -226,7 +226,7 @@ def _let_go(folder: Folder, epoch: int) -> None:
 
 
 def publish(
-    folder: Folder, key: SessionKey, epoch: int, me: Owner, *, since: int, deleted: bool = False
+    folder: Folder, key: SessionKey, epoch: int, me: FileOwner, *, since: int, deleted: bool = False
 ) -> Fence | None:
     """Publish an epoch; None if somebody else has it, or a higher one."""
     lease = LeaseFile(
@@ -256,7 +256,7 @@ def publish(
 
 
 def _begin(
-    root: Folder, folder: Folder, key: SessionKey, epoch: int, since: int, me: Owner
+    root: Folder, folder: Folder, key: SessionKey, epoch: int, since: int, me: FileOwner
 ) -> tuple[Position, bool]:
     """Seal what was written so far by the epoch record that follows it."""
     with folder.make(LOG) as log:
@@ -288,14 +288,14 @@ def create_segment(log: Folder, name: str, data: bytes) -> None:
     log.sync()
 
 
-def _known(folder: Folder, key: SessionKey, tip: Segment) -> Position:
+def _known(folder: Folder, key: SessionKey, tip: LogSegment) -> Position:
     """Return how far a fold vouches for a segment: what is folded was durable before."""
     known = [decoded(one.manifest.position, DurablePosition) for one in read_manifests(folder, key)]
     here = [one.at for one in known if one and (one.epoch, one.number) == (tip.epoch, tip.number)]
     return max([tip.start, *here], key=lambda at: at.offset)
 
 
-def _seal(folder: Folder, log: Folder, tip: Segment, key: SessionKey) -> SegmentEnd | None:
+def _seal(folder: Folder, log: Folder, tip: LogSegment, key: SessionKey) -> SegmentEnd | None:
     """Decide how far the predecessor counts, and make sure that it lasts that far.
 
     None if only memory had it: a sync that failed for the old holder succeeds for us, with its
@@ -324,7 +324,7 @@ def _seal(folder: Folder, log: Folder, tip: Segment, key: SessionKey) -> Segment
     return SegmentEnd(tip.epoch, tip.number, end.offset, end.seq, end.crc)
 
 
-def _keep_evidence(folder: Folder, log: Folder, tip: Segment, offset: int) -> None:
+def _keep_evidence(folder: Folder, log: Folder, tip: LogSegment, offset: int) -> None:
     """Copy what lies behind the last whole group, and say so; the log goes on without it."""
     name = f"{tip.epoch}-{tip.number}.{offset}.tail"
     tail = (log.read(tip.name) or b"")[offset:]
@@ -345,7 +345,7 @@ def _remove_lower(folder: Folder, epoch: int) -> None:
             folder.remove(released_name(lower))
 
 
-def mark_deleted(folder: Folder, key: SessionKey, epoch: int, me: Owner) -> bool:
+def mark_deleted(folder: Folder, key: SessionKey, epoch: int, me: FileOwner) -> bool:
     """Publish the epoch that ends a session's life, then remove what it owned.
 
     False if another epoch was published before: then nothing was removed.

@@ -37,7 +37,7 @@ from perdure.stores.file.leases import AcquiredSession, Fence
 from perdure.stores.file.segments import (
     SEGMENT,
     DurablePosition,
-    Segment,
+    LogSegment,
     SegmentEnd,
     SegmentHeader,
 )
@@ -526,7 +526,7 @@ def trim(writer: LogWriter, below: int) -> int:
             writer.rest()
 
 
-def _begin_with(log: Folder, first: Segment) -> int:
+def _begin_with(log: Folder, first: LogSegment) -> int:
     place = (first.epoch, first.number)
     names = log.names()
     old = [found for found in filter(None, map(segment_of, names)) if found < place]

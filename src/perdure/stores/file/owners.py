@@ -114,7 +114,7 @@ _STALE = 600.0
 """Seconds after which nobody goes on writing a file that was begun."""
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
+class FileOwner(msgspec.Struct, frozen=True, kw_only=True):
     """Who somebody is, as leases say it."""
 
     owner: str
@@ -136,7 +136,9 @@ class Owners:
     """
 
     def __init__(self, root: Folder, owner: str, *, local: bool, read_only: bool = False) -> None:
-        self.me: Owner = Owner(owner=owner, host=host_name(), pid=os.getpid(), boot=boot_id())
+        self.me: FileOwner = FileOwner(
+            owner=owner, host=host_name(), pid=os.getpid(), boot=boot_id()
+        )
         self._local = local
         self._name = encode_name(owner)
         self._beat = first_beat()

@@ -28,7 +28,7 @@ from perdure.stores.file.layout import LOG, released_name, session_path
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.sealed import decoded
-from perdure.stores.file.segments import DurablePosition, Segment
+from perdure.stores.file.segments import DurablePosition, LogSegment
 
 # Planning how to read a session's log, without a lease
 
@@ -37,20 +37,20 @@ SMALL = 1024 * 1024
 """A tip of this size is read once, for the plan and for its records."""
 
 
-class Span(msgspec.Struct, frozen=True):
+class SegmentSpan(msgspec.Struct, frozen=True):
     """A part of one segment that is in the log."""
 
-    segment: Segment
+    segment: LogSegment
     start: Position
     stop: Position
     records: tuple[Record, ...] | None = None
     """Its records, where the plan had to read them anyway."""
 
 
-class Plan(msgspec.Struct):
+class ReadPlan(msgspec.Struct):
     """Where the records that are asked for lie, oldest first."""
 
-    spans: tuple[Span, ...] = ()
+    spans: tuple[SegmentSpan, ...] = ()
     head: int = 0
     epoch: int = 0
     """The newest one that has a record."""
@@ -64,7 +64,7 @@ def plan(
     before: int | None,
     held: DurablePosition | None,
     owners: Owners,
-) -> Plan:
+) -> ReadPlan:
     """Look where the log is now; a plan that is not settled is worth another look.
 
     Args:
@@ -82,14 +82,14 @@ def plan(
     try:
         folder = root.enter(*session_path(key))
     except FileNotFoundError:
-        return Plan()
+        return ReadPlan()
     with folder:
         epoch = newest_epoch(folder)
         lease = read_lease(folder, epoch)
         if lease is not None:
             require_key(folder, key, lease)
             if lease.deleted:
-                return Plan()
+                return ReadPlan()
         since = 1 if lease is None else lease.since
         if held is not None and held.epoch != epoch:
             held = None
@@ -97,7 +97,7 @@ def plan(
             found = _plan(folder, key, since, after, held)
         except CorruptRecordError:
             if newest_epoch(folder) != epoch:
-                return Plan(settled=False)  # it was deleted under our eyes
+                return ReadPlan(settled=False)  # it was deleted under our eyes
             raise
         if before is not None:
             found.spans = tuple(span for span in found.spans if span.start.seq + 1 < before)
@@ -105,7 +105,7 @@ def plan(
         return found
 
 
-def _is_over(folder: Folder, found: Plan, lease: LeaseFile | None, owners: Owners) -> bool:
+def _is_over(folder: Folder, found: ReadPlan, lease: LeaseFile | None, owners: Owners) -> bool:
     """Say whether no takeover is under way: the newest epoch has its record, or never will."""
     if lease is None or found.epoch == lease.epoch:
         return True
@@ -116,15 +116,15 @@ def _is_over(folder: Folder, found: Plan, lease: LeaseFile | None, owners: Owner
 
 def _plan(
     folder: Folder, key: SessionKey, since: int, after: int, held: DurablePosition | None
-) -> Plan:
+) -> ReadPlan:
     # First: what is folded was in the log by then, and may have moved on since.
     manifests = documents.read_manifests(folder, key, since=since)
-    found = Plan()
+    found = ReadPlan()
     with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
         tip = segments.find_tip(log, key, since=since)
         if tip is not None:
             spans = _spans(log, key, tip, after, _marks(manifests), held)
-            found = Plan(tuple(spans), spans[-1].stop.seq, tip.epoch)
+            found = ReadPlan(tuple(spans), spans[-1].stop.seq, tip.epoch)
     documents.require_folded(folder, key, manifests, found.head)
     return found
 
@@ -149,11 +149,11 @@ def position_of(raw: msgspec.Raw) -> DurablePosition | None:
 def _spans(
     log: Folder,
     key: SessionKey,
-    tip: Segment,
+    tip: LogSegment,
     after: int,
     marks: dict[tuple[int, int], Position],
     held: DurablePosition | None,
-) -> list[Span]:
+) -> list[SegmentSpan]:
     newest = _newest_span(log, tip, after, marks, held)
     spans = [newest]
     below = newest.segment
@@ -164,28 +164,28 @@ def _spans(
             stop = Position(prev.length, prev.seq, prev.crc)
             mark = marks.get((segment.epoch, segment.number))
             near = mark is not None and segment.start.seq <= mark.seq <= min(after, stop.seq)
-            spans.append(Span(segment, mark if near and mark else segment.start, stop))
+            spans.append(SegmentSpan(segment, mark if near and mark else segment.start, stop))
             below = segment
     return spans[::-1]
 
 
 def _newest_span(
     log: Folder,
-    tip: Segment,
+    tip: LogSegment,
     after: int,
     marks: dict[tuple[int, int], Position],
     held: DurablePosition | None,
-) -> Span:
+) -> SegmentSpan:
     """Find out how far the tip counts, reading from as near its end as is known."""
     start = marks.get((tip.epoch, tip.number), tip.start)
     end = held.at if held is not None and held.number == tip.number else None
     if end is not None:
         if after >= end.seq:
-            return Span(tip, end, end, ())
+            return SegmentSpan(tip, end, end, ())
         if start.offset > end.offset:
             start = tip.start
         if end.offset - start.offset > SMALL:
-            return Span(tip, start if start.seq <= after else tip.start, end)
+            return SegmentSpan(tip, start if start.seq <= after else tip.start, end)
     upto = None if end is None else end.offset
     found = segments.scan(log, tip, start, upto=upto, keep=SMALL)
     if found.size < start.offset:
@@ -195,8 +195,8 @@ def _newest_span(
         start = tip.start
         found = segments.scan(log, tip, start, upto=upto, keep=SMALL)
     if start.seq > after:
-        return Span(tip, tip.start, found.end)
-    return Span(tip, start, found.end, found.records)
+        return SegmentSpan(tip, tip.start, found.end)
+    return SegmentSpan(tip, start, found.end, found.records)
 
 
 # Streaming the records of a plan, a part of a file at a time
@@ -215,10 +215,10 @@ class _TrimmedError(Exception):
     """A file was removed by the session's holder, as history that is not kept any more."""
 
 
-class Stream:
+class LogStream:
     """The records of a plan in order, or in reverse; `part` returns the next few."""
 
-    def __init__(self, root: Folder, key: SessionKey, plan: Plan, *, reverse: bool) -> None:
+    def __init__(self, root: Folder, key: SessionKey, plan: ReadPlan, *, reverse: bool) -> None:
         self._root = root
         self._key = key
         self._path = (*session_path(key), LOG)
@@ -250,7 +250,7 @@ class Stream:
                 return records
             self._open = None
 
-    async def read(self, span: Span, start: int, stop: int) -> bytes:
+    async def read(self, span: SegmentSpan, start: int, stop: int) -> bytes:
         """Return a part of a span's file."""
 
         def opener(_: str, flags: int) -> int:
@@ -264,18 +264,18 @@ class Stream:
                 raise _TrimmedError from None
             return b""
 
-    def _was_trimmed(self, segment: Segment) -> bool:
+    def _was_trimmed(self, segment: LogSegment) -> bool:
         with self._root.enter(*self._path) as log:
             return segments.starts(log)[-1:] > [(segment.epoch, segment.number)]
 
-    def damaged(self, span: Span, offset: int) -> CorruptRecordError:
+    def damaged(self, span: SegmentSpan, offset: int) -> CorruptRecordError:
         """Return the error for a span that is not what the plan says."""
         path = "/".join((self._root.path, *self._path, span.segment.name))
         return segments.damaged(path, offset, span.stop.offset)
 
 
 class _ForwardReader:
-    def __init__(self, stream: Stream, span: Span) -> None:
+    def __init__(self, stream: LogStream, span: SegmentSpan) -> None:
         self._stream = stream
         self._span = span
         self._scanner = Scanner(span.segment.epoch, span.start)
@@ -298,7 +298,7 @@ class _ForwardReader:
 class _BackwardReader:
     """Read a file from its end: each line is sealed to the one before, so both ways prove it."""
 
-    def __init__(self, stream: Stream, span: Span) -> None:
+    def __init__(self, stream: LogStream, span: SegmentSpan) -> None:
         self._stream = stream
         self._span = span
         self._at = span.stop.offset

@@ -54,7 +54,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     at: float = 0.0
 
 
-class Segment(msgspec.Struct, frozen=True):
+class LogSegment(msgspec.Struct, frozen=True):
     """A segment whose first line is sound."""
 
     epoch: int
@@ -90,7 +90,7 @@ class SegmentScan(msgspec.Struct):
 
 def find_tip(
     log: Folder, key: SessionKey, *, since: int = 0, below: int | None = None
-) -> Segment | None:
+) -> LogSegment | None:
     """Return the newest segment that begins soundly, of an epoch from *since* to below *below*.
 
     An epoch counts from the moment its epoch record is whole; a taker that died before
@@ -120,7 +120,7 @@ def starts(log: Folder) -> list[tuple[int, int]]:
     return sorted(filter(None, map(start_of, log.names())))
 
 
-def read_first(log: Folder, epoch: int, number: int, key: SessionKey) -> Segment | None:
+def read_first(log: Folder, epoch: int, number: int, key: SessionKey) -> LogSegment | None:
     """Return a segment by its first line, None if there is none or it was never finished.
 
     Raises:
@@ -164,7 +164,7 @@ def _head_of(log: Folder, name: str) -> bytes | None:
         os.close(fd)
 
 
-def _segment_of(line: bytes, epoch: int, number: int) -> Segment | None:
+def _segment_of(line: bytes, epoch: int, number: int) -> LogSegment | None:
     first = decoded(frames.first_payload(line) or b"", SegmentHeader)
     if first is None:
         return None
@@ -174,14 +174,14 @@ def _segment_of(line: bytes, epoch: int, number: int) -> Segment | None:
     if found is None or found[0].kind != (SEGMENT if number else EPOCH) or not found[0].end:
         return None
     if number == 0:
-        return Segment(epoch, number, Position(0, seq, crc), first)
+        return LogSegment(epoch, number, Position(0, seq, crc), first)
     if prev is None or prev.epoch != epoch or prev.number >= number:
         return None
-    return Segment(epoch, number, Position(len(line) + 1, seq, found[1]), first)
+    return LogSegment(epoch, number, Position(len(line) + 1, seq, found[1]), first)
 
 
 def scan(
-    log: Folder, segment: Segment, start: Position, *, upto: int | None = None, keep: int = 0
+    log: Folder, segment: LogSegment, start: Position, *, upto: int | None = None, keep: int = 0
 ) -> SegmentScan:
     """Read a segment's lines from *start* on, as far as whole groups reach.
 
@@ -252,7 +252,7 @@ def _refuse_if_followed(log: Folder, name: str, offset: int, crc: int) -> None:
         raise damaged(f"{log.path}/{name}", offset)
 
 
-def walk(log: Folder, tip: Segment, key: SessionKey, *, down_to: int) -> list[Segment]:
+def walk(log: Folder, tip: LogSegment, key: SessionKey, *, down_to: int) -> list[LogSegment]:
     """Return the chain from the tip back to the segment that holds record *down_to* + 1.
 
     Raises:

@@ -46,7 +46,7 @@ from perdure.stores.file.home import PARALLELISM, Home, open_home, resolve_root,
 from perdure.stores.file.layout import session_path
 from perdure.stores.file.log import MAX_RECORD_BYTES, LogWriter
 from perdure.stores.file.owners import Owners
-from perdure.stores.file.reader import Stream
+from perdure.stores.file.reader import LogStream
 from perdure.stores.file.salvage import readable, run_of
 
 # What is done to one session in one hop, besides appending: folding, and letting go of it
@@ -195,7 +195,7 @@ class FileStore:
                 yield LogChunk((record,))
             return
         found = await self._plan(key, after, before)
-        stream = Stream(self._root, key, found, reverse=reverse)
+        stream = LogStream(self._root, key, found, reverse=reverse)
         last = before if before is not None else found.head + 1
         left, told = (found.head if limit is None else limit), found.settled
         while left > 0:
@@ -224,8 +224,8 @@ class FileStore:
         """Remove the log's files that lie wholly below a record; see the port."""
         return await self._hop("trim", log.trim, await self._idle(key, epoch), below)
 
-    async def _plan(self, key: SessionKey, after: int, before: int | None) -> reader.Plan:
-        async def look() -> reader.Plan:
+    async def _plan(self, key: SessionKey, after: int, before: int | None) -> reader.ReadPlan:
+        async def look() -> reader.ReadPlan:
             held = self._holding.durable(key)
             return await self._hop(
                 "read", reader.plan, self._root, key, after, before, held, self._owners
@@ -360,7 +360,7 @@ class FileStore:
         limit: int = 100,
     ) -> list[SessionInfo]:
         """List sessions by key; see the port."""
-        wanted = directory.ListQuery(tenant, owner, tag, prefix)
+        wanted = directory.FileListQuery(tenant, owner, tag, prefix)
         return await self._hop("read", directory.list_sessions, self._root, wanted, after, limit)
 
     async def tenants(self) -> list[str]:

@@ -21,7 +21,7 @@ from perdure.stores.objects import inbox, layout, leases, reader
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.commits import GONE
 from perdure.stores.objects.head import SessionHead
-from perdure.stores.objects.log import LogWriter, lost
+from perdure.stores.objects.log import ObjectLogWriter, lost
 from perdure.stores.objects.tenants import enter_directory
 
 # Which tenants there are, and how a session enters the directory
@@ -40,7 +40,7 @@ _WINDOW = 32
 _TRIES = 50
 
 
-class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
+class ObjectListQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which sessions to list."""
 
     tenant: str
@@ -51,7 +51,7 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
 
 
-def sessions(bucket: Bucket, wanted: ListQuery) -> list[SessionInfo]:
+def sessions(bucket: Bucket, wanted: ObjectListQuery) -> list[SessionInfo]:
     """List sessions by key."""
     found: list[SessionInfo] = []
     keys = _keys(bucket, wanted)
@@ -63,13 +63,13 @@ def sessions(bucket: Bucket, wanted: ListQuery) -> list[SessionInfo]:
     return found[: wanted.limit]
 
 
-def _fits(info: SessionInfo, wanted: ListQuery) -> bool:
+def _fits(info: SessionInfo, wanted: ObjectListQuery) -> bool:
     if wanted.owner is not None and info.owner != wanted.owner:
         return False
     return wanted.tag is None or wanted.tag in info.tags
 
 
-def _keys(bucket: Bucket, wanted: ListQuery) -> Iterator[SessionKey]:
+def _keys(bucket: Bucket, wanted: ObjectListQuery) -> Iterator[SessionKey]:
     """Give the keys in the directory that fit, each once, in their order."""
     before: SessionKey | None = wanted.after
     for key in _ordered(bucket, wanted):
@@ -80,7 +80,7 @@ def _keys(bucket: Bucket, wanted: ListQuery) -> Iterator[SessionKey]:
             yield key
 
 
-def _ordered(bucket: Bucket, wanted: ListQuery) -> Iterator[SessionKey]:
+def _ordered(bucket: Bucket, wanted: ObjectListQuery) -> Iterator[SessionKey]:
     prefix = layout.directory_prefix(wanted.tenant)
     begin = prefix + layout.hexed(wanted.prefix).partition("~")[0]
     start = begin
@@ -160,7 +160,7 @@ def _head_in(bucket: Bucket, folder: str) -> SessionHead | None:
         return None
 
 
-def delete(bucket: Bucket, writer: LogWriter) -> None:
+def delete(bucket: Bucket, writer: ObjectLogWriter) -> None:
     """Remove what a session owns, as its holder.
 
     Its head stays, with the epoch; and the places of its log, emptied, so that nobody who

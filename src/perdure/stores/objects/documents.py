@@ -30,14 +30,14 @@ from perdure.stores.objects import head as heads
 from perdure.stores.objects import merge as merging
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.head import DocumentRef, MergedSegment, ReadMark, SessionHead
-from perdure.stores.objects.log import LogWriter, lost
+from perdure.stores.objects.log import ObjectLogWriter, lost
 from perdure.stores.objects.merge import CommitMerge
 
 # Cutting off the oldest part of a log, which is a matter of its segments alone
 
 
 def cut_below(
-    bucket: Bucket, writer: LogWriter, head: SessionHead, below: int
+    bucket: Bucket, writer: ObjectLogWriter, head: SessionHead, below: int
 ) -> tuple[MergedSegment, ...] | None:
     """Return the segments that hold what is left, one of them written anew; None: all stay.
 
@@ -52,7 +52,7 @@ def cut_below(
 
 
 def _shortened(
-    bucket: Bucket, writer: LogWriter, segment: MergedSegment, below: int
+    bucket: Bucket, writer: ObjectLogWriter, segment: MergedSegment, below: int
 ) -> MergedSegment:
     """Write what a segment has from a seq on."""
     data = bucket.part(segment.object, 0, segment.size)
@@ -122,7 +122,7 @@ def _matching(
 
 
 def fold(
-    bucket: Bucket, writer: LogWriter, written: Mapping[str, bytes], manifest: Manifest
+    bucket: Bucket, writer: ObjectLogWriter, written: Mapping[str, bytes], manifest: Manifest
 ) -> None:
     """Write documents, then the head that names them; merge commits on the way.
 
@@ -143,7 +143,7 @@ def fold(
         _change(bucket, writer, change, merging.LEAST)
 
 
-def compact(bucket: Bucket, writer: LogWriter) -> None:
+def compact(bucket: Bucket, writer: ObjectLogWriter) -> None:
     """Merge commits without a fold.
 
     Raises:
@@ -154,7 +154,7 @@ def compact(bucket: Bucket, writer: LogWriter) -> None:
         _change(bucket, writer, lambda head: head, merging.LEAST)
 
 
-def trim(bucket: Bucket, writer: LogWriter, below: int) -> int:
+def trim(bucket: Bucket, writer: ObjectLogWriter, below: int) -> int:
     """Remove records below a seq, up to the newest commit; return the bytes freed.
 
     Raises:
@@ -182,7 +182,9 @@ def trim(bucket: Bucket, writer: LogWriter, below: int) -> int:
     return before - sum(segment.size for segment in segments)
 
 
-def _put(bucket: Bucket, writer: LogWriter, written: Mapping[str, bytes]) -> dict[str, DocumentRef]:
+def _put(
+    bucket: Bucket, writer: ObjectLogWriter, written: Mapping[str, bytes]
+) -> dict[str, DocumentRef]:
     """Write documents under new names; return where they lie."""
     kept: dict[str, DocumentRef] = {}
     parts: dict[str, list[bytes]] = {}
@@ -202,7 +204,10 @@ def _put(bucket: Bucket, writer: LogWriter, written: Mapping[str, bytes]) -> dic
 
 
 def _change(
-    bucket: Bucket, writer: LogWriter, change: Callable[[SessionHead], SessionHead], least: int
+    bucket: Bucket,
+    writer: ObjectLogWriter,
+    change: Callable[[SessionHead], SessionHead],
+    least: int,
 ) -> SessionHead:
     """Replace the head, take away what it no longer needs, and return it."""
     seen = writer.seen or reader.look(bucket, writer.key)

@@ -21,7 +21,7 @@ from perdure.store import Batch, HeartbeatRequests, Outcome, Status
 from perdure.stores.objects import bucket as probing
 from perdure.stores.objects import documents, inbox, layout, leases
 from perdure.stores.objects.bucket import Bucket
-from perdure.stores.objects.log import LogWriter
+from perdure.stores.objects.log import ObjectLogWriter
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -132,7 +132,7 @@ class OpenBucket:
         self._beats += 1
         return msgspec.structs.replace(self._wishes.told(), beats=beats)
 
-    async def append(self, writer: LogWriter, batch: Batch) -> Outcome:
+    async def append(self, writer: ObjectLogWriter, batch: Batch) -> Outcome:
         """Append a batch in a thread; merge the commits when there are many."""
         if writer.lock.locked():
             await idle(writer)
@@ -148,13 +148,13 @@ class OpenBucket:
         return outcome
 
 
-async def idle(writer: LogWriter) -> None:
+async def idle(writer: ObjectLogWriter) -> None:
     """Wait, without a thread, until an abandoned append of a session has ended."""
     while writer.lock.locked():  # noqa: ASYNC110  # a thread's lock: nothing to be woken by
         await anyio.sleep(_POLL)
 
 
-def _compact(bucket: Bucket, writer: LogWriter) -> None:
+def _compact(bucket: Bucket, writer: ObjectLogWriter) -> None:
     try:
         documents.compact(bucket, writer)
     except LeaseLostError:

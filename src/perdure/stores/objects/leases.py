@@ -33,7 +33,7 @@ from perdure.stores.objects import head as heads
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.commits import Header
 from perdure.stores.objects.head import SessionHead
-from perdure.stores.objects.log import LogWriter
+from perdure.stores.objects.log import ObjectLogWriter
 
 _OWNERS = 1000
 _TRIES = 50
@@ -103,7 +103,7 @@ def _number(tag: str) -> int:
     return int.from_bytes(hashlib.sha256(tag.encode()).digest()[:6], "big")
 
 
-def take(bucket: Bucket, key: SessionKey, after: int, owner: str) -> LogWriter:
+def take(bucket: Bucket, key: SessionKey, after: int, owner: str) -> ObjectLogWriter:
     """Take a session with the epoch behind *after*.
 
     Raises:
@@ -133,7 +133,7 @@ def take(bucket: Bucket, key: SessionKey, after: int, owner: str) -> LogWriter:
             tenants.enter_directory(bucket, key, end.life)
         name = layout.log_name(folder, end.life, end.seq)
         granted = _granted(bucket, name, seen, _headed(key, seen, end, taker), taker)
-        return LogWriter(bucket, key, granted, end.seq, end.crc)
+        return ObjectLogWriter(bucket, key, granted, end.seq, end.crc)
     message = f"{key} cannot be taken: its log moves on each time; try again"
     raise StoreUnavailableError(message, key=key)
 
@@ -300,7 +300,7 @@ def _held(key: SessionKey, newest: int, after: int) -> LeaseHeldError:
     return LeaseHeldError(message, key=key, epoch=newest)
 
 
-def release(bucket: Bucket, writer: LogWriter) -> None:
+def release(bucket: Bucket, writer: ObjectLogWriter) -> None:
     """Say that a holder writes no more; no effect when it is the holder no longer."""
     with writer.folding:
         seen = writer.seen or reader.look(bucket, writer.key)

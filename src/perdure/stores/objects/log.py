@@ -50,7 +50,7 @@ _MOST = 1024
 """Commits that are remembered before those that were merged are sorted out."""
 
 
-class LogWriter:
+class ObjectLogWriter:
     """What this process knows of a session that it holds."""
 
     __slots__ = (

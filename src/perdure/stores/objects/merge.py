@@ -25,7 +25,7 @@ from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.commits import Commit
 from perdure.stores.objects.head import MergedSegment, ReadMark, SessionHead
-from perdure.stores.objects.log import LogWriter
+from perdure.stores.objects.log import ObjectLogWriter
 
 LEAST = 8
 """Fewer commits than this are left alone."""
@@ -51,7 +51,7 @@ class CommitMerge(msgspec.Struct, frozen=True):
 
 
 def merge(
-    bucket: Bucket, writer: LogWriter, head: SessionHead, *, least: int = LEAST
+    bucket: Bucket, writer: ObjectLogWriter, head: SessionHead, *, least: int = LEAST
 ) -> CommitMerge:
     """Write a segment of the loose commits if that is worth it; return what follows from it.
 
@@ -126,7 +126,7 @@ def is_epoch_record(commit: Commit) -> bool:
 
 
 def _written(
-    bucket: Bucket, writer: LogWriter, head: SessionHead, commits: Sequence[Commit]
+    bucket: Bucket, writer: ObjectLogWriter, head: SessionHead, commits: Sequence[Commit]
 ) -> tuple[MergedSegment, int]:
     """Write a segment; return it, and how many of the last ones before are in it."""
     size = sum(len(commit.lines) for commit in commits)

@@ -40,7 +40,7 @@ class ObjectMergedAway(Exception):  # noqa: N818  # no error, and nobody outside
         self.name: str = name
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ObjectReadPlan(msgspec.Struct, frozen=True):
     """Where a session's log lies."""
 
     head: SessionHead
@@ -84,7 +84,7 @@ def look(bucket: Bucket, key: SessionKey) -> tuple[SessionHead, str] | None:
     return None if found is None else (decode(name, found.data, key), found.tag)
 
 
-def plan(bucket: Bucket, key: SessionKey) -> Plan | None:
+def plan(bucket: Bucket, key: SessionKey) -> ObjectReadPlan | None:
     """Return where a log lies, None for no session or one that is deleted."""
     seen = look(bucket, key)
     for _ in range(_TRIES):
@@ -95,7 +95,7 @@ def plan(bucket: Bucket, key: SessionKey) -> Plan | None:
         seen = look(bucket, key)
         if seen is not None and _same_places(head, seen[0]):
             require_whole(key, head, loose)
-            return Plan(head, tag, tuple(loose))
+            return ObjectReadPlan(head, tag, tuple(loose))
     raise restless(key)
 
 
@@ -123,7 +123,7 @@ def require_whole(key: SessionKey, head: SessionHead, loose: Sequence[ListedObje
         raise commits.damaged(name, f"the log of {key} lacks the commit of record {head.floor + 1}")
 
 
-def pieces(found: Plan, after: int, before: int | None) -> list[LogRange]:
+def pieces(found: ObjectReadPlan, after: int, before: int | None) -> list[LogRange]:
     """Return the parts that may hold records with ``after < seq < before``, oldest first. Pure."""
     parts: list[LogRange] = []
     for segment in found.head.segments:
@@ -241,7 +241,7 @@ def require_folded(head: SessionHead, last: int) -> None:
         )
 
 
-def require_moved(bucket: Bucket, before: Plan, gone: ObjectMergedAway) -> None:
+def require_moved(bucket: Bucket, before: ObjectReadPlan, gone: ObjectMergedAway) -> None:
     """Raise CorruptRecordError if an object is gone though the head still calls for it."""
     seen = look(bucket, before.head.key)
     if seen is not None and seen[1] == before.tag:
@@ -255,7 +255,7 @@ def restless(key: SessionKey) -> StoreUnavailableError:
 
 
 @final
-class Stream:
+class ObjectLogStream:
     """Read a log's records part by part, oldest first or, reversed, newest first."""
 
     def __init__(
@@ -272,7 +272,7 @@ class Stream:
         self._after = max(after, 0)
         self._before = before
         self._reverse = reverse
-        self._plan: Plan | None = None
+        self._plan: ObjectReadPlan | None = None
         self._left: list[LogRange] | None = None
         self.window: int = _WINDOW
         """Parts that are read at a time."""
@@ -331,7 +331,7 @@ class Stream:
 
 def entries(bucket: Bucket, key: SessionKey, first: int, last: int) -> list[Entry]:
     """Return the entries from a seq up to another."""
-    stream = Stream(bucket, key, first - 1, last + 1)
+    stream = ObjectLogStream(bucket, key, first - 1, last + 1)
     found: list[Entry] = []
     while part := stream.part():
         found += [Entry(record.kind, record.payload, record.end) for record in part]

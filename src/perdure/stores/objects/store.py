@@ -45,7 +45,7 @@ from perdure.stores.objects import directory, inbox, leases, reader, tenants
 from perdure.stores.objects import documents as folding
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.engine import PARALLELISM, OpenBucket, idle
-from perdure.stores.objects.log import MAX_RECORD_BYTES, LogWriter, lost
+from perdure.stores.objects.log import MAX_RECORD_BYTES, ObjectLogWriter, lost
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -91,7 +91,7 @@ class ObjectStore:
         self._owner = owner or random_id()
         self._capabilities = capabilities
         self._opened: OpenBucket | None = None
-        self._writers: dict[SessionKey, LogWriter] = {}
+        self._writers: dict[SessionKey, ObjectLogWriter] = {}
         self._lock = threading.Lock()
 
     @property
@@ -181,7 +181,7 @@ class ObjectStore:
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records, several objects at a time; see the port."""
-        stream = reader.Stream(self._here.bucket, key, after, before, reverse=reverse)
+        stream = reader.ObjectLogStream(self._here.bucket, key, after, before, reverse=reverse)
         if past_damage.get():
             stream.window = 1  # one damaged object hides no others then
         left = limit
@@ -333,7 +333,7 @@ class ObjectStore:
         limit: int = 100,
     ) -> list[SessionInfo]:
         """List sessions by key; see the port."""
-        wanted = directory.ListQuery(
+        wanted = directory.ObjectListQuery(
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
         return await self._hop(directory.sessions, wanted)
@@ -363,7 +363,7 @@ class ObjectStore:
         """
         await self._hop(directory.scrub)
 
-    def _held(self, key: SessionKey, epoch: int) -> LogWriter:
+    def _held(self, key: SessionKey, epoch: int) -> ObjectLogWriter:
         _ = self._here
         writer = self._writers.get(key)
         if writer is None or writer.epoch != epoch:

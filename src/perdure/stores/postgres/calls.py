@@ -26,7 +26,7 @@ from perdure.stores.postgres.errors import gave_way, is_broken
 from perdure.stores.postgres.listener import Listener
 from perdure.stores.postgres.rows import Holding
 from perdure.stores.postgres.schema import durability_of, migrate
-from perdure.stores.postgres.settings import Settings
+from perdure.stores.postgres.settings import PostgresSettings
 from perdure.stores.postgres.statements import Statements
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Calls:
     """An open store's connections and threads."""
 
     def __init__(
-        self, settings: Settings, sql: Statements, connections: Connections, others: Threads
+        self, settings: PostgresSettings, sql: Statements, connections: Connections, others: Threads
     ) -> None:
         self.connections = connections
         self.durability = ""
@@ -151,13 +151,13 @@ class Calls:
             if gave:  # the other one needs a moment to go on, or both meet again
                 time.sleep(backoff(gave, base=0.2, cap=1.0, chance=random.uniform(0.5, 1.0)))
 
-    def listen(self, owner: str, ring: Callable[[], None]) -> None:
-        """Begin to listen for an owner's news; ``ring`` is called on the event loop."""
+    def listen(self, owner: str, notify: Callable[[], None]) -> None:
+        """Begin to listen for an owner's news; ``notify`` is called on the event loop."""
         if self._listener is None:
 
             def from_thread() -> None:
                 with contextlib.suppress(RuntimeError):  # the event loop has ended
-                    self.post(ring)
+                    self.post(notify)
 
             channel = leases.channel_of(self._sql.schema, owner)
             self._listener = Listener(self.connections, channel, from_thread)
@@ -179,7 +179,7 @@ class Calls:
 
 
 async def open_calls(
-    settings: Settings, sql: Statements, owner: str, password: Password | None = None
+    settings: PostgresSettings, sql: Statements, owner: str, password: Password | None = None
 ) -> Calls:
     """Connect, make or update the tables, and make the owner known.
 
@@ -205,7 +205,7 @@ async def open_calls(
 
 
 def _enter(
-    settings: Settings, sql: Statements, owner: str, password: Callable[[], str] | None
+    settings: PostgresSettings, sql: Statements, owner: str, password: Callable[[], str] | None
 ) -> tuple[Connections, str]:
     connections = Connections(settings, password)
     try:

@@ -26,7 +26,7 @@ import anyio.lowlevel
 
 from perdure.errors import ConfigError, MissingExtraError, PerdureError, StoreUnavailableError
 from perdure.stores.postgres.errors import trouble
-from perdure.stores.postgres.settings import Settings
+from perdure.stores.postgres.settings import PostgresSettings
 
 if TYPE_CHECKING:
     import psycopg
@@ -134,7 +134,9 @@ class _ActiveConnection:
 class Connections:
     """The open connections of one store."""
 
-    def __init__(self, settings: Settings, password: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self, settings: PostgresSettings, password: Callable[[], str] | None = None
+    ) -> None:
         self._settings = settings
         self._password = password
         self._given = ""  # the newest one that was used, for messages to leave out

@@ -27,7 +27,7 @@ _SCRUB_LOCK = 60
 """Seconds that a scrub waits until nobody uses a table."""
 
 
-class ListQuery(NamedTuple):
+class PostgresListQuery(NamedTuple):
     """Which sessions to list; see the port."""
 
     tenant: str
@@ -38,7 +38,7 @@ class ListQuery(NamedTuple):
     limit: int
 
 
-def listed(connection: Connection, sql: Statements, wanted: ListQuery) -> list[SessionInfo]:
+def listed(connection: Connection, sql: Statements, wanted: PostgresListQuery) -> list[SessionInfo]:
     """List a tenant's sessions by key; see the port."""
     tenant, owner, tag, prefix, after, limit = wanted
     rows = connection.execute(

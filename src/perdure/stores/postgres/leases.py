@@ -20,7 +20,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
 from perdure.stores.postgres.connections import Connection
-from perdure.stores.postgres.rows import HeldSession, State
+from perdure.stores.postgres.rows import OwnedSession, SessionState
 from perdure.stores.postgres.statements import Statements
 
 
@@ -65,7 +65,7 @@ def tenant_id(connection: Connection, sql: Statements, tenant: str) -> int:
     return int(found[0])
 
 
-def locked(connection: Connection, sql: Statements, key: SessionKey) -> State:
+def locked(connection: Connection, sql: Statements, key: SessionKey) -> SessionState:
     """Lock a session's row until the transaction ends; make it if there is none."""
     place = (tenant_id(connection, sql, key.tenant), key.agent, key.session)
     found = connection.execute(sql["lock_session"], place).fetchone()
@@ -74,12 +74,12 @@ def locked(connection: Connection, sql: Statements, key: SessionKey) -> State:
         found = connection.execute(sql["lock_session"], place).fetchone()
     if found is None:
         raise StoreUnavailableError("a session that was just added is not there: try again")
-    return State(*found)
+    return SessionState(*found)
 
 
 def acquire(
     connection: Connection, sql: Statements, key: SessionKey, after: int, owner: str
-) -> tuple[HeldLease, HeldSession]:
+) -> tuple[HeldLease, OwnedSession]:
     """Take a session with the next epoch, and append the epoch record; see the port."""
     with connection.transaction():
         before = locked(connection, sql, key)
@@ -106,7 +106,7 @@ def acquire(
                 "since": 1 if created else before.since,
             },
         )
-    return HeldLease(key, epoch, head, created), HeldSession(before.id, epoch, head, crc, owner)
+    return HeldLease(key, epoch, head, created), OwnedSession(before.id, epoch, head, crc, owner)
 
 
 def holder(connection: Connection, sql: Statements, key: SessionKey) -> LeaseState | None:

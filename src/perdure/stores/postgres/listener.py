@@ -25,12 +25,12 @@ _CHECK = 30.0
 
 @final
 class Listener:
-    """Call ``ring`` from a thread for each notification, and when some may have been missed."""
+    """Call ``notify`` from a thread for each notification, and when some may have been missed."""
 
-    def __init__(self, connections: Connections, channel: str, ring: Callable[[], None]) -> None:
+    def __init__(self, connections: Connections, channel: str, notify: Callable[[], None]) -> None:
         self._connections = connections
         self._channel = channel
-        self._ring = ring
+        self._notify = notify
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -66,7 +66,7 @@ class Listener:
             try:
                 connection.execute(f"LISTEN {self._channel}".encode(), prepare=False)
                 self._failures = 0
-                self._ring()
+                self._notify()
                 self._hear(connection)
             finally:
                 with self._lock:
@@ -83,4 +83,4 @@ class Listener:
             while connection.pgconn.notifies() is not None:
                 told = True
             if told:
-                self._ring()
+                self._notify()

@@ -26,10 +26,10 @@ from perdure.stores.postgres.errors import is_broken, outcome_of
 from perdure.stores.postgres.prepared import bigints, byteas
 from perdure.stores.postgres.rows import (
     CommitRow,
-    HeldSession,
     Holding,
+    OwnedSession,
     RowReader,
-    State,
+    SessionState,
     as_sent,
     fresh,
     missing,
@@ -47,18 +47,18 @@ class EncodedBatch(NamedTuple):
     """A batch, or what is left of it, encoded for where its log should end."""
 
     place: int
-    held: HeldSession
+    held: OwnedSession
     lines: bytes
     last: int
     crc: int
     written: int
 
 
-class Span(NamedTuple):
+class RowSpan(NamedTuple):
     """Which records to read."""
 
     key: SessionKey
-    state: State
+    state: SessionState
     low: int
     high: int
     reverse: bool = False
@@ -72,17 +72,17 @@ class RecordPage(NamedTuple):
     on: int | None
 
 
-def state_of(connection: Connection, sql: Statements, key: SessionKey) -> State | None:
+def state_of(connection: Connection, sql: Statements, key: SessionKey) -> SessionState | None:
     """Return a session's row; None when it has none."""
     found = connection.execute(sql["state"], _named(key), binary=True).fetchone()
-    return State(*found) if found else None
+    return SessionState(*found) if found else None
 
 
 def _named(key: SessionKey) -> tuple[str, str, str]:
     return key.tenant, key.agent, key.session
 
 
-def lost(key: SessionKey, epoch: int, state: State | None) -> LeaseLostError:
+def lost(key: SessionKey, epoch: int, state: SessionState | None) -> LeaseLostError:
     """Return the error for an epoch that is not the newest."""
     newest = state.epoch if state else 0
     message = (
@@ -138,7 +138,7 @@ class AppendMany:
         return ready, unknown
 
     def _add(
-        self, ready: list[EncodedBatch], place: int, held: HeldSession, records: Sequence[Entry]
+        self, ready: list[EncodedBatch], place: int, held: OwnedSession, records: Sequence[Entry]
     ) -> None:
         first = held.head + 1
         try:
@@ -180,7 +180,7 @@ class AppendMany:
             error = lost(batch.key, batch.epoch, state)
             self.outcomes[place] = Outcome(Status.CONFLICT, error)
             return []
-        held = HeldSession(state.id, state.epoch, state.head, state.crc, state.owner)
+        held = OwnedSession(state.id, state.epoch, state.head, state.crc, state.owner)
         self._held[batch.key] = held
         left = self._left(connection, batch, state)
         if isinstance(left, Exception):
@@ -194,7 +194,7 @@ class AppendMany:
         return []
 
     def _left(
-        self, connection: Connection, batch: Batch, state: State
+        self, connection: Connection, batch: Batch, state: SessionState
     ) -> tuple[Entry, ...] | Exception:
         if not state.since <= batch.first <= state.head:
             return fresh(batch, state, ())
@@ -279,18 +279,18 @@ def arrays(part: list[EncodedBatch]) -> list[bytes]:
 
 
 def _records(
-    connection: Connection, sql: Statements, batch: Batch, state: State
+    connection: Connection, sql: Statements, batch: Batch, state: SessionState
 ) -> Iterator[Record]:
     """Give the log's records from a batch's first on, as far as the batch reaches."""
     run = RowReader(batch.key, state)
     high = min(state.head, batch.first + len(batch.records) - 1)
     low: int | None = batch.first
     while low is not None:
-        records, low = page(connection, sql, run, Span(batch.key, state, low, high))
+        records, low = page(connection, sql, run, RowSpan(batch.key, state, low, high))
         yield from (record for record in records if batch.first <= record.seq)
 
 
-def page(connection: Connection, sql: Statements, run: RowReader, span: Span) -> RecordPage:
+def page(connection: Connection, sql: Statements, run: RowReader, span: RowSpan) -> RecordPage:
     """Read whole rows that hold records of a span, from the end where it begins.
 
     Raises:

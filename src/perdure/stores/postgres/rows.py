@@ -21,7 +21,7 @@ from perdure.store import Batch
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 
 
-class State(NamedTuple):
+class SessionState(NamedTuple):
     """A session's row: where its log ends, and under whom."""
 
     id: int
@@ -49,7 +49,7 @@ class CommitRow(NamedTuple):
 class RowReader:
     """Rows of one session, read one after the other, forwards or backwards."""
 
-    def __init__(self, key: SessionKey, state: State, *, reverse: bool = False) -> None:
+    def __init__(self, key: SessionKey, state: SessionState, *, reverse: bool = False) -> None:
         self._key = key
         self._state = state
         self._reverse = reverse
@@ -91,7 +91,7 @@ class RowReader:
         )
 
 
-def missing(key: SessionKey, state: State, low: int, high: int) -> CorruptRecordError:
+def missing(key: SessionKey, state: SessionState, low: int, high: int) -> CorruptRecordError:
     """Return the error for records that must be there and are not."""
     message = (
         f"the log of {key} ends at record {state.head}, and the rows with its records {low} to "
@@ -119,7 +119,9 @@ def as_sent(batch: Batch) -> Exception | None:
     return None
 
 
-def fresh(batch: Batch, state: State, held: Sequence[Record]) -> tuple[Entry, ...] | Exception:
+def fresh(
+    batch: Batch, state: SessionState, held: Sequence[Record]
+) -> tuple[Entry, ...] | Exception:
     """Return what of a batch the log does not hold yet, or why it will never be accepted.
 
     ``held`` are the log's records from the batch's first on.
@@ -147,7 +149,7 @@ def fresh(batch: Batch, state: State, held: Sequence[Record]) -> tuple[Entry, ..
     return batch.records[len(held) :]
 
 
-class HeldSession(msgspec.Struct):
+class OwnedSession(msgspec.Struct):
     """A session that this store holds: what the next append may expect, a guess to be checked."""
 
     id: int
@@ -157,4 +159,4 @@ class HeldSession(msgspec.Struct):
     owner: str
 
 
-Holding: TypeAlias = dict[SessionKey, HeldSession]
+Holding: TypeAlias = dict[SessionKey, OwnedSession]

@@ -28,7 +28,7 @@ _NAME_BYTES = 63
 """PostgreSQL cuts longer names without a word."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where and how to connect."""
 
     conninfo: str
@@ -54,7 +54,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
 
-def settings_of(url: str, *, schema: str | None = None, connections: int | None = None) -> Settings:
+def settings_of(
+    url: str, *, schema: str | None = None, connections: int | None = None
+) -> PostgresSettings:
     """Read a URL; arguments win over its parameters.
 
     Raises:
@@ -82,7 +84,7 @@ def settings_of(url: str, *, schema: str | None = None, connections: int | None 
     shown = "" if wanted == SCHEMA else f"?schema={quote(wanted)}"
     user, _, password = login.partition(":")
     hidden = [password, *(value for name, value in given.items() if name in _SECRET)]
-    return Settings(
+    return PostgresSettings(
         conninfo=f"postgresql://{place}{'?' if others else ''}{'&'.join(others)}",
         schema=wanted,
         connections=_connections(connections, own.get("connections")),

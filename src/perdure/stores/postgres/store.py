@@ -178,7 +178,7 @@ class PostgresStore:
         start, end = low, high
         most = 1 if past_damage.get() else log.PAGE_ROWS  # one damaged row hides no others then
         while left > 0 and low <= high:
-            span = log.Span(key, state, low, high, reverse, min(left, most))
+            span = log.RowSpan(key, state, low, high, reverse, min(left, most))
             page = await self._calls.again("read", log.page, run, span)
             records = [one for one in page.records if start <= one.seq <= end][:left]
             left -= len(records)
@@ -262,7 +262,7 @@ class PostgresStore:
 
     async def news(self, at_most: float) -> None:
         """Return when the server has said that there is news, or after ``at_most`` seconds."""
-        self._calls.listen(self._owner, self._ring)
+        self._calls.listen(self._owner, self._notify)
         if not self._news:
             self._bell = anyio.Event()
             with anyio.move_on_after(at_most):
@@ -270,7 +270,7 @@ class PostgresStore:
         await anyio.lowlevel.checkpoint()
         self._news = False
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         self._news = True
         self._bell.set()
 
@@ -328,7 +328,9 @@ class PostgresStore:
     ) -> list[SessionInfo]:
         """List sessions by key; see the port."""
         return await self._calls.again(
-            "read", directory.listed, directory.ListQuery(tenant, owner, tag, prefix, after, limit)
+            "read",
+            directory.listed,
+            directory.PostgresListQuery(tenant, owner, tag, prefix, after, limit),
         )
 
     async def tenants(self) -> list[str]:

@@ -7,7 +7,7 @@ from typing import final
 
 from perdure.records.blob_names import require_named, verified
 from perdure.store import BlobSweep
-from perdure.stores.redis.connection import Call, Link, Script, script
+from perdure.stores.redis.connection import RedisCall, RedisLink, Script, script
 from perdure.stores.redis.layout import KeyNames
 
 _DIGITS = "0123456789abcdefx"
@@ -23,14 +23,14 @@ _MOVED, _REMOVED = 1, 2
 class Blobs:
     """The blobs of all tenants."""
 
-    def __init__(self, link: Link, names: KeyNames) -> None:
+    def __init__(self, link: RedisLink, names: KeyNames) -> None:
         self._link = link
         self._names = names
 
     async def put(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
         """Keep blobs; bytes that are already there grow young again."""
         require_named(blobs)
-        calls: list[Call] = []
+        calls: list[RedisCall] = []
         size = 0
         for name, data in blobs.items():
             calls.append(self._call(_PUT, tenant, name, data))
@@ -39,11 +39,11 @@ class Blobs:
                 await self._link.write(calls)
                 calls, size = [], 0
         if blobs:
-            await self._link.write([*calls, Call(b"ZADD", self._names.tenants, 0, tenant)])
+            await self._link.write([*calls, RedisCall(b"ZADD", self._names.tenants, 0, tenant)])
 
     async def get(self, tenant: str, name: str) -> bytes | None:
         """Return a blob, verified; see the port."""
-        (data,) = await self._link.send([Call(b"GET", self._names.blob(tenant, name))])
+        (data,) = await self._link.send([RedisCall(b"GET", self._names.blob(tenant, name))])
         return None if data is None else verified(name, bytes(data))
 
     async def names(self, tenant: str) -> list[str]:
@@ -58,7 +58,9 @@ class Blobs:
         """
         away, here = await self._shelves(tenant)
         kept = frozenset(reachable)
-        back = [Call(b"ZREM", self._names.shelf(tenant, name[:1])[1], name) for name in away & kept]
+        back = [
+            RedisCall(b"ZREM", self._names.shelf(tenant, name[:1])[1], name) for name in away & kept
+        ]
         for part in _parts(back):
             await self._link.write(part)
         calls = [
@@ -83,7 +85,7 @@ class Blobs:
     async def any(self, tenants: Collection[str]) -> set[str]:
         """Return which of these tenants have blobs."""
         asked = [(tenant, digit) for tenant in tenants for digit in _DIGITS]
-        calls = [Call(b"EXISTS", self._names.shelf(*one)[0]) for one in asked]
+        calls = [RedisCall(b"EXISTS", self._names.shelf(*one)[0]) for one in asked]
         there: list[int] = []
         for part in _parts(calls):
             there += await self._link.send(part)
@@ -98,12 +100,12 @@ class Blobs:
             here.update(map(bytes.decode, others))
         return away, here
 
-    def _call(self, act: Script, tenant: str, name: str, *arguments: bytes) -> Call:
+    def _call(self, act: Script, tenant: str, name: str, *arguments: bytes) -> RedisCall:
         keys = (self._names.blob(tenant, name), *self._names.shelf(tenant, name[:1]))
         return act(keys, name, *arguments)
 
 
-def _parts(calls: list[Call]) -> Iterable[list[Call]]:
+def _parts(calls: list[RedisCall]) -> Iterable[list[RedisCall]]:
     return (calls[at : at + _AT_ONCE] for at in range(0, len(calls), _AT_ONCE))
 
 

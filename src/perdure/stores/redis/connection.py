@@ -18,7 +18,7 @@ from perdure._lib.host import Host, HostClosedError
 from perdure._lib.loop import unopened
 from perdure.errors import ConfigError, MissingExtraError, StoreUnavailableError
 from perdure.stores.redis.errors import in_doubt, meaning_of, unreachable
-from perdure.stores.redis.settings import Settings
+from perdure.stores.redis.settings import RedisSettings
 
 if TYPE_CHECKING:
     import ssl
@@ -54,7 +54,7 @@ _NAMES: Final = (
 )
 
 
-class Call:
+class RedisCall:
     """One command with its arguments, as a connection takes it."""
 
     __slots__ = ("name", "serialized_arguments")
@@ -77,9 +77,9 @@ class Script:
         # How the protocol names a script; it protects nothing.
         self._sha = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
 
-    def __call__(self, keys: tuple[bytes, ...], *arguments: Any) -> Call:
+    def __call__(self, keys: tuple[bytes, ...], *arguments: Any) -> RedisCall:
         """Return the call of the script with these keys and arguments."""
-        return Call(b"EVALSHA", self._sha, len(keys), *keys, *arguments)
+        return RedisCall(b"EVALSHA", self._sha, len(keys), *keys, *arguments)
 
 
 @cache
@@ -112,11 +112,11 @@ _PATIENCE = 0.8
 
 
 @final
-class Link:
+class RedisLink:
     """Connections to one server, for one event loop of one process."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings: Settings = settings
+    def __init__(self, settings: RedisSettings) -> None:
+        self.settings: RedisSettings = settings
         self.location: str = settings.location
         self.waits: bool = False
         """Whether each write waits until the server has synced it."""
@@ -154,7 +154,7 @@ class Link:
         """See what the server is, and load the scripts."""
         try:
             ping, info, *loaded = await self.ask(
-                [Call(b"PING"), Call(b"INFO", "server"), *_loads()]
+                [RedisCall(b"PING"), RedisCall(b"INFO", "server"), *_loads()]
             )
         except StoreUnavailableError as error:
             if "unknown command 'SELECT'" not in str(error):
@@ -201,7 +201,7 @@ class Link:
         failure.facts["sent"] = False
         raise failure
 
-    async def send(self, calls: Sequence[Call]) -> list[Any]:
+    async def send(self, calls: Sequence[RedisCall]) -> list[Any]:
         """Send calls in one write, and return their answers in order.
 
         Calls that may be made twice: a connection that broke while it was idle is noticed only
@@ -223,11 +223,11 @@ class Link:
                 raise meaning_of(self.location, reply)
         return replies
 
-    async def write(self, calls: Sequence[Call]) -> list[Any]:
+    async def write(self, calls: Sequence[RedisCall]) -> list[Any]:
         """Send calls whose effect is durable when this returns; errors as `send`."""
         return self._sound(await self.ask(calls, write=True))
 
-    async def ask(self, calls: Sequence[Call], *, write: bool = False) -> list[Any]:
+    async def ask(self, calls: Sequence[RedisCall], *, write: bool = False) -> list[Any]:
         """Send calls, and return an answer or an error in place of each.
 
         With *write*, the answers come when what they say is durable.
@@ -254,10 +254,10 @@ class Link:
         return replies
 
     @property
-    def _synced(self) -> Call:
-        return Call(b"WAITAOF", 1, 0, int(self.settings.timeout * _PATIENCE * 1000))
+    def _synced(self) -> RedisCall:
+        return RedisCall(b"WAITAOF", 1, 0, int(self.settings.timeout * _PATIENCE * 1000))
 
-    async def _batch(self, connection: BaseConnection, calls: Sequence[Call]) -> list[Any]:
+    async def _batch(self, connection: BaseConnection, calls: Sequence[RedisCall]) -> list[Any]:
         try:
             request = connection.create_request_batch(calls, timeout=self.settings.timeout)  # type: ignore[arg-type]  # what it reads of a call
         except self._driver.RedisError as error:
@@ -265,7 +265,7 @@ class Link:
         return list(await request)
 
     async def _again(
-        self, connection: BaseConnection, calls: Sequence[Call], replies: list[Any]
+        self, connection: BaseConnection, calls: Sequence[RedisCall], replies: list[Any]
     ) -> list[Any]:
         """Load the scripts, and send once more what the server did not know."""
         await self._batch(connection, _loads())
@@ -406,8 +406,8 @@ class _Opening:
         self.done.set()
 
 
-def _loads() -> list[Call]:
-    return [Call(b"SCRIPT LOAD", one.text) for one in all_scripts()]
+def _loads() -> list[RedisCall]:
+    return [RedisCall(b"SCRIPT LOAD", one.text) for one in all_scripts()]
 
 
 def _driver() -> Any:

@@ -16,7 +16,7 @@ from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
 from perdure.store import SessionInfo
 from perdure.stores.redis.blobs import Blobs
-from perdure.stores.redis.connection import Call, Link, script
+from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.documents import ListedFields
 from perdure.stores.redis.layout import KeyNames, key_in, key_of, member_of, members_between
 from perdure.stores.redis.log import ColdHistory, lost
@@ -29,7 +29,7 @@ _FIELDS = (b"e", b"d", b"h", b"c", b"u", b"a", b"m")
 class Directory:
     """What sessions there are."""
 
-    def __init__(self, link: Link, names: KeyNames, blobs: Blobs, cold: ColdHistory) -> None:
+    def __init__(self, link: RedisLink, names: KeyNames, blobs: Blobs, cold: ColdHistory) -> None:
         self._link = link
         self._names = names
         self._blobs = blobs
@@ -54,19 +54,19 @@ class Directory:
     ) -> tuple[list[bytes], list[SessionInfo]]:
         """Return some names from within these bounds, and the sessions that there are of them."""
         names = self._names.directory(tenant)
-        page = Call(b"ZRANGEBYLEX", names, low, high, b"LIMIT", 0, _PAGE)
+        page = RedisCall(b"ZRANGEBYLEX", names, low, high, b"LIMIT", 0, _PAGE)
         (members,) = await self._link.send([page])
         if not members:
             return [], []
         keys = [key_of(member, tenant) for member in members]
-        calls = [Call(b"HMGET", self._names.places(key).session, *_FIELDS) for key in keys]
+        calls = [RedisCall(b"HMGET", self._names.places(key).session, *_FIELDS) for key in keys]
         replies = zip(keys, await self._link.send(calls), strict=True)
         infos = (_info(key, fields) for key, fields in replies)
         return members, [info for info in infos if info is not None]
 
     async def tenants(self) -> list[str]:
         """List the tenants that have a session or a blob."""
-        known = Call(b"ZRANGE", self._names.tenants, 0, -1)
+        known = RedisCall(b"ZRANGE", self._names.tenants, 0, -1)
         tenants = [name.decode() for name in (await self._link.send([known]))[0]]
         found = await self._blobs.any(tenants)
         for tenant in tenants:
@@ -86,25 +86,25 @@ class Directory:
             raise lost(key, epoch, reply[1], deleted=bool(reply[2]))
         await self._cold.remove(key, segments)
         names, place = self._names.directory(key.tenant), places.session
-        remove = Call(b"ZREM", names, member_of(key))
-        look = Call(b"HMGET", place, b"d")
+        remove = RedisCall(b"ZREM", names, member_of(key))
+        look = RedisCall(b"HMGET", place, b"d")
         _, (deleted,) = await self._link.write([remove, look])
         if deleted is None:  # somebody has begun its next life before it was taken out
-            await self._link.write([Call(b"ZADD", names, 0, member_of(key))])
+            await self._link.write([RedisCall(b"ZADD", names, 0, member_of(key))])
 
     async def rebuild(self) -> int:
         """Make the directory anew from the sessions themselves, and return how many there are."""
         cursor: Any = b"0"
         count = 0
         while True:
-            scan = Call(b"SCAN", cursor, b"MATCH", self._names.every_session, b"COUNT", 1000)
+            scan = RedisCall(b"SCAN", cursor, b"MATCH", self._names.every_session, b"COUNT", 1000)
             ((cursor, found),) = await self._link.send([scan])
             count += await self._enter(found)
             if int(cursor) == 0:
                 return count
 
     async def _enter(self, hashes: Sequence[bytes]) -> int:
-        calls = [Call(b"HMGET", name, b"e", b"d") for name in hashes]
+        calls = [RedisCall(b"HMGET", name, b"e", b"d") for name in hashes]
         replies = await self._link.send(calls) if calls else []
         keys = {
             key_in(name)
@@ -112,9 +112,9 @@ class Directory:
             if epoch is not None and deleted is None
         }
         entries = [
-            Call(b"ZADD", self._names.directory(key.tenant), 0, member_of(key)) for key in keys
+            RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key)) for key in keys
         ]
-        tenants = [Call(b"ZADD", self._names.tenants, 0, key.tenant) for key in keys]
+        tenants = [RedisCall(b"ZADD", self._names.tenants, 0, key.tenant) for key in keys]
         if keys:
             await self._link.write([*entries, *tenants])
         return len(keys)

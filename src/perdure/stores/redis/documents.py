@@ -16,7 +16,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, Manifest
 from perdure.records.stored import matched
 from perdure.store import Documents
-from perdure.stores.redis.connection import Link, script
+from perdure.stores.redis.connection import RedisLink, script
 from perdure.stores.redis.entries import damaged
 from perdure.stores.redis.layout import KeyNames
 from perdure.stores.redis.log import lost
@@ -41,7 +41,7 @@ class _Format(msgspec.Struct):
 class Views:
     """The documents of all sessions."""
 
-    def __init__(self, link: Link, names: KeyNames) -> None:
+    def __init__(self, link: RedisLink, names: KeyNames) -> None:
         self._link = link
         self._names = names
 

@@ -17,7 +17,7 @@ from perdure.store import (
     InboxLimit,
     PendingItem,
 )
-from perdure.stores.redis.connection import Call, Link, script
+from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.layout import KeyNames, key_in, written_key
 from perdure.stores.redis.leases import Leases
 from perdure.stores.redis.log import lost
@@ -29,10 +29,10 @@ _items: msgspec.msgpack.Decoder[PendingItem] = msgspec.msgpack.Decoder(PendingIt
 
 
 @final
-class Inbox:
+class RedisInbox:
     """The inboxes of all sessions."""
 
-    def __init__(self, link: Link, names: KeyNames, leases: Leases) -> None:
+    def __init__(self, link: RedisLink, names: KeyNames, leases: Leases) -> None:
         self._link = link
         self._names = names
         self._leases = leases
@@ -45,11 +45,12 @@ class Inbox:
         parts = [part for item in items for part in (item.op_id, _sealed(item, places.seed))]
         keys = (places.session, places.items, places.order)
         bounds = (-1, -1) if limit is None else (limit.items, limit.bytes)
-        tenant = Call(b"ZADD", self._names.tenants, 0, key.tenant)
+        tenant = RedisCall(b"ZADD", self._names.tenants, 0, key.tenant)
         # Before and behind, and each time with another score: see `forget`.
         now = time.time_ns() // 1000
         before, behind = (
-            Call(b"ZADD", self._names.posted, score, written_key(key)) for score in (now, now + 1)
+            RedisCall(b"ZADD", self._names.posted, score, written_key(key))
+            for score in (now, now + 1)
         )
         replies = await self._link.write([tenant, before, _POST(keys, *bounds, *parts), behind])
         new, holder, waiting, size, added = replies[2]
@@ -97,7 +98,8 @@ class Inbox:
         ]
         now = time.time_ns() // 1000
         before, behind = (  # as for a post: a target of a migration has heard of none
-            Call(b"ZADD", self._names.posted, score, written_key(key)) for score in (now, now + 1)
+            RedisCall(b"ZADD", self._names.posted, score, written_key(key))
+            for score in (now, now + 1)
         )
         replies = await self._link.write([before, _REJECT(keys, epoch, *parts), behind])
         if isinstance(replies[1], list):
@@ -106,7 +108,7 @@ class Inbox:
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         """Return a session's dead letters; see the port."""
-        (reply,) = await self._link.send([Call(b"HGETALL", self._names.places(key).dead)])
+        (reply,) = await self._link.send([RedisCall(b"HGETALL", self._names.places(key).dead)])
         found = (
             reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
         )
@@ -116,21 +118,21 @@ class Inbox:
         """Remove dead letters; see the port."""
         if not op_ids:
             return 0
-        call = Call(b"HDEL", self._names.places(key).dead, *map(_field, op_ids))
+        call = RedisCall(b"HDEL", self._names.places(key).dead, *map(_field, op_ids))
         (gone,) = await self._link.write([call])
         await self.forget(key)
         return int(gone)
 
     async def waiting(self, *, dead_letters: bool) -> list[SessionKey]:
         """List the sessions for which something waits; see the port."""
-        (known,) = await self._link.send([Call(b"ZRANGE", self._names.posted, 0, -1)])
+        (known,) = await self._link.send([RedisCall(b"ZRANGE", self._names.posted, 0, -1)])
         keys = [decoder_of(SessionKey).decode(written) for written in known]
         found: list[SessionKey] = []
         for at in range(0, len(keys), _PAGE):
             page = keys[at : at + _PAGE]
             places = map(self._names.places, page)
             calls = [
-                Call(b"HLEN", one.dead) if dead_letters else Call(b"ZCARD", one.order)
+                RedisCall(b"HLEN", one.dead) if dead_letters else RedisCall(b"ZCARD", one.order)
                 for one in places
             ]
             counts = await self._link.send(calls)
@@ -145,10 +147,10 @@ class Inbox:
     async def _rebuild(self, pattern: str) -> None:
         cursor: Any = b"0"
         while True:
-            scan = Call(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", 1000)
+            scan = RedisCall(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", 1000)
             ((cursor, found),) = await self._link.send([scan])
             written = [written_key(key_in(name)) for name in found]
-            calls = [Call(b"ZADD", self._names.posted, b"NX", 0, one) for one in written]
+            calls = [RedisCall(b"ZADD", self._names.posted, b"NX", 0, one) for one in written]
             if calls:
                 await self._link.write(calls)
             if int(cursor) == 0:
@@ -163,9 +165,9 @@ class Inbox:
         known, places = self._names.posted, self._names.places(key)
         score, count, dead = await self._link.send(
             [
-                Call(b"ZSCORE", known, written_key(key)),
-                Call(b"ZCARD", places.order),
-                Call(b"HLEN", places.dead),
+                RedisCall(b"ZSCORE", known, written_key(key)),
+                RedisCall(b"ZCARD", places.order),
+                RedisCall(b"HLEN", places.dead),
             ]
         )
         if score is not None and not count and not dead:

@@ -26,7 +26,7 @@ from perdure._lib.platform import host_name
 from perdure.errors import LeaseHeldError, PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState
-from perdure.stores.redis.connection import Call, Link, script
+from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.entries import damaged
 from perdure.stores.redis.layout import KeyNames, member_of, written_key
 
@@ -45,7 +45,7 @@ _keys: msgspec.json.Decoder[SessionKey] = msgspec.json.Decoder(SessionKey)
 class Leases:
     """The leases of all sessions, and this store as one of their owners."""
 
-    def __init__(self, link: Link, names: KeyNames, owner: str) -> None:
+    def __init__(self, link: RedisLink, names: KeyNames, owner: str) -> None:
         self._link = link
         self._names = names
         self._owner = owner
@@ -59,32 +59,37 @@ class Leases:
         self._heard, self._listening, self._bell = [], False, anyio.Event()
         name = self._names.owner(self._owner)[0]
         said = ("host", host_name(), "pid", os.getpid(), "process", this_process())
-        calls = [Call(b"HSET", name, *said), Call(b"HDEL", name, b"closed")]
-        counter = Call(b"HINCRBY", self._names.beats, self._owner, first_beat())
+        calls = [RedisCall(b"HSET", name, *said), RedisCall(b"HDEL", name, b"closed")]
+        counter = RedisCall(b"HINCRBY", self._names.beats, self._owner, first_beat())
         *_, known = await self._link.send(
-            [*calls, Call(b"EXPIRE", name, _KEPT), counter, Call(b"HKEYS", self._names.beats)]
+            [
+                *calls,
+                RedisCall(b"EXPIRE", name, _KEPT),
+                counter,
+                RedisCall(b"HKEYS", self._names.beats),
+            ]
         )
         await self._forget(known)
 
     async def _forget(self, known: Sequence[bytes]) -> None:
         """Drop the counters of owners that are not remembered any more."""
         names = [self._names.owner(one.decode())[0] for one in known]
-        there = await self._link.send([Call(b"EXISTS", name) for name in names])
+        there = await self._link.send([RedisCall(b"EXISTS", name) for name in names])
         gone = [one for one, is_there in zip(known, there, strict=True) if not is_there]
         if gone:
-            await self._link.send([Call(b"HDEL", self._names.beats, *gone)])
+            await self._link.send([RedisCall(b"HDEL", self._names.beats, *gone)])
 
     async def leave(self) -> None:
         """Say that this owner writes no more, if the server can be told."""
         name = self._names.owner(self._owner)[0]
-        left = Call(b"HDEL", self._names.beats, self._owner)
-        await self._link.send([Call(b"HSET", name, b"closed", 1), left])
+        left = RedisCall(b"HDEL", self._names.beats, self._owner)
+        await self._link.send([RedisCall(b"HSET", name, b"closed", 1), left])
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
         """Say who has the session; see the port."""
         session = self._names.places(key).session
         ((epoch, owner, released, deleted),) = await self._link.send(
-            [Call(b"HMGET", session, b"e", b"o", b"r", b"d")]
+            [RedisCall(b"HMGET", session, b"e", b"o", b"r", b"d")]
         )
         if epoch is None:
             return None
@@ -93,8 +98,8 @@ class Leases:
         name = owner.decode()
         (old, host, pid, process, closed), beat = await self._link.send(
             [
-                Call(b"HMGET", self._names.owner(name)[0], *_SAID),
-                Call(b"HGET", self._names.beats, name),
+                RedisCall(b"HMGET", self._names.owner(name)[0], *_SAID),
+                RedisCall(b"HGET", self._names.beats, name),
             ]
         )
         return LeaseState(
@@ -123,8 +128,8 @@ class Leases:
         take = _ACQUIRE(places[:2], after, self._owner, written_key(key), now, payload, places.seed)
         # In the directory before and after: whoever deletes the session's last life meanwhile may
         # take it out between the two, and looks whether there is a new one if it comes behind.
-        index = Call(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
-        tenant = Call(b"ZADD", self._names.tenants, 0, key.tenant)
+        index = RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
+        tenant = RedisCall(b"ZADD", self._names.tenants, 0, key.tenant)
         word, *said = (await self._link.write([tenant, index, take, index]))[2]
         if word == b"held":
             message = (
@@ -150,8 +155,8 @@ class Leases:
         asks, _, beats = await self._link.send(
             [
                 _BEAT(names[:2], _KEPT, *self._heard),
-                Call(b"HINCRBY", self._names.beats, self._owner, 1),
-                Call(b"HGETALL", self._names.beats),
+                RedisCall(b"HINCRBY", self._names.beats, self._owner, 1),
+                RedisCall(b"HGETALL", self._names.beats),
             ]
         )
         self._heard = asks

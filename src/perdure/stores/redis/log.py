@@ -28,7 +28,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import Record
 from perdure.store import Batch, BlobSweep, LogChunk, Outcome, Status, Store, past_damage
-from perdure.stores.redis.connection import Call, Link, script
+from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.entries import (
     SessionEntry,
     damaged,
@@ -74,7 +74,7 @@ _segments: msgspec.msgpack.Decoder[list[ColdEntry]] = msgspec.msgpack.Decoder(li
 class ColdHistory:
     """The old history of all sessions; without another store, nothing ever moves."""
 
-    def __init__(self, link: Link, names: KeyNames, place: Store | None) -> None:
+    def __init__(self, link: RedisLink, names: KeyNames, place: Store | None) -> None:
         self._link = link
         self._names = names
         self._place = place
@@ -98,7 +98,7 @@ class ColdHistory:
         entries: list[Any] = []
         size, start = 0, b"-"
         while size < _SEGMENT:
-            call = Call(b"XRANGE", places.log, start, upto, b"COUNT", _ENTRIES)
+            call = RedisCall(b"XRANGE", places.log, start, upto, b"COUNT", _ENTRIES)
             (part,) = await self._link.send([call])
             if not part:
                 return False
@@ -130,7 +130,7 @@ class ColdHistory:
                 "that with history=… to read it"
             )
             raise StoreUnavailableError(message, key=str(key), sent=False)
-        call = Call(b"XRANGE", self._names.places(key).segments, seq, b"+", b"COUNT", 1)
+        call = RedisCall(b"XRANGE", self._names.places(key).segments, seq, b"+", b"COUNT", 1)
         (found,) = await self._link.send([call])
         if not found:
             raise damaged(key, "the history", f"no segment has record {seq}")
@@ -143,7 +143,7 @@ class ColdHistory:
 
     async def names_of(self, key: SessionKey) -> list[str]:
         """Return the names of a session's segments."""
-        call = Call(b"XRANGE", self._names.places(key).segments, b"-", b"+")
+        call = RedisCall(b"XRANGE", self._names.places(key).segments, b"-", b"+")
         (found,) = await self._link.send([call])
         return [entry[1][1].decode() for entry in found]
 
@@ -175,9 +175,9 @@ class ColdHistory:
         cursor: Any = b"0"
         while True:
             match = self._names.every_history(tenant)
-            scan = Call(b"SCAN", cursor, b"MATCH", match, b"COUNT", 1000)
+            scan = RedisCall(b"SCAN", cursor, b"MATCH", match, b"COUNT", 1000)
             ((cursor, found),) = await self._link.send([scan])
-            calls = [Call(b"XRANGE", stream, b"-", b"+") for stream in found]
+            calls = [RedisCall(b"XRANGE", stream, b"-", b"+") for stream in found]
             for entries in await self._link.send(calls) if calls else ():
                 named.update(entry[1][1].decode() for entry in entries)
             if int(cursor) == 0:
@@ -208,10 +208,10 @@ def lost(key: SessionKey, epoch: int, newest: int, *, deleted: bool) -> LeaseLos
 
 
 @final
-class Log:
+class RedisLog:
     """The logs of all sessions."""
 
-    def __init__(self, link: Link, names: KeyNames, cold: ColdHistory, owner: str) -> None:
+    def __init__(self, link: RedisLink, names: KeyNames, cold: ColdHistory, owner: str) -> None:
         self._owner = owner
         self._link = link
         self._names = names
@@ -222,7 +222,7 @@ class Log:
         if not batches:
             return []
         outcomes: dict[int, Outcome] = {}
-        calls: list[Call] = []
+        calls: list[RedisCall] = []
         sent: list[tuple[int, Batch, int]] = []
         now = b"%.3f" % time.time()
         for place, batch in enumerate(batches):
@@ -245,7 +245,7 @@ class Log:
             )
         return [outcomes[place] for place in range(len(batches))]
 
-    def _call(self, batch: Batch, now: bytes) -> tuple[Call, int]:
+    def _call(self, batch: Batch, now: bytes) -> tuple[RedisCall, int]:
         refused = refusal(batch, MAX_RECORD_BYTES)
         if refused is not None:
             raise refused
@@ -365,15 +365,15 @@ class Log:
         log = self._names.places(key).log
         if not reverse:
             # The first that ends behind *after*; the last may begin before *stop*.
-            call = Call(b"XRANGE", log, after + 1, b"+", b"COUNT", count)
+            call = RedisCall(b"XRANGE", log, after + 1, b"+", b"COUNT", count)
             (entries,) = await self._link.send([call])
             return [entry for entry in entries if span_of(entry[0])[0] < stop]
         # The one that holds the record before *stop* may end behind it.
-        find = Call(b"XRANGE", log, stop - 1, b"+", b"COUNT", 1)
+        find = RedisCall(b"XRANGE", log, stop - 1, b"+", b"COUNT", 1)
         (found,) = await self._link.send([find])
         if not found:
             return []
-        call = Call(b"XREVRANGE", log, found[0][0], after + 1, b"COUNT", count)
+        call = RedisCall(b"XREVRANGE", log, found[0][0], after + 1, b"COUNT", count)
         (entries,) = await self._link.send([call])
         return list(entries)
 

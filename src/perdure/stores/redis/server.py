@@ -10,7 +10,7 @@ from typing import Any, Final
 import anyio
 
 from perdure.errors import ConfigError, StoreUnavailableError
-from perdure.stores.redis.connection import Call, Link
+from perdure.stores.redis.connection import RedisCall, RedisLink
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -23,7 +23,7 @@ _POLL = 0.05
 _SIZE: Final = re.compile(r"cluster_size:(\d+)")
 
 
-async def examine(link: Link) -> str:
+async def examine(link: RedisLink) -> str:
     """Return what OK means on this server, and have each write wait for the disk where it can.
 
     Raises:
@@ -45,11 +45,11 @@ async def examine(link: Link) -> str:
     return durability_of(said, waits=wait)
 
 
-async def _require_one_primary(link: Link) -> None:
+async def _require_one_primary(link: RedisLink) -> None:
     """Refuse a cluster that keeps sessions on several servers: redirections are not followed."""
     if link.mode != "cluster":
         return
-    (reply,) = await link.ask([Call(b"CLUSTER INFO")])
+    (reply,) = await link.ask([RedisCall(b"CLUSTER INFO")])
     found = None if isinstance(reply, BaseException) else _SIZE.search(_text(reply))
     if found is not None and int(found[1]) > 1:
         message = (
@@ -66,17 +66,17 @@ def _text(reply: Any) -> str:
     return reply.decode() if isinstance(reply, bytes) else str(reply)
 
 
-async def warnings(link: Link) -> tuple[str, ...]:
+async def warnings(link: RedisLink) -> tuple[str, ...]:
     """Return what is wrong with how the server is set up by now, that was well at first."""
     policy = await _policy(link, await _settings(link, (_POLICY,)))
     return () if policy in {None, _KEEPS} else (_evicts(link, policy),)
 
 
-async def _policy(link: Link, said: Mapping[str, str]) -> str | None:
+async def _policy(link: RedisLink, said: Mapping[str, str]) -> str | None:
     return said.get(_POLICY) or (await _info(link, "memory")).get("maxmemory_policy")
 
 
-def _evicts(link: Link, policy: str | None) -> str:
+def _evicts(link: RedisLink, policy: str | None) -> str:
     return (
         f"the server at {link.location} may throw sessions away when its memory is full "
         f"(maxmemory-policy {policy}): set maxmemory-policy noeviction in its configuration, or "
@@ -104,9 +104,9 @@ def durability_of(said: Mapping[str, str], *, waits: bool) -> str:
     return UNKNOWN if syncs is None else "written, synced by the system"
 
 
-async def _settings(link: Link, names: Sequence[str] = _ASKED) -> dict[str, str]:
+async def _settings(link: RedisLink, names: Sequence[str] = _ASKED) -> dict[str, str]:
     """Return the settings that the server tells; nothing where CONFIG is forbidden."""
-    replies = await link.ask([Call(b"CONFIG GET", name) for name in names])
+    replies = await link.ask([RedisCall(b"CONFIG GET", name) for name in names])
     said: dict[str, str] = {}
     for reply in replies:
         if isinstance(reply, dict):
@@ -114,21 +114,21 @@ async def _settings(link: Link, names: Sequence[str] = _ASKED) -> dict[str, str]
     return said
 
 
-async def _info(link: Link, section: str) -> dict[str, str]:
+async def _info(link: RedisLink, section: str) -> dict[str, str]:
     """Return a section of INFO; nothing where it is forbidden."""
-    (reply,) = await link.ask([Call(b"INFO", section)])
+    (reply,) = await link.ask([RedisCall(b"INFO", section)])
     if isinstance(reply, BaseException):
         return {}
     pairs = (line.partition(":") for line in bytes(reply).decode().splitlines())
     return {name: value for name, colon, value in pairs if colon}
 
 
-async def _has_waitaof(link: Link) -> bool:
-    (reply,) = await link.ask([Call(b"WAITAOF", 0, 0, 0)])
+async def _has_waitaof(link: RedisLink) -> bool:
+    (reply,) = await link.ask([RedisCall(b"WAITAOF", 0, 0, 0)])
     return not isinstance(reply, BaseException)
 
 
-async def scrub(link: Link) -> None:
+async def scrub(link: RedisLink) -> None:
     """Have the server write its files anew, without what was removed, and wait for it.
 
     Raises:
@@ -137,9 +137,13 @@ async def scrub(link: Link) -> None:
     """
     aof = (await _info(link, "persistence")).get("aof_enabled") == "1"
     if aof:
-        begin, busy, last = Call(b"BGREWRITEAOF"), "aof_rewrite_", "aof_last_bgrewrite_status"
+        begin, busy, last = RedisCall(b"BGREWRITEAOF"), "aof_rewrite_", "aof_last_bgrewrite_status"
     else:
-        begin, busy, last = Call(b"BGSAVE", b"SCHEDULE"), "rdb_bgsave_", "rdb_last_bgsave_status"
+        begin, busy, last = (
+            RedisCall(b"BGSAVE", b"SCHEDULE"),
+            "rdb_bgsave_",
+            "rdb_last_bgsave_status",
+        )
     (reply,) = await link.ask([begin])
     if isinstance(reply, BaseException) and "progress" not in str(reply):
         message = (

@@ -22,7 +22,7 @@ _OPTIONS: Final = (
 )
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach a server, and where on it perdure keeps its keys."""
 
     host: str = "localhost"
@@ -59,7 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return [("location", self.location)]
 
 
-def settings_from(url: str) -> Settings:
+def settings_from(url: str) -> RedisSettings:
     """Return what a URL says.
 
     Raises:
@@ -91,7 +91,7 @@ def settings_from(url: str) -> Settings:
         raise _wrong("a socket needs an absolute path", "use unix:///run/valkey.sock?db=0")
     if not unix and not parts.hostname:
         raise _wrong("it names no host", "use redis://localhost:6379/0")
-    return Settings(
+    return RedisSettings(
         host=parts.hostname or "",
         port=port or _PORT,
         path=path if unix else "",

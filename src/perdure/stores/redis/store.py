@@ -38,13 +38,13 @@ from perdure.store import (
 )
 from perdure.stores.redis import server
 from perdure.stores.redis.blobs import Blobs
-from perdure.stores.redis.connection import Link
+from perdure.stores.redis.connection import RedisLink
 from perdure.stores.redis.directory import Directory, ListFilter
 from perdure.stores.redis.documents import Views
-from perdure.stores.redis.inbox import Inbox
+from perdure.stores.redis.inbox import RedisInbox
 from perdure.stores.redis.layout import KeyNames
 from perdure.stores.redis.leases import Leases
-from perdure.stores.redis.log import MAX_RECORD_BYTES, ColdHistory, Log
+from perdure.stores.redis.log import MAX_RECORD_BYTES, ColdHistory, RedisLog
 from perdure.stores.redis.settings import settings_from
 
 _FAREWELL = 1.0
@@ -98,13 +98,13 @@ class RedisStore:
         self._warnings: tuple[str, ...] = ()
         self._capabilities = _CAPABILITIES
         self._opened = False
-        self._link = link = Link(settings)
+        self._link = link = RedisLink(settings)
         names = KeyNames(settings.prefix)
         self._history = history
         self._cold = ColdHistory(link, names, history)
-        self._log = Log(link, names, self._cold, self._owner)
+        self._log = RedisLog(link, names, self._cold, self._owner)
         self._leases = Leases(link, names, self._owner)
-        self._inbox = Inbox(link, names, self._leases)
+        self._inbox = RedisInbox(link, names, self._leases)
         self._views = Views(link, names)
         self._blobs = Blobs(link, names)
         self._directory = Directory(link, names, self._blobs, self._cold)

@@ -324,7 +324,7 @@ def _files_of(path: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-class RecordPage(msgspec.Struct, frozen=True):
+class RowPage(msgspec.Struct, frozen=True):
     """Some records of a log, and where the next part goes on."""
 
     records: list[Record]
@@ -337,11 +337,11 @@ class RecordPage(msgspec.Struct, frozen=True):
 def part_of(
     con: sqlite3.Connection,
     key: SessionKey,
-    before: RecordPage | None,
+    before: RowPage | None,
     after: int,
     reverse: bool,  # noqa: FBT001  # passed through a thread, by position
     most: int = PART_BYTES,
-) -> RecordPage | None:
+) -> RowPage | None:
     """Return the next part of a log, None behind its end; ``after`` counts for the first one."""
     row = find(con, key)
     if row is None or not row.epoch or row.state == DELETED:
@@ -352,8 +352,8 @@ def part_of(
 
 
 def _on(
-    con: sqlite3.Connection, row: SessionRow, before: RecordPage | None, after: int, most: int
-) -> RecordPage | None:
+    con: sqlite3.Connection, row: SessionRow, before: RowPage | None, after: int, most: int
+) -> RowPage | None:
     at, expected = (before.at, before.expected) if before else (max(after, row.low), None)
     if at < row.low:
         at, expected = row.low, None  # removed meanwhile
@@ -362,16 +362,16 @@ def _on(
     rows = LogRows(con, row, at, expected)
     records = rows.forward(most)
     last = records[-1].seq if records else row.head
-    return RecordPage(records, row.born, last + 1, rows.expected, last < row.head)
+    return RowPage(records, row.born, last + 1, rows.expected, last < row.head)
 
 
 def _back(
-    con: sqlite3.Connection, row: SessionRow, before: RecordPage | None, last: int
-) -> RecordPage | None:
+    con: sqlite3.Connection, row: SessionRow, before: RowPage | None, last: int
+) -> RowPage | None:
     at, expected = (before.at, before.expected) if before else (min(last, row.head), None)
     if at < row.low:
         return None
     rows = LogRows(con, row, at, expected)
     records = rows.backward(PART_BYTES)
     first = records[-1].seq if records else row.low
-    return RecordPage(records, row.born, first - 1, rows.expected, first > row.low)
+    return RowPage(records, row.born, first - 1, rows.expected, first > row.low)

@@ -284,18 +284,18 @@ class OpenDatabase(msgspec.Struct, frozen=True):
         with troubles("read", self.path):
             return await self.reads.run(work)
 
-    async def ring(self, owner: str) -> None:
+    async def notify(self, owner: str) -> None:
         """Have an owner look for letters now, if it is there; else at its next heartbeat."""
         with contextlib.suppress(OSError):
-            await self.reads.run(self.presence.ring, owner)
+            await self.reads.run(self.presence.notify, owner)
 
     async def news(self, at_most: float) -> None:
         """Wait until somebody rings, or that long."""
         with anyio.move_on_after(at_most):
             while True:
-                rung = await self.reads.run(self.presence.rung)
-                if rung != self.heard[0]:
-                    self.heard[0] = rung
+                notified = await self.reads.run(self.presence.notified)
+                if notified != self.heard[0]:
+                    self.heard[0] = notified
                     return
                 await anyio.sleep(_LISTEN)
 

@@ -40,7 +40,7 @@ from perdure.store import (
 from perdure.stores.sqlite import blobs as blob_rows
 from perdure.stores.sqlite import database, directory, inbox, leases
 from perdure.stores.sqlite import documents as document_rows
-from perdure.stores.sqlite.connections import PART_BYTES, RecordPage, part_of
+from perdure.stores.sqlite.connections import PART_BYTES, RowPage, part_of
 from perdure.stores.sqlite.database import resolve
 from perdure.stores.sqlite.engine import OpenDatabase, enter, enter_read_only, mended
 from perdure.stores.sqlite.errors import troubles
@@ -183,7 +183,7 @@ class SqliteStore:
         stop = _END if before is None else before
         left = _END if limit is None else limit
         at = stop - 1 if reverse else after
-        part: RecordPage | None = None
+        part: RowPage | None = None
         most = PART_BYTES
         if past_damage.get() and not reverse:
             at, most = after + 1, 1  # one damaged row hides no others then
@@ -303,7 +303,7 @@ class SqliteStore:
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Ask the holder for the session."""
         await self._here.write("write", leases.ask, holder.owner, key)
-        await self._here.ring(holder.owner)
+        await self._here.notify(holder.owner)
 
     # inbox
 
@@ -314,7 +314,7 @@ class SqliteStore:
         here = self._here
         new, owner = await here.write("write", inbox.post, key, tuple(items), time.time(), limit)
         if owner:
-            await here.ring(owner)
+            await here.notify(owner)
         return new
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:

@@ -31,7 +31,7 @@ _KEPT = 32
 """Links that a writer remembers: what is sent again, or folded, ends at one of the newest."""
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """What a log is, up to a record."""
 
     seq: int
@@ -45,7 +45,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     as_of_seq: int = 0
     epoch: int = 0
-    link: Link | None = None
+    link: ChainLink | None = None
     """Behind ``as_of_seq``."""
     is_lost: bool = False
     """The manifest was damaged, which is told: it proves nothing until the next fold."""
@@ -57,13 +57,13 @@ class LinkedRecord(NamedTuple):
     """A linked record, with what it says of those before it."""
 
     record: Record
-    before: Link
+    before: ChainLink
     folded: int
     """The record that the newest fold was as of, when this one was sealed."""
 
 
 @final
-class Chain:
+class RecordChain:
     """Link and open one session's records.
 
     Args:
@@ -78,10 +78,10 @@ class Chain:
         self.secret: bytes = secret
         self.begins: int = begins
         self._hash = hashlib.blake2b(key=secret, digest_size=16)
-        self.start: Link = Link(begins - 1, self._hash.digest())
+        self.start: ChainLink = ChainLink(begins - 1, self._hash.digest())
         """The link before the first one."""
 
-    def follow(self, link: Link, record: Record) -> Link:
+    def follow(self, link: ChainLink, record: Record) -> ChainLink:
         """Return the link behind a record."""
         digest = self._hash.copy()
         seq, epoch, kind, payload, end = (
@@ -94,9 +94,9 @@ class Chain:
         digest.update(b"%b%d %d %d %d " % (link.digest, seq, epoch, end, len(kind)))
         digest.update(kind)
         digest.update(payload)
-        return Link(seq, digest.digest(), link.run + 1 if record.kind == EPOCH else 0)
+        return ChainLink(seq, digest.digest(), link.run + 1 if record.kind == EPOCH else 0)
 
-    def sealed(self, link: Link, plain: Record, folded: int) -> Record:
+    def sealed(self, link: ChainLink, plain: Record, folded: int) -> Record:
         """Return a record sealed to its place behind a link."""
         place = ("linked", plain.seq, plain.epoch, plain.kind, plain.end)
         header = _HEADER.pack(link.digest, link.run, folded)
@@ -114,9 +114,9 @@ class Chain:
         data = self.seal.open_payload(place, one.payload)
         digest, run, folded = _HEADER.unpack_from(data)
         plain = Record(one.seq, one.epoch, one.kind, data[HEADER:], one.end)
-        return LinkedRecord(plain, Link(one.seq - 1, digest, run), folded)
+        return LinkedRecord(plain, ChainLink(one.seq - 1, digest, run), folded)
 
-    def reached(self, link: Link, records: list[Record]) -> Link:
+    def reached(self, link: ChainLink, records: list[Record]) -> ChainLink:
         """Return the link behind epoch records, each of which begins an epoch.
 
         Raises:
@@ -136,20 +136,20 @@ class Chain:
 class ChainWriter:
     """What a holder seals its records with; the same batch again gives the same bytes."""
 
-    def __init__(self, chain: Chain, epoch: int, sealed_to: int, folded: int) -> None:
+    def __init__(self, chain: RecordChain, epoch: int, sealed_to: int, folded: int) -> None:
         self.chain = chain
         self.epoch = epoch
         self.coming: int = 0
         """The end of a batch that is about to be sealed."""
         self._sealed_to = sealed_to
-        self._links: OrderedDict[int, Link] = OrderedDict()
+        self._links: OrderedDict[int, ChainLink] = OrderedDict()
         self._folds: list[tuple[int, int]] = [(0, folded)]
 
-    def link(self, seq: int) -> Link | None:
+    def link(self, seq: int) -> ChainLink | None:
         """Return the link behind a record, if it is remembered."""
         return self._links.get(seq)
 
-    def note(self, link: Link) -> None:
+    def note(self, link: ChainLink) -> None:
         """Remember a link."""
         self._links[link.seq] = link
         self._links.move_to_end(link.seq)

@@ -11,7 +11,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Record
 from perdure.store import Store
 from perdure.stores.wrapped.batches import done, opened_record
-from perdure.stores.wrapped.chain import Chain, Facts, Link, broken
+from perdure.stores.wrapped.chain import ChainLink, Facts, RecordChain, broken
 
 
 class ReadRequest(NamedTuple):
@@ -29,9 +29,9 @@ class _Part(NamedTuple):
     records: list[Record]
     leading: list[Record]
     """Epoch records at its beginning, whose link is not known."""
-    wanted: Link | None
+    wanted: ChainLink | None
     """The link behind them, as the first sealed record has it."""
-    end: Link | None
+    end: ChainLink | None
     """The link behind the last record, if it is known."""
     folded: int
     """The newest fold that a record names."""
@@ -55,7 +55,7 @@ class ChainReader:
         self,
         store: Store,
         key: SessionKey,
-        chain: Chain,
+        chain: RecordChain,
         facts: Callable[[bool], Awaitable[Facts]],
         trimmed: Callable[[], Awaitable[int]],
         asked: ReadRequest,
@@ -70,8 +70,8 @@ class ChainReader:
         self._top: int | None = None
         self._edge: Record | None = None
         self._held: list[Record] = []
-        self._link: Link | None = None
-        self._wanted: Link | None = None
+        self._link: ChainLink | None = None
+        self._wanted: ChainLink | None = None
         self._beyond: list[Record] = []
         """Epoch records behind what was asked for."""
 
@@ -84,7 +84,7 @@ class ChainReader:
         return await (self._down(records) if self._asked.reverse else self._up(records))
 
     @property
-    def link(self) -> Link | None:
+    def link(self) -> ChainLink | None:
         """The link behind what was read upwards, if it is known."""
         return self._link
 
@@ -184,7 +184,7 @@ class ChainReader:
         self._wanted, self._beyond = part.wanted, []
         return [*released, *reversed(part.records[len(part.leading) :])]
 
-    def _join(self, end: Link | None) -> None:
+    def _join(self, end: ChainLink | None) -> None:
         """See that what was held back goes on behind a link, and leads to the next sealed one."""
         if end is None or self._wanted is None:
             return
@@ -203,7 +203,7 @@ class ChainReader:
 
     # both
 
-    async def _look_ahead(self, run: list[Record], link: Link | None) -> None:
+    async def _look_ahead(self, run: list[Record], link: ChainLink | None) -> None:
         """See that epoch records at the end of a slice are what the next sealed one says.
 
         Args:
@@ -232,7 +232,7 @@ class ChainReader:
         return await self._told(fresh)
 
     async def _part(
-        self, records: Sequence[Record], before: Record | None, link: Link | None
+        self, records: Sequence[Record], before: Record | None, link: ChainLink | None
     ) -> _Part:
         size = sum(len(one.payload) for one in records)
         facts = await self._facts()
@@ -241,12 +241,12 @@ class ChainReader:
         return part
 
     def _walk(  # noqa: C901, PLR0915  # one pass, with each record looked at once
-        self, records: Sequence[Record], before: Record | None, link: Link | None, facts: Facts
+        self, records: Sequence[Record], before: Record | None, link: ChainLink | None, facts: Facts
     ) -> _Part:
         chain = self._chain
         out: list[Record] = []
         leading: list[Record] = []
-        wanted: Link | None = None
+        wanted: ChainLink | None = None
         folded = 0
         for one in records:
             if before is not None and one.seq != before.seq + 1:
@@ -280,7 +280,7 @@ class ChainReader:
             before = one
         return _Part(out, leading, wanted, link, folded)
 
-    def _require_run(self, run: Sequence[Record], wanted: Link) -> None:
+    def _require_run(self, run: Sequence[Record], wanted: ChainLink) -> None:
         if wanted.run < len(run):
             raise broken(wanted.seq, "an epoch record stands where another one belongs")
 

@@ -21,7 +21,7 @@ from perdure.records.manifest import Manifest
 from perdure.records.records import Record
 from perdure.store import Batch, Documents, HeldLease, Store
 from perdure.stores.wrapped.batches import sealed_batch
-from perdure.stores.wrapped.chain import Link
+from perdure.stores.wrapped.chain import ChainLink
 from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
 from perdure.stores.wrapped.layer import TransformingStore, largest_record
 from perdure.stores.wrapped.manifests import HiddenManifest, ManifestProof
@@ -253,7 +253,7 @@ class _Packed:
     ) -> ChainReader | None:
         return None
 
-    def followed(self, key: SessionKey, link: Link | None) -> None:
+    def followed(self, key: SessionKey, link: ChainLink | None) -> None:
         pass
 
     async def sealer(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:

@@ -24,7 +24,7 @@ from perdure.records.manifest import About, Manifest
 from perdure.records.records import EPOCH, Record
 from perdure.store import Batch, Documents, HeldLease, Store
 from perdure.stores.wrapped import keyring
-from perdure.stores.wrapped.chain import HEADER, Chain, ChainWriter, Facts, Link, broken
+from perdure.stores.wrapped.chain import HEADER, ChainLink, ChainWriter, Facts, RecordChain, broken
 from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
 from perdure.stores.wrapped.compressed import Compression, packing_of
 from perdure.stores.wrapped.keys import GROWTH, KEY_BYTES, DataKey, MasterKeys, ciphers, derived
@@ -144,7 +144,7 @@ class EncryptedStore(TransformingStore):
                 await self._store.release(key, grant.epoch)
 
 
-def _base(chain: Chain, one: Record, folded: Link | None) -> Link | None:
+def _base(chain: RecordChain, one: Record, folded: ChainLink | None) -> ChainLink | None:
     """Return the link behind a sealed record, or the known one before an epoch record."""
     if one.kind != EPOCH:
         return chain.follow(chain.opened(one).before, one)
@@ -156,7 +156,7 @@ class _SessionCipher(NamedTuple):
     """A session's key at hand."""
 
     seal: DataKey
-    chain: Chain | None
+    chain: RecordChain | None
     """None for a session that nobody has opened since there are chains."""
     name: str
     """Of the document that holds the key."""
@@ -348,7 +348,9 @@ class _Encryption:
         whose = ("session", key.tenant, key.agent, key.session)
         seal = DataKey(found.key, whose, self._packing)
         chain = (
-            Chain(seal, derived(seal.key, b"chain", 32), found.chained) if found.chained else None
+            RecordChain(seal, derived(seal.key, b"chain", 32), found.chained)
+            if found.chained
+            else None
         )
         known = self._sessions[key] = _SessionCipher(seal, chain, found.name, found.below)
         while len(self._sessions) > _MOST_AT_HAND:
@@ -412,7 +414,7 @@ class _Encryption:
     async def _told(self, store: Store, key: SessionKey, fresh: bool) -> Facts:  # noqa: FBT001  # a port
         return await self.facts(store, key, fresh=fresh)
 
-    def followed(self, key: SessionKey, link: Link | None) -> None:
+    def followed(self, key: SessionKey, link: ChainLink | None) -> None:
         writer = self._writers.get(key)
         if writer is not None and link is not None:
             writer.note(link)
@@ -432,7 +434,9 @@ class _Encryption:
         writer.coming = before + len(batch.records)
         return writer.sealed
 
-    async def _writer(self, store: Store, key: SessionKey, epoch: int, chain: Chain) -> ChainWriter:
+    async def _writer(
+        self, store: Store, key: SessionKey, epoch: int, chain: RecordChain
+    ) -> ChainWriter:
         writer = self._writers.get(key)
         if writer is not None and writer.epoch == epoch and writer.chain.secret == chain.secret:
             return writer
@@ -448,7 +452,9 @@ class _Encryption:
         self._writers[key] = writer
         return writer
 
-    async def _link_at(self, store: Store, key: SessionKey, writer: ChainWriter, seq: int) -> Link:
+    async def _link_at(
+        self, store: Store, key: SessionKey, writer: ChainWriter, seq: int
+    ) -> ChainLink:
         """Return the link behind a record: the last sealed one up to it tells."""
         chain = writer.chain
         facts = await self.facts(store, key, fresh=False)

@@ -61,7 +61,7 @@ from perdure.stores.wrapped.batches import (
     sealed_blobs,
     sealed_letter,
 )
-from perdure.stores.wrapped.chain import Link
+from perdure.stores.wrapped.chain import ChainLink
 from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
 from perdure.stores.wrapped.manifests import (
     HiddenManifest,
@@ -192,7 +192,7 @@ class SupportsTransform(Protocol):
         """Return what follows the chain of a log, of which the first records are there."""
         ...
 
-    def followed(self, key: SessionKey, link: Link | None) -> None:
+    def followed(self, key: SessionKey, link: ChainLink | None) -> None:
         """Take note of the link behind a log's last record."""
         ...
 

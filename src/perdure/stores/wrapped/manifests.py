@@ -18,7 +18,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, FoldedDocument, Manifest
 from perdure.store import Document, SessionInfo
-from perdure.stores.wrapped.chain import Facts, Link
+from perdure.stores.wrapped.chain import ChainLink, Facts
 from perdure.stores.wrapped.transform import Place, Transform
 
 _MARK = "perdure-sealed:"
@@ -54,7 +54,7 @@ class HiddenManifest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def proof_of(
-    manifest: Manifest, link: Link | None = None, *, lost: str = "", unproven_end: int = 0
+    manifest: Manifest, link: ChainLink | None = None, *, lost: str = "", unproven_end: int = 0
 ) -> ManifestProof:
     """Return what proves an inner manifest."""
     return ManifestProof(
@@ -89,7 +89,7 @@ def require_proven(manifest: Manifest, proof: ManifestProof) -> None:
 def facts_of(proof: ManifestProof) -> Facts:
     """Return what a manifest proves of its log."""
     digest = bytes.fromhex(proof.digest)
-    link = Link(proof.as_of_seq, digest, proof.run) if digest else None
+    link = ChainLink(proof.as_of_seq, digest, proof.run) if digest else None
     end = proof.unproven_end or (proof.as_of_seq if proof.lost else 0)
     return Facts(proof.as_of_seq, proof.epoch, link, bool(proof.lost), end)
 

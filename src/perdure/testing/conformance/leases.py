@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from perdure.errors import LeaseHeldError, LeaseLostError
-from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, obtain
+from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Record
 from perdure.store import HeartbeatRequests, HeldLease, Status, Store
@@ -191,7 +191,7 @@ class LeaseConformance(Suite):
         taken: list[HeldLease] = []
 
         async def want() -> None:
-            taken.append(await _obtain(other, "handover"))
+            taken.append(await _acquire_lease(other, "handover"))
 
         with anyio.fail_after(LONG):
             async with anyio.create_task_group() as tasks:
@@ -212,10 +212,10 @@ class LeaseConformance(Suite):
         store, other = await open_store("one"), await open_store("other")
         grant = await take(store)
         with pytest.raises(LeaseHeldError, match="on_held"):
-            await _obtain(other, "raise")
+            await _acquire_lease(other, "raise")
         await append_ok(store, grant, 2, *group("a"))
         await store.release(KEY, grant.epoch)
-        assert (await _obtain(other, "raise")).epoch == grant.epoch + 1
+        assert (await _acquire_lease(other, "raise")).epoch == grant.epoch + 1
 
     async def test_a_holder_that_beats_is_not_robbed(self, open_store: OpenStore) -> None:
         store, other = await open_store("one"), await open_store("other")
@@ -232,7 +232,7 @@ class LeaseConformance(Suite):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(beat)
             with pytest.raises(LeaseHeldError):  # its time is the holder's beats: both may be slow
-                await _obtain(other, "steal", ttl=20, wait=25, clock=lambda: float(beats))
+                await _acquire_lease(other, "steal", ttl=20, wait=25, clock=lambda: float(beats))
             tasks.cancel_scope.cancel()
         await append_ok(store, grant, 2, *group("a"))
 
@@ -240,7 +240,7 @@ class LeaseConformance(Suite):
         store, other = await open_store("one"), await open_store("other")
         grant = await take(store)
         head = await append_ok(store, grant, 2, *group("a"))
-        stolen = await _obtain(other, "steal", ttl=0.3)  # nobody beats
+        stolen = await _acquire_lease(other, "steal", ttl=0.3)  # nobody beats
         assert stolen.epoch == grant.epoch + 1
         outcome = await append(store, grant, head + 1, *group("late"))
         assert outcome.status is Status.CONFLICT
@@ -256,7 +256,7 @@ class LeaseConformance(Suite):
             nonlocal done
             given = 0
             for place in range(rounds):
-                grant = await _obtain(store, "handover", given=given)
+                grant = await _acquire_lease(store, "handover", given=given)
                 await append_ok(store, grant, grant.head + 1, *group(f"{name}{place}"))
                 done += 1
                 while KEY not in (await store.heartbeat()).handovers and done < 2 * rounds - 1:
@@ -283,7 +283,7 @@ def texts(records: list[Record]) -> list[str]:
     return [msgspec.json.decode(one.payload)["text"] for one in records if one.kind != EPOCH]
 
 
-async def _obtain(
+async def _acquire_lease(
     store: Store,
     on_held: OnHeld,
     *,
@@ -293,7 +293,7 @@ async def _obtain(
     clock: Callable[[], float] = anyio.current_time,
 ) -> HeldLease:
     watch = OwnerWatch(LeaseOptions(heartbeat=0.9 * ttl, ttl=ttl), clock)
-    return await obtain(
+    return await acquire_lease(
         cast("Store", _Attentive(store, watch)),
         KEY,
         me=store.owner,
