@@ -63,7 +63,6 @@ class Lineage(DelegatingStore):
         self._begun: dict[SessionKey, tuple[int, int]] = {}  # epoch, and its first record
 
     async def aclose(self) -> None:
-        """See the port."""
         self._held.clear()
         self._plain.clear()
         self._begun.clear()
@@ -120,7 +119,6 @@ class Lineage(DelegatingStore):
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """See the port."""
         lowered = [self._lowered(batch) for batch in batches] if self._held else batches
         outcomes = await self.inner.append_many(lowered)
         for place, (batch, outcome) in enumerate(zip(batches, outcomes, strict=False)):
@@ -164,7 +162,7 @@ class Lineage(DelegatingStore):
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records, those from before the session's own among them; see the port."""
+        """Read records, those from before the session's own among them."""
         base = await self.base_of(key)
         if base is None:
             own = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
@@ -247,13 +245,12 @@ class Lineage(DelegatingStore):
         return newer
 
     async def head(self, key: SessionKey) -> int:
-        """See the port."""
         own = await self.inner.head(key)
         base = await self.base_of(key) if own else None
         return own + (base.at if base else 0)
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """See the port; what came before the session's own log is not touched."""
+        """What came before the session's own log is not touched."""
         base = await self.base_of(key)
         return await self.inner.trim(key, epoch, max(below - (base.at if base else 0), 1))
 
@@ -345,7 +342,6 @@ class Lineage(DelegatingStore):
     # leases
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """See the port."""
         grant = await self._acquire(key, after)
         self._begun[key] = grant.epoch, grant.head
         return grant
@@ -392,12 +388,11 @@ class Lineage(DelegatingStore):
         self._begun.pop(key, None)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """See the port."""
         await self.inner.release(key, epoch)
         self.forget(key)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """See the port; what others began with is not looked at here."""
+        """What others began with is not looked at here."""
         await self.inner.delete(key, epoch)
         self.forget(key)
 

@@ -47,57 +47,44 @@ class DelegatingStore:
         return self.inner.location
 
     async def open(self) -> None:
-        """See the port."""
         await self.inner.open()
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """See the port."""
         await self.inner.put_blobs(tenant, blobs)
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        """See the port."""
         return await self.inner.get_blob(tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """See the port."""
         return await self.inner.sweep(tenant, reachable, older_than)
 
     async def blob_names(self, tenant: str) -> list[str]:
-        """See the port."""
         return await self.inner.blob_names(tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """See the port."""
         return await self.inner.remove_blobs(tenant, names)
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """See the port."""
         return await self.inner.holder(key)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """See the port."""
         return await self.inner.heartbeat()
 
     async def news(self, at_most: float) -> None:
-        """See the port."""
         await self.inner.news(at_most)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """See the port."""
         await self.inner.request_handover(key, holder)
 
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """See the port."""
         return await self.inner.post(key, items, limit=limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """See the port."""
         return await self.inner.take(key, epoch, limit=limit)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """See the port."""
         await self.inner.settle(key, epoch, op_ids)
 
     async def sessions(
@@ -110,10 +97,10 @@ class DelegatingStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """See the port.
+        """List sessions; the filters are checked here, for every store below.
 
         Raises:
-            ConfigError: A filter is no text.
+            ConfigError: A filter is not a string.
 
         """
         require_filters(tenant=tenant, owner=owner, tag=tag, prefix=prefix)
@@ -122,28 +109,22 @@ class DelegatingStore:
         )
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """See the port."""
         # A store that keeps no dead letters may not know the option.
         return await (
             self.inner.waiting(dead_letters=True) if dead_letters else self.inner.waiting()
         )
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """See the port."""
         await self.inner.reject(key, epoch, letters)
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """See the port."""
         return await self.inner.dead_letters(key)
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """See the port."""
         return await self.inner.drop_dead_letters(key, op_ids)
 
     async def tenants(self) -> list[str]:
-        """See the port."""
         return await self.inner.tenants()
 
     async def scrub(self) -> None:
-        """See the port."""
         await self.inner.scrub()

@@ -364,7 +364,6 @@ class MemoryStore:
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append each batch, or say why not; see the port."""
         await anyio.lowlevel.checkpoint()
         now = self._backing.clock()
         return [self._append(batch, now) for batch in batches]
@@ -408,7 +407,6 @@ class MemoryStore:
         return len(session.entries) if session else 0
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Remove records from before one; see the port."""
         await anyio.lowlevel.checkpoint()
         return self._held(key, epoch).trim(below)
 
@@ -552,7 +550,6 @@ class MemoryStore:
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """Leave items for a session; see the port."""
         await anyio.lowlevel.checkpoint()
         inbox = self._backing.inboxes.setdefault(key, {})
         before = len(inbox)
@@ -571,7 +568,6 @@ class MemoryStore:
         return len(inbox) - before
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """Return what waits for a session; see the port."""
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
         if (session.epoch if session else 0) != epoch:
@@ -579,7 +575,6 @@ class MemoryStore:
         return list(self._backing.inboxes.get(key, {}).values())[:limit]
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """Remove items whose records are durable; see the port."""
         await anyio.lowlevel.checkpoint()
         self._held(key, epoch)
         inbox = self._backing.inboxes.get(key, {})
@@ -587,14 +582,12 @@ class MemoryStore:
             inbox.pop(op_id, None)
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """List the sessions for which something waits; see the port."""
         await anyio.lowlevel.checkpoint()
         backing = self._backing
         kept = backing.dead_letters if dead_letters else backing.inboxes
         return sorted(key for key, items in kept.items() if items)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Move items to the dead letters; see the port."""
         await anyio.lowlevel.checkpoint()
         self._held(key, epoch)
         inbox = self._backing.inboxes.get(key, {})
@@ -604,12 +597,10 @@ class MemoryStore:
             inbox.pop(letter.item.op_id, None)
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return a session's dead letters; see the port."""
         await anyio.lowlevel.checkpoint()
         return oldest_first(list(self._backing.dead_letters.get(key, {}).values()))
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """Remove dead letters; see the port."""
         await anyio.lowlevel.checkpoint()
         kept = self._backing.dead_letters.get(key, {})
         return sum([kept.pop(op_id, None) is not None for op_id in set(op_ids)])
@@ -626,7 +617,6 @@ class MemoryStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List sessions by key; see the port."""
         await anyio.lowlevel.checkpoint()
         infos = listed(self._backing, tenant, prefix, after)
         fitting = (info for info in infos if fits(info, owner, tag))

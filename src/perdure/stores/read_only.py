@@ -37,7 +37,6 @@ class ReadOnlyStore(DelegatingStore):
         await open_read_only(self.inner)
 
     async def aclose(self) -> None:
-        """See the port."""
         await self.inner.aclose()
 
     # reading
@@ -51,7 +50,6 @@ class ReadOnlyStore(DelegatingStore):
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """See the port."""
         inner = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
         try:
             async for chunk in inner:
@@ -60,13 +58,11 @@ class ReadOnlyStore(DelegatingStore):
             await inner.aclose()
 
     async def head(self, key: SessionKey) -> int:
-        """See the port."""
         return await self.inner.head(key)
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """See the port."""
         return await self.inner.read_documents(key, names)
 
     # an owner's life

@@ -318,7 +318,7 @@ class StateStore:
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Save the whole state of each batch's session; see the port."""
+        """Save the whole state of each batch's session."""
         return [await self._append(batch) for batch in batches]
 
     async def _append(self, batch: Batch) -> Outcome:

@@ -203,83 +203,65 @@ class FaultyStore:
             raise self._fault("read_log")
 
     async def head(self, key: SessionKey) -> int:
-        """See the port."""
         return await self._call("head", lambda: self._store.head(key))
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """See the port."""
         return await self._call("trim", lambda: self._store.trim(key, epoch, below))
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """See the port."""
         return await self._call("read_documents", lambda: self._store.read_documents(key, names))
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """See the port."""
         await self._call(
             "write_documents", lambda: self._store.write_documents(key, documents, manifest)
         )
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """See the port."""
         await self._call("put_blobs", lambda: self._store.put_blobs(tenant, blobs))
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        """See the port."""
         return await self._call("get_blob", lambda: self._store.get_blob(tenant, name))
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """See the port."""
         return await self._call("sweep", lambda: self._store.sweep(tenant, reachable, older_than))
 
     async def blob_names(self, tenant: str) -> list[str]:
-        """See the port."""
         return await self._call("blob_names", lambda: self._store.blob_names(tenant))
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """See the port."""
         return await self._call("remove_blobs", lambda: self._store.remove_blobs(tenant, names))
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """See the port."""
         return await self._call("holder", lambda: self._store.holder(key))
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """See the port."""
         return await self._call("acquire", lambda: self._store.acquire(key, after=after))
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """See the port."""
         await self._call("release", lambda: self._store.release(key, epoch))
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """See the port."""
         return await self._call("heartbeat", self._store.heartbeat)
 
     async def news(self, at_most: float) -> None:
-        """See the port."""
         await self._call("news", lambda: self._store.news(at_most))
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """See the port."""
         await self._call("request_handover", lambda: self._store.request_handover(key, holder))
 
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """See the port."""
         return await self._call("post", lambda: self._store.post(key, items, limit=limit))
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """See the port."""
         return await self._call("take", lambda: self._store.take(key, epoch, limit=limit))
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """See the port."""
         await self._call("settle", lambda: self._store.settle(key, epoch, op_ids))
 
     async def sessions(
@@ -292,7 +274,6 @@ class FaultyStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """See the port."""
         return await self._call(
             "sessions",
             lambda: self._store.sessions(
@@ -301,35 +282,28 @@ class FaultyStore:
         )
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """See the port."""
         if dead_letters:
             return await self._call("waiting", lambda: self._store.waiting(dead_letters=True))
         return await self._call("waiting", self._store.waiting)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """See the port."""
         await self._call("reject", lambda: self._store.reject(key, epoch, letters))
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """See the port."""
         return await self._call("dead_letters", lambda: self._store.dead_letters(key))
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """See the port."""
         return await self._call(
             "drop_dead_letters", lambda: self._store.drop_dead_letters(key, op_ids)
         )
 
     async def tenants(self) -> list[str]:
-        """See the port."""
         return await self._call("tenants", self._store.tenants)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """See the port."""
         await self._call("delete", lambda: self._store.delete(key, epoch))
 
     async def scrub(self) -> None:
-        """See the port."""
         await self._call("scrub", self._store.scrub)
 
 
@@ -454,15 +428,13 @@ class SwitchedStore:
         return self._store.location
 
     async def open(self) -> None:
-        """See the port."""
         await self._to("open").open()
 
     async def aclose(self) -> None:
-        """See the port; works while the store is down."""
+        """Works while the store is down."""
         await self._to("aclose").aclose()
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """See the port."""
         return await self._to("append_many").append_many(batches)
 
     def read_log(
@@ -474,86 +446,67 @@ class SwitchedStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """See the port."""
         store = self._to("read_log")
         return store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
 
     async def head(self, key: SessionKey) -> int:
-        """See the port."""
         return await self._to("head").head(key)
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """See the port."""
         return await self._to("trim").trim(key, epoch, below)
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """See the port."""
         return await self._to("read_documents").read_documents(key, names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """See the port."""
         await self._to("write_documents").write_documents(key, documents, manifest)
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """See the port."""
         await self._to("put_blobs").put_blobs(tenant, blobs)
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        """See the port."""
         return await self._to("get_blob").get_blob(tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """See the port."""
         return await self._to("sweep").sweep(tenant, reachable, older_than)
 
     async def blob_names(self, tenant: str) -> list[str]:
-        """See the port."""
         return await self._to("blob_names").blob_names(tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """See the port."""
         return await self._to("remove_blobs").remove_blobs(tenant, names)
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """See the port."""
         return await self._to("holder").holder(key)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """See the port."""
         return await self._to("acquire").acquire(key, after=after)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """See the port."""
         await self._to("release").release(key, epoch)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """See the port."""
         return await self._to("heartbeat").heartbeat()
 
     async def news(self, at_most: float) -> None:
-        """See the port."""
         await self._to("news").news(at_most)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """See the port."""
         await self._to("request_handover").request_handover(key, holder)
 
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """See the port."""
         return await self._to("post").post(key, items, limit=limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """See the port."""
         return await self._to("take").take(key, epoch, limit=limit)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """See the port."""
         await self._to("settle").settle(key, epoch, op_ids)
 
     async def sessions(
@@ -566,37 +519,29 @@ class SwitchedStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """See the port."""
         store = self._to("sessions")
         return await store.sessions(
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """See the port."""
         store = self._to("waiting")
         return await (store.waiting(dead_letters=True) if dead_letters else store.waiting())
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """See the port."""
         await self._to("reject").reject(key, epoch, letters)
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """See the port."""
         return await self._to("dead_letters").dead_letters(key)
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """See the port."""
         return await self._to("drop_dead_letters").drop_dead_letters(key, op_ids)
 
     async def tenants(self) -> list[str]:
-        """See the port."""
         return await self._to("tenants").tenants()
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """See the port."""
         await self._to("delete").delete(key, epoch)
 
     async def scrub(self) -> None:
-        """See the port."""
         await self._to("scrub").scrub()

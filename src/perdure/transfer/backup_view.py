@@ -143,7 +143,7 @@ class BackupView(DelegatingStore):
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read a session's records with the numbers that they had; see the port."""
+        """Read a session's records with the numbers that they had."""
         found: list[Record] = []
         left = -1 if limit is None else limit
         async with contextlib.aclosing(self.entries(key)) as entries:
@@ -177,14 +177,14 @@ class BackupView(DelegatingStore):
                     yield record
 
     async def head(self, key: SessionKey) -> int:
-        """Return the last record of the newest point; see the port."""
+        """Return the last record of the newest point."""
         point = self.point(key)
         return 0 if point is None else point.head
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """Read the documents as of the newest point; see the port."""
+        """Read the documents as of the newest point."""
         point = self.point(key)
         if point is None or point.manifest is None:
             return Documents()
@@ -202,29 +202,29 @@ class BackupView(DelegatingStore):
         return Documents(point.manifest, found, there.damaged)
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Say that nobody has a session; see the port."""
+        """Say that nobody has a session."""
         point = self.point(key)
         return None if point is None else LeaseState(point.epoch, "", released=True)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Nobody asks a backup for anything; see the port."""
+        """Nobody asks a backup for anything."""
         await anyio.lowlevel.checkpoint()
         return HeartbeatRequests()
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """List the sessions for which something waited; see the port."""
+        """List the sessions for which something waited."""
         await anyio.lowlevel.checkpoint()
         points = [(key, self._points[key][1]) for key in self.keys]
         return [key for key, one in points if (one.letters if dead_letters else one.posts)]
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """Return what waited for a session; see the port."""
+        """Return what waited for a session."""
         await anyio.lowlevel.checkpoint()
         point = self.point(key)
         return [] if point is None else point.posts[:limit]
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return what had been set aside; see the port."""
+        """Return what had been set aside."""
         await anyio.lowlevel.checkpoint()
         point = self.point(key)
         return [] if point is None else point.letters
@@ -232,7 +232,6 @@ class BackupView(DelegatingStore):
     async def sessions(
         self, *, tenant: str = "", after: SessionKey | None = None, limit: int = 100, **_: Any
     ) -> list[SessionInfo]:
-        """List the sessions by key; see the port."""
         await anyio.lowlevel.checkpoint()
         keys = [key for key in self.keys if key.tenant == tenant and (after is None or key > after)]
         return [SessionInfo(key=key) for key in keys[:limit]]

@@ -172,7 +172,7 @@ class FileStore:
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append each batch in a thread of its own; see the port."""
+        """Append each batch in a thread of its own."""
         return await all_of(batches, partial(self._holding.append, self._opened))
 
     def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
@@ -188,7 +188,7 @@ class FileStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records from the files, a part at a time; see the port."""
+        """Read records from the files, a part at a time."""
         if past_damage.get() and not reverse:
             whole = await self._hop("read", readable, self._root, key)
             for record in itertools.islice(run_of(key, whole, after, before), limit):
@@ -221,7 +221,7 @@ class FileStore:
         return (await self._plan(key, _BEHIND, None)).head
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Remove the log's files that lie wholly below a record; see the port."""
+        """Remove the log's files that lie wholly below a record."""
         return await self._hop("trim", log.trim, await self._idle(key, epoch), below)
 
     async def _plan(self, key: SessionKey, after: int, before: int | None) -> reader.ReadPlan:
@@ -238,21 +238,19 @@ class FileStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """Read documents, verified against their manifests; see the port."""
         held = key in self._holding
         return await self._hop("read", read_documents, self._root, key, names, held)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Fold: documents first, the manifest last; see the port."""
+        """Fold: documents first, the manifest last."""
         writer = await self._idle(key, manifest.epoch)
         await self._hop("write", write_documents, writer, dict(documents), manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Make blobs durable; see the port."""
         await self._hop("write", put, self._root, tenant, dict(blobs), time.time())
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
@@ -260,17 +258,14 @@ class FileStore:
         return await self._hop("read", get, self._root, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """Move away what nobody reaches, and remove what was moved long ago; see the port."""
         return await self._hop(
             "sweep", sweep, self._root, tenant, frozenset(reachable), older_than, time.time()
         )
 
     async def blob_names(self, tenant: str) -> list[str]:
-        """List the tenant's blobs; see the port."""
         return await self._hop("read", blob_names, self._root, tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """Remove blobs at once; see the port."""
         return await self._hop("delete", remove_blobs, self._root, tenant, frozenset(names))
 
     # leases
@@ -280,7 +275,6 @@ class FileStore:
         return await self._hop("read", leases.look, self._root, key, self._owners)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """Take the session with epoch ``after + 1``; see the port."""
         claim = PendingAcquire()
         try:
             return await self._hop("write", self._holding.take, self._here, key, after, claim)
@@ -289,7 +283,6 @@ class FileStore:
             raise
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """Say that the epoch's holder writes no more; see the port."""
         self._require_open()
         if self._holding.of(key, epoch) is not None:
             writer = await self._idle(key, epoch)
@@ -313,38 +306,31 @@ class FileStore:
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """Leave items for a session; see the port."""
         return await self._hop(
             "write", inbox.post, self._root, self._owners, key, tuple(items), limit
         )
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """Return what waits for a session; see the port."""
         self._require_open()
         if self._holding.of(key, epoch) is None:  # somebody who only reads knows the epoch, too
             return await self._hop("read", inbox.look, self._root, key, epoch, limit)
         return await self._hop("read", inbox.take, await self._idle(key, epoch), limit)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """Remove items whose records are durable; see the port."""
         writer = await self._idle(key, epoch)
         await self._hop("write", inbox.settle, writer, frozenset(op_ids))
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """List the sessions for which something waits; see the port."""
         look = partial(directory.list_waiting, dead_letters=dead_letters)
         return await self._hop("read", look, self._root)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Move items to the dead letters; see the port."""
         await self._hop("write", inbox.reject, await self._idle(key, epoch), tuple(letters))
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return a session's dead letters; see the port."""
         return await self._hop("read", inbox.dead_letters, self._root, key)
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """Remove dead letters; see the port."""
         return await self._hop("write", inbox.drop_dead_letters, self._root, key, set(op_ids))
 
     # directory
@@ -359,16 +345,13 @@ class FileStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List sessions by key; see the port."""
         wanted = directory.FileListQuery(tenant, owner, tag, prefix)
         return await self._hop("read", directory.list_sessions, self._root, wanted, after, limit)
 
     async def tenants(self) -> list[str]:
-        """List the tenants that have anything here; see the port."""
         return await self._hop("read", directory.list_tenants, self._root)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove what the session owns, as its holder; see the port."""
         writer = await self._idle(key, epoch)
         self._holding.drop(writer)
         await self._hop("delete", delete, writer, self._owners.me)

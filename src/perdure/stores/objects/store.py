@@ -159,7 +159,7 @@ class ObjectStore:
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append each batch in a thread of its own; see the port."""
+        """Append each batch in a thread of its own."""
         return await all_of(batches, self._append)
 
     async def _append(self, batch: Batch) -> Outcome:
@@ -180,7 +180,7 @@ class ObjectStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records, several objects at a time; see the port."""
+        """Read records, several objects at a time."""
         stream = reader.ObjectLogStream(self._here.bucket, key, after, before, reverse=reverse)
         if past_damage.get():
             stream.window = 1  # one damaged object hides no others then
@@ -201,20 +201,18 @@ class ObjectStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """Read documents, verified against their manifest; see the port."""
         return await self._look(key, lambda bucket: folding.documents(bucket, key, names))
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Fold: documents first, the head last; see the port."""
+        """Fold: documents first, the head last."""
         writer = self._held(key, manifest.epoch)
         await self._hop(folding.fold, writer, dict(documents), manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Make blobs durable; see the port."""
         await self._hop(stored_blobs.put, tenant, dict(blobs))
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
@@ -222,7 +220,6 @@ class ObjectStore:
         return await self._hop(stored_blobs.get, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """Move away what nobody reaches, and remove what was moved long ago; see the port."""
         return await self._hop(stored_blobs.sweep, tenant, frozenset(reachable), older_than)
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
@@ -234,7 +231,6 @@ class ObjectStore:
         return await self._hop(stored_blobs.names, tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """Remove blobs at once; see the port."""
         return await self._hop(stored_blobs.remove, tenant, list(names))
 
     # leases
@@ -244,7 +240,6 @@ class ObjectStore:
         return await self._hop(leases.holder, key)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """Take the session with epoch ``after + 1``; see the port."""
         claim = _Claim()
         try:
             return await self._hop(self._acquire, key, after, claim)
@@ -264,7 +259,6 @@ class ObjectStore:
         return HeldLease(key, writer.epoch, writer.begun, writer.begun == 1)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """Say that the epoch's holder writes no more; see the port."""
         writer = self._writers.get(key)
         if writer is not None and writer.epoch == epoch:
             await idle(writer)
@@ -293,31 +287,24 @@ class ObjectStore:
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """Leave items for a session; see the port."""
         return await self._hop(inbox.post, key, list(items), limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """Return what waits for a session, oldest first; see the port."""
         return await self._hop(inbox.take, key, epoch, limit)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """Remove items whose records are durable; see the port."""
         await self._hop(inbox.settle, key, epoch, list(op_ids))
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """List the sessions for which something waits; see the port."""
         return await self._hop(inbox.waiting, dead_letters)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Move items to the dead letters; see the port."""
         await self._hop(inbox.reject, key, epoch, list(letters))
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return a session's dead letters; see the port."""
         return await self._hop(inbox.dead_letters, key)
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """Remove dead letters; see the port."""
         return await self._hop(inbox.drop_dead_letters, key, list(op_ids))
 
     # directory
@@ -332,7 +319,6 @@ class ObjectStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List sessions by key; see the port."""
         wanted = directory.ObjectListQuery(
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
@@ -350,7 +336,6 @@ class ObjectStore:
         return await self._hop(directory.rebuilt)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove what the session owns, as its holder; see the port."""
         writer = self._held(key, epoch)
         await idle(writer)
         self._writers.pop(key, None)

@@ -28,7 +28,7 @@ _SCRUB_LOCK = 60
 
 
 class PostgresListQuery(NamedTuple):
-    """Which sessions to list; see the port."""
+    """Which sessions to list."""
 
     tenant: str
     owner: str | None
@@ -39,7 +39,7 @@ class PostgresListQuery(NamedTuple):
 
 
 def listed(connection: Connection, sql: Statements, wanted: PostgresListQuery) -> list[SessionInfo]:
-    """List a tenant's sessions by key; see the port."""
+    """List a tenant's sessions by key."""
     tenant, owner, tag, prefix, after, limit = wanted
     rows = connection.execute(
         sql["sessions"],
@@ -100,7 +100,7 @@ def delete(connection: Connection, sql: Statements, key: SessionKey, epoch: int)
 
 
 def trim(connection: Connection, sql: Statements, key: SessionKey, epoch: int, below: int) -> int:
-    """Remove the commits that end before a record; see the port."""
+    """Remove the commits that end before a record."""
     with connection.transaction():
         row_id = require(connection, sql, key, epoch)
         found = connection.execute(sql["trim"], {"id": row_id, "below": below}).fetchone()

@@ -33,7 +33,7 @@ class _Format(msgspec.Struct):
 def read(
     connection: Connection, sql: Statements, key: SessionKey, names: Collection[str] | None
 ) -> Documents:
-    """Read documents, each checked against the manifest's hash; see the port."""
+    """Read documents, each checked against the manifest's hash."""
     wanted = {
         "tenant": key.tenant,
         "agent": key.agent,
@@ -94,7 +94,7 @@ def write(
     documents: Mapping[str, bytes],
     manifest: Manifest,
 ) -> None:
-    """Replace documents and the manifest in one transaction; see the port."""
+    """Replace documents and the manifest in one transaction."""
     listed = {name: _hash(name) for name in manifest.documents}
     given = [name for name in documents if name in listed]
     sealed = seal(msgspec.json.encode(manifest))

@@ -27,7 +27,7 @@ def post(
     items: Sequence[PendingItem],
     limit: InboxLimit | None,
 ) -> int:
-    """Leave items for a session; see the port."""
+    """Leave items for a session."""
     for item in items:
         if len(item.payload) > MAX_RECORD_BYTES:
             message = (
@@ -55,7 +55,7 @@ def post(
 def take(
     connection: Connection, sql: Statements, key: SessionKey, epoch: int, limit: int
 ) -> list[PendingItem]:
-    """Return what waits for a session; see the port."""
+    """Return what waits for a session."""
     state = state_of(connection, sql, key)
     if state is None and not epoch:
         return []
@@ -96,7 +96,7 @@ def _unreadable(op_id: str) -> str:
 def settle(
     connection: Connection, sql: Statements, key: SessionKey, epoch: int, op_ids: Collection[str]
 ) -> None:
-    """Remove items; see the port."""
+    """Remove items."""
     with connection.transaction():
         row_id = require(connection, sql, key, epoch)
         connection.execute(sql["settle"], (row_id, [_op(op_id) for op_id in op_ids]))
@@ -109,7 +109,7 @@ def reject(
     epoch: int,
     letters: Sequence[DeadLetter],
 ) -> None:
-    """Move items to the dead letters; see the port."""
+    """Move items to the dead letters."""
     newest = {_op(one.item.op_id): encode_dead_letter(key, one) for one in letters}
     with connection.transaction():
         row_id = require(connection, sql, key, epoch)
@@ -118,7 +118,7 @@ def reject(
 
 
 def dead_letters(connection: Connection, sql: Statements, key: SessionKey) -> list[DeadLetter]:
-    """Return a session's dead letters; see the port."""
+    """Return a session's dead letters."""
     place = (key.tenant, key.agent, key.session)
     rows = connection.execute(sql["dead_letters"], place, binary=True).fetchall()
     return oldest_first(
@@ -129,7 +129,7 @@ def dead_letters(connection: Connection, sql: Statements, key: SessionKey) -> li
 def drop_dead_letters(
     connection: Connection, sql: Statements, key: SessionKey, op_ids: Collection[str]
 ) -> int:
-    """Remove dead letters, and return how many there were; see the port."""
+    """Remove dead letters, and return how many there were."""
     ops = [_op(op_id) for op_id in op_ids]
     place = (key.tenant, key.agent, key.session, ops)
     found = connection.execute(sql["drop_dead_letters"], place).fetchone()
@@ -137,7 +137,7 @@ def drop_dead_letters(
 
 
 def waiting(connection: Connection, sql: Statements, dead_letters: bool) -> list[SessionKey]:  # noqa: FBT001  # passed on by position
-    """List the sessions for which something waits; see the port."""
+    """List the sessions for which something waits."""
     rows = connection.execute(sql["with_dead_letters" if dead_letters else "inboxes"])
     return sorted(SessionKey(agent, session, tenant) for tenant, agent, session in rows)
 

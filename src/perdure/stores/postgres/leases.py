@@ -80,7 +80,7 @@ def locked(connection: Connection, sql: Statements, key: SessionKey) -> SessionS
 def acquire(
     connection: Connection, sql: Statements, key: SessionKey, after: int, owner: str
 ) -> tuple[HeldLease, OwnedSession]:
-    """Take a session with the next epoch, and append the epoch record; see the port."""
+    """Take a session with the next epoch, and append the epoch record."""
     with connection.transaction():
         before = locked(connection, sql, key)
         if before.epoch != after:
@@ -110,7 +110,7 @@ def acquire(
 
 
 def holder(connection: Connection, sql: Statements, key: SessionKey) -> LeaseState | None:
-    """Say who has a session; see the port."""
+    """Say who has a session."""
     found = connection.execute(sql["holder"], (key.tenant, key.agent, key.session)).fetchone()
     if found is None:
         return None

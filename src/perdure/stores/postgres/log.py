@@ -232,7 +232,7 @@ def append(
     held: Holding,
     batches: Sequence[Batch],
 ) -> list[Outcome]:
-    """Append batches; see the port. Every error becomes an outcome."""
+    """Append batches. Every error becomes an outcome."""
     work = AppendMany(sql, held, batches)
     busy = StoreUnavailableError("others wrote to these sessions meanwhile: they are sent again")
     try:

@@ -151,7 +151,7 @@ class PostgresStore:
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append each batch in one transaction for all of them; see the port."""
+        """Append each batch in one transaction for all of them."""
         try:
             here = self._require_open()
         except StoreUnavailableError as error:
@@ -167,7 +167,7 @@ class PostgresStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records as of now, a page of rows at a time; see the port."""
+        """Read records as of now, a page of rows at a time."""
         state = await self._calls.again("read", log.state_of, key)
         if state is None or state.deleted:
             return
@@ -194,7 +194,7 @@ class PostgresStore:
         return 0 if state is None or state.deleted else state.head
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Remove whole commits that end before a record; see the port."""
+        """Remove whole commits that end before a record."""
         return await self._calls.again("trim", directory.trim, key, epoch, below)
 
     # documents
@@ -202,19 +202,17 @@ class PostgresStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """Read documents, each checked against the manifest's hash; see the port."""
         return await self._calls.again("read", _documents.read, key, names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Replace documents and manifest in one transaction; see the port."""
+        """Replace documents and manifest in one transaction."""
         await self._calls.again("write to", _documents.write, key, dict(documents), manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Make blobs durable; see the port."""
         await self._calls.again("write to", _blobs.put, tenant, dict(blobs))
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
@@ -222,7 +220,6 @@ class PostgresStore:
         return await self._calls.again("read", _blobs.get, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """Move away what nobody reaches, and remove what was moved long ago; see the port."""
         return await self._calls.long(
             "sweep", _blobs.sweep, tenant, frozenset(reachable), older_than
         )
@@ -232,7 +229,6 @@ class PostgresStore:
         return await self._calls.again("read", _blobs.names, tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """Remove blobs at once; see the port."""
         return await self._calls.again("write to", _blobs.remove, tenant, list(names))
 
     # leases
@@ -242,13 +238,11 @@ class PostgresStore:
         return await self._calls.again("read", leases.holder, key)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """Take the session with epoch ``after + 1``; see the port."""
         grant, held = await self._calls.once("write to", leases.acquire, key, after, self._owner)
         self._held[key] = held
         return grant
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """Say that the epoch's holder writes no more; see the port."""
         await self._calls.again("write to", leases.release, key, epoch)
         held = self._held.get(key)
         if held is not None and held.epoch == epoch:
@@ -283,7 +277,6 @@ class PostgresStore:
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """Leave items for a session; see the port."""
         return (
             await self._calls.again("write to", inbox.post, key, tuple(items), limit)
             if items
@@ -291,27 +284,21 @@ class PostgresStore:
         )
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """Return what waits for a session; see the port."""
         return await self._calls.again("read", inbox.take, key, epoch, limit)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """Remove items whose records are durable; see the port."""
         await self._calls.again("write to", inbox.settle, key, epoch, list(op_ids))
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """List the sessions for which something waits; see the port."""
         return await self._calls.again("read", inbox.waiting, dead_letters)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Move items to the dead letters; see the port."""
         await self._calls.again("write to", inbox.reject, key, epoch, tuple(letters))
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return a session's dead letters; see the port."""
         return await self._calls.again("read", inbox.dead_letters, key)
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """Remove dead letters; see the port."""
         return await self._calls.again("write to", inbox.drop_dead_letters, key, list(op_ids))
 
     # directory
@@ -326,7 +313,6 @@ class PostgresStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List sessions by key; see the port."""
         return await self._calls.again(
             "read",
             directory.listed,
@@ -338,10 +324,9 @@ class PostgresStore:
         return await self._calls.again("read", directory.tenants)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove what the session owns, as its holder; see the port."""
         await self._calls.once("delete from", directory.delete, key, epoch)
         self._held.pop(key, None)
 
     async def scrub(self) -> None:
-        """Rewrite the tables without what was removed; see the port."""
+        """Rewrite the tables without what was removed."""
         await self._calls.long("scrub", directory.scrub)

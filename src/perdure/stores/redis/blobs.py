@@ -42,7 +42,6 @@ class Blobs:
             await self._link.write([*calls, RedisCall(b"ZADD", self._names.tenants, 0, tenant)])
 
     async def get(self, tenant: str, name: str) -> bytes | None:
-        """Return a blob, verified; see the port."""
         (data,) = await self._link.send([RedisCall(b"GET", self._names.blob(tenant, name))])
         return None if data is None else verified(name, bytes(data))
 
@@ -52,7 +51,7 @@ class Blobs:
         return sorted(away | here)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """Move away what nobody reaches, and remove what was moved long ago; see the port.
+        """Move away what nobody reaches, and remove what was moved long ago.
 
         Each blob is judged again, by the server's own clock, in the step that acts.
         """

@@ -38,7 +38,6 @@ class Directory:
     async def sessions(
         self, tenant: str, prefix: str, after: SessionKey | None, limit: int, fits: ListFilter
     ) -> list[SessionInfo]:
-        """List sessions by key; see the port."""
         found: list[SessionInfo] = []
         low, high = members_between(prefix, after)
         while len(found) < limit:
@@ -77,7 +76,6 @@ class Directory:
         return sorted(found)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove what the session owns, as its holder; see the port."""
         places = self._names.places(key)
         keys = places[:7]
         segments = await self._cold.names_of(key)

@@ -46,7 +46,6 @@ class Views:
         self._names = names
 
     async def read(self, key: SessionKey, names: Collection[str] | None) -> Documents:
-        """Read documents, each checked against the manifest's hash; see the port."""
         places = self._names.places(key)
         wanted = () if names is None else tuple(names) or ("",)
         ((sealed, *parts),) = await self._link.send(
@@ -61,7 +60,7 @@ class Views:
     async def write(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Replace documents and manifest in one step; see the port."""
+        """Replace documents and manifest in one step."""
         places = self._names.places(key)
         about = manifest.about
         shown = ListedFields(

@@ -40,7 +40,7 @@ class RedisInbox:
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """Leave items for a session, and tell its holder; see the port."""
+        """Leave items for a session, and tell its holder."""
         places = self._names.places(key)
         parts = [part for item in items for part in (item.op_id, _sealed(item, places.seed))]
         keys = (places.session, places.items, places.order)
@@ -65,7 +65,6 @@ class RedisInbox:
         return int(new)
 
     async def take(self, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
-        """Return what waits for a session; see the port."""
         if limit <= 0:
             return []
         places = self._names.places(key)
@@ -76,7 +75,6 @@ class RedisInbox:
         return [_opened(places.seed, name, data) for name, data in pairs]
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """Remove items that are in the log; see the port."""
         places = self._names.places(key)
         keys = (places.session, places.items, places.order)
         (reply,) = await self._link.write([_SETTLE(keys, epoch, *map(_field, op_ids))])
@@ -86,7 +84,6 @@ class RedisInbox:
             _require(key, epoch, reply)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Move items to the dead letters; see the port."""
         if not letters:
             return
         places = self._names.places(key)
@@ -107,7 +104,6 @@ class RedisInbox:
             _require(key, epoch, replies[1])
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return a session's dead letters; see the port."""
         (reply,) = await self._link.send([RedisCall(b"HGETALL", self._names.places(key).dead)])
         found = (
             reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
@@ -115,7 +111,6 @@ class RedisInbox:
         return oldest_first([decode_dead_letter(key, _op_id(name), data) for name, data in found])
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """Remove dead letters; see the port."""
         if not op_ids:
             return 0
         call = RedisCall(b"HDEL", self._names.places(key).dead, *map(_field, op_ids))
@@ -124,7 +119,6 @@ class RedisInbox:
         return int(gone)
 
     async def waiting(self, *, dead_letters: bool) -> list[SessionKey]:
-        """List the sessions for which something waits; see the port."""
         (known,) = await self._link.send([RedisCall(b"ZRANGE", self._names.posted, 0, -1)])
         keys = [decoder_of(SessionKey).decode(written) for written in known]
         found: list[SessionKey] = []

@@ -86,7 +86,6 @@ class Leases:
         await self._link.send([RedisCall(b"HSET", name, b"closed", 1), left])
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Say who has the session; see the port."""
         session = self._names.places(key).session
         ((epoch, owner, released, deleted),) = await self._link.send(
             [RedisCall(b"HMGET", session, b"e", b"o", b"r", b"d")]
@@ -121,7 +120,6 @@ class Leases:
         return None
 
     async def acquire(self, key: SessionKey, after: int) -> HeldLease:
-        """Take the session with the next epoch; see the port."""
         places = self._names.places(key)
         payload = msgspec.json.encode({"owner": self._owner})
         now = b"%.3f" % time.time()
@@ -144,13 +142,11 @@ class Leases:
         return HeldLease(key, epoch, head, created=head == 1)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """Say that the epoch's holder writes no more; see the port."""
         await self._link.write([_RELEASE((self._names.places(key).session,), epoch)])
 
     # heartbeat and news
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Renew the heartbeat, and return what is new; see the port."""
         names = self._names.owner(self._owner)
         asks, _, beats = await self._link.send(
             [
@@ -184,7 +180,6 @@ class Leases:
         await self._link.write([_ASK((asks,), _KEPT, channel, ask)])
 
     async def news(self, at_most: float) -> None:
-        """Return when somebody has left word, or after a time; see the port."""
         if not self._listening:
             self._listening = True
             try:

@@ -218,7 +218,7 @@ class RedisLog:
         self._cold = cold
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append each batch with a script of its own, all in one write; see the port."""
+        """Append each batch with a script of its own, all in one write."""
         if not batches:
             return []
         outcomes: dict[int, Outcome] = {}
@@ -306,7 +306,6 @@ class RedisLog:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records as far as the log goes now; see the port."""
         look = await self.look(key)
         after = max(after, look.base)
         stop = look.head + 1 if before is None else min(before, look.head + 1)
@@ -392,7 +391,7 @@ class RedisLog:
         return records
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Remove whole entries from before a record, and return their bytes; see the port."""
+        """Remove whole entries from before a record, and return their bytes."""
         reply = await self._cold.drop(key, epoch, below)
         if reply[0] == b"lost":
             raise lost(key, epoch, reply[1], deleted=bool(reply[2]))

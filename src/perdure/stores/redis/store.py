@@ -173,7 +173,7 @@ class RedisStore:
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append each batch, all of them in one write; see the port."""
+        """Append each batch, all of them in one write."""
         return await self._log.append_many(batches)
 
     async def read_log(
@@ -185,7 +185,7 @@ class RedisStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records, some hundred kilobytes at a time; see the port."""
+        """Read records, some hundred kilobytes at a time."""
         chunks = self._log.read(key, after=after, before=before, limit=limit, reverse=reverse)
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
@@ -196,7 +196,7 @@ class RedisStore:
         return (await self._log.look(key)).head
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Remove whole batches from before a record; see the port."""
+        """Remove whole batches from before a record."""
         return await self._log.trim(key, epoch, below)
 
     # documents
@@ -204,20 +204,18 @@ class RedisStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """Read documents, verified against their manifest; see the port."""
         return await self._views.read(key, names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Replace documents and manifest in one step; see the port."""
+        """Replace documents and manifest in one step."""
         await self._views.write(key, documents, manifest)
         await self._cold.move(key, manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Make blobs durable; see the port."""
         await self._blobs.put(tenant, blobs)
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
@@ -225,7 +223,7 @@ class RedisStore:
         return await self._blobs.get(tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """Move away what nobody reaches, and remove what was moved long ago; see the port.
+        """Move away what nobody reaches, and remove what was moved long ago.
 
         History that nobody names any more goes with it, from its own store.
         """
@@ -252,15 +250,13 @@ class RedisStore:
         return await self._leases.holder(key)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """Take the session with epoch ``after + 1``; see the port."""
         return await self._leases.acquire(key, after)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """Say that the epoch's holder writes no more; see the port."""
         await self._leases.release(key, epoch)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Renew this owner's heartbeat, and return what others want; see the port.
+        """Renew this owner's heartbeat, and return what others want.
 
         How the server is set up may be changed later on: it is looked at now and then, and after
         each heartbeat that failed.
@@ -273,7 +269,6 @@ class RedisStore:
         return msgspec.structs.replace(asked, warnings=self._warnings)
 
     async def news(self, at_most: float) -> None:
-        """Return when somebody has left word, or after a time; see the port."""
         await self._leases.news(at_most)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
@@ -285,31 +280,24 @@ class RedisStore:
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """Leave items for a session; see the port."""
         return await self._inbox.post(key, items, limit=limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """Return what waits for a session; see the port."""
         return await self._inbox.take(key, epoch, limit)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """Remove items whose records are in the log; see the port."""
         await self._inbox.settle(key, epoch, op_ids)
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """List the sessions for which something waits; see the port."""
         return await self._inbox.waiting(dead_letters=dead_letters)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Move items to the dead letters; see the port."""
         await self._inbox.reject(key, epoch, letters)
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return a session's dead letters; see the port."""
         return await self._inbox.dead_letters(key)
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """Remove dead letters; see the port."""
         return await self._inbox.drop_dead_letters(key, op_ids)
 
     # directory
@@ -324,7 +312,6 @@ class RedisStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List sessions by key; see the port."""
         return await self._directory.sessions(tenant, prefix, after, limit, ListFilter(owner, tag))
 
     async def tenants(self) -> list[str]:
@@ -340,7 +327,6 @@ class RedisStore:
         return await self._directory.rebuild()
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove what the session owns, as its holder; see the port."""
         await self._directory.delete(key, epoch)
         await self._inbox.forget(key)
 

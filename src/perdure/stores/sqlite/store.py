@@ -161,7 +161,7 @@ class SqliteStore:
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append all of them in one commit; see the port."""
+        """Append all of them in one commit."""
         if not batches:
             return []
         try:
@@ -179,7 +179,6 @@ class SqliteStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records, a part at a time; see the port."""
         stop = _END if before is None else before
         left = _END if limit is None else limit
         at = stop - 1 if reverse else after
@@ -204,7 +203,7 @@ class SqliteStore:
         return 0 if row is None or row.state == DELETED else row.head
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Remove the commits that lie below a record; see the port."""
+        """Remove the commits that lie below a record."""
         engine = self._here.engine
 
         def trim(con: sqlite3.Connection) -> int:
@@ -219,19 +218,17 @@ class SqliteStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """Read documents, verified against the manifest; see the port."""
         return await self._here.read(document_rows.read, key, names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Replace documents and manifest in one transaction; see the port."""
+        """Replace documents and manifest in one transaction."""
         await self._here.write("write", document_rows.write, key, dict(documents), manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Make blobs durable; see the port."""
         await self._here.write("write", blob_rows.put, tenant, dict(blobs), time.time())
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
@@ -239,7 +236,6 @@ class SqliteStore:
         return await self._here.read(blob_rows.get, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """Move away what nobody reaches, and remove what was moved long ago; see the port."""
         keep = frozenset(reachable)
         return await self._here.write(
             "sweep", blob_rows.sweep, tenant, keep, older_than, time.time()
@@ -250,7 +246,6 @@ class SqliteStore:
         return await self._here.read(blob_rows.names, tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """Remove blobs at once; see the port."""
         return await self._here.write("remove from", blob_rows.remove, tenant, frozenset(names))
 
     # leases
@@ -260,7 +255,6 @@ class SqliteStore:
         return await self._here.read(leases.look, key, self._here.presence)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """Take the session with epoch ``after + 1``; see the port."""
         engine = self._here.engine
         owner = self._owner
         waited_for = [True]
@@ -280,7 +274,6 @@ class SqliteStore:
             raise
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """Say that the epoch's holder writes no more; see the port."""
         engine = self._here.engine
 
         def release(con: sqlite3.Connection) -> None:
@@ -310,7 +303,6 @@ class SqliteStore:
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """Leave items for a session; see the port."""
         here = self._here
         new, owner = await here.write("write", inbox.post, key, tuple(items), time.time(), limit)
         if owner:
@@ -318,27 +310,21 @@ class SqliteStore:
         return new
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """Return what waits for a session; see the port."""
         return await self._here.read(inbox.take, key, epoch, limit)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """Remove items whose records are durable; see the port."""
         await self._here.write("write", inbox.settle, key, epoch, tuple(op_ids))
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """List the sessions for which something waits; see the port."""
         return await self._here.read(inbox.waiting, dead_letters=dead_letters)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Move items to the dead letters; see the port."""
         await self._here.write("write", inbox.reject, key, epoch, tuple(letters))
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return a session's dead letters; see the port."""
         return await self._here.read(inbox.dead_letters, key)
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """Remove dead letters; see the port."""
         return await self._here.write("write", inbox.drop_dead_letters, key, set(op_ids))
 
     # directory
@@ -353,7 +339,6 @@ class SqliteStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List sessions by key; see the port."""
         return await self._here.read(directory.sessions, tenant, owner, tag, prefix, after, limit)
 
     async def tenants(self) -> list[str]:
@@ -361,7 +346,6 @@ class SqliteStore:
         return await self._here.read(directory.tenants)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove what the session owns, as its holder; see the port."""
         engine = self._here.engine
 
         def delete(con: sqlite3.Connection) -> None:

@@ -104,42 +104,33 @@ class Passing:
         await self._store.aclose()
 
     async def head(self, key: SessionKey) -> int:
-        """See the port."""
         return await self._store.head(key)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """See the port."""
         await self._store.release(key, epoch)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """See the port."""
         return await self._store.heartbeat()
 
     async def news(self, at_most: float) -> None:
-        """See the port."""
         await self._store.news(at_most)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """See the port."""
         await self._store.request_handover(key, holder)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """See the port."""
         await self._store.settle(key, epoch, op_ids)
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """See the port."""
         # A store that keeps no dead letters may not know the option.
         return await (
             self._store.waiting(dead_letters=True) if dead_letters else self._store.waiting()
         )
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """See the port."""
         return await self._store.drop_dead_letters(key, op_ids)
 
     async def scrub(self) -> None:
-        """See the port."""
         await self._store.scrub()
 
 
@@ -306,7 +297,7 @@ class TransformingStore(Passing):
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Seal each batch, and append; see the port."""
+        """Seal each batch, and append."""
         found = [await self._sealer(batch) for batch in batches]
         size = sum(one.size for one in found if isinstance(one, _ToSeal))
 
@@ -364,7 +355,7 @@ class TransformingStore(Passing):
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records, and open them; see the port."""
+        """Read records, and open them."""
         chunks = self._store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
         asked = ReadRequest(after, before, limit, reverse)
         following: ChainReader | None = None
@@ -413,7 +404,7 @@ class TransformingStore(Passing):
         return sealed_batch(seal, Batch(key, epoch, base + 1, tuple(entries))).records
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Remove records, and remember that it was perdure who did; see the port."""
+        """Remove records, and remember that it was perdure who did."""
         await self._seals.trimming(self._store, key, epoch, below)
         return await self._store.trim(key, epoch, below)
 
@@ -422,7 +413,7 @@ class TransformingStore(Passing):
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """Read documents, and open them; see the port."""
+        """Read documents, and open them."""
         inner = await self._store.read_documents(key, names)
         manifest = inner.manifest
         hidden = await self._hidden(key, inner)
@@ -486,7 +477,7 @@ class TransformingStore(Passing):
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Seal documents and what their manifest tells, and write them; see the port."""
+        """Seal documents and what their manifest tells, and write them."""
         if taken := self._own(manifest):
             message = f"documents named as {min(taken)} are this store's own: choose another name"
             raise NotStorableError(message, key=str(key), documents=sorted(taken))
@@ -520,7 +511,7 @@ class TransformingStore(Passing):
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Seal blobs under names of their own, and keep them; see the port."""
+        """Seal blobs under names of their own, and keep them."""
         await done(sum(map(len, blobs.values())), lambda: require_hashed(blobs))
         if not blobs:
             return
@@ -539,14 +530,13 @@ class TransformingStore(Passing):
         return await done(len(data), lambda: verified(name, seal.open(("blob", name), data)))
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """See the port; the bytes are those that people put, where blobs are not packed."""
+        """The bytes are those that people put, where blobs are not packed."""
         inner = await self._inner_names(tenant, reachable)
         swept = await self._store.sweep(tenant, inner, older_than)
         freed = max(swept.bytes - swept.removed * self._seals.overhead(), 0)
         return msgspec.structs.replace(swept, bytes=freed)
 
     async def blob_names(self, tenant: str) -> list[str]:
-        """List the tenant's blobs; see the port."""
         seal = await self._seals.of_tenant(self._store, tenant, make=False)
         names: set[str] = set()
         for inner in await self._store.blob_names(tenant):
@@ -559,7 +549,6 @@ class TransformingStore(Passing):
         return sorted(names)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """Remove blobs at once; see the port."""
         inner = await self._inner_names(tenant, names)
         there = set(inner).intersection(await self._store.blob_names(tenant))
         freed = await self._store.remove_blobs(tenant, inner)
@@ -573,11 +562,11 @@ class TransformingStore(Passing):
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """See the port; who has the wrapper's own sessions is its own affair."""
+        """Who has the wrapper's own sessions is its own affair."""
         return None if key.agent == self._seals.hidden else await self._store.holder(key)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """Take the session, and see that it can be read and written; see the port."""
+        """Take the session, and see that it can be read and written."""
         if key.agent == self._seals.hidden:
             message = f"the agent id {key.agent!r} is this store's own: choose another"
             raise ConfigError(message, option="agent id", value=key.agent)
@@ -597,7 +586,7 @@ class TransformingStore(Passing):
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """Seal items, and leave them for a session; see the port."""
+        """Seal items, and leave them for a session."""
         if not items:
             return await self._store.post(key, (), limit=limit)
         self._require_size(key, "a post to", [len(item.payload) for item in items])
@@ -611,7 +600,7 @@ class TransformingStore(Passing):
         return await self._store.post(key, sealed, limit=limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """Return what waits for a session, opened; see the port."""
+        """Return what waits for a session, opened."""
         items = await self._store.take(key, epoch, limit=limit)
         if not items:
             return []
@@ -619,12 +608,12 @@ class TransformingStore(Passing):
         return [opened_item(seal, key, item) for item in items]
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Seal dead letters, and set them aside; see the port."""
+        """Seal dead letters, and set them aside."""
         seal = await self._tenant(key.tenant)
         await self._store.reject(key, epoch, [sealed_letter(seal, key, one) for one in letters])
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return dead letters, opened; see the port."""
+        """Return dead letters, opened."""
         letters = await self._store.dead_letters(key)
         if not letters:
             return []
@@ -644,7 +633,6 @@ class TransformingStore(Passing):
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List sessions by key; see the port."""
         seal = await self._seals.of_tenant(self._store, tenant, make=False)
         if seal is None and (owner is not None or tag is not None):
             return []
@@ -665,7 +653,6 @@ class TransformingStore(Passing):
         return found
 
     async def tenants(self) -> list[str]:
-        """List the tenants that have sessions or blobs; see the port."""
         found = await self._store.tenants()
         if self._seals.hidden is None or "" not in found:
             return found
@@ -674,7 +661,7 @@ class TransformingStore(Passing):
         return found if there else [name for name in found if name]
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove what the session owns, its key included; see the port."""
+        """Remove what the session owns, its key included."""
         await self._store.delete(key, epoch)
         self._seals.forget(key)
 
