@@ -48,6 +48,11 @@ hypothesis.settings.load_profile("same")
 
 ABOVE_THE_LOOP = {
     "agent", "checkpoints", "archive", "config", "golden", "memory", "transfer", "restore", "stores",
+    "properties", "tuning",
+    *(f"session/test_{what}.py" for what in (
+        "contributors", "dead_letters", "extend", "forgetting", "forking", "freed", "pruning",
+        "renaming", "rendering", "retention", "retries", "spilling",
+    )),
 }  # fmt: skip
 
 
@@ -107,7 +112,8 @@ def runs_on_trio(item: pytest.Item) -> bool:
 
 def is_above_the_loop(item: pytest.Item) -> bool:
     """Whether what is tested meets the event loop only through what other tests hold to it."""
-    return item.path.relative_to(ROOT / "tests").parts[0] in ABOVE_THE_LOOP
+    path = item.path.relative_to(ROOT / "tests")
+    return not ABOVE_THE_LOOP.isdisjoint({path.parts[0], path.as_posix()})
 
 
 def is_async(item: pytest.Function) -> bool:

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from tests.mutants.__main__ import equivalent, mutant_of
-from tests.mutants.catalog import GROUPS, KNOWN, Mutant
+from tests.mutants.catalog import GROUPS, KNOWN
 from tests.mutants.operators import MutantError, Package, apply, operators_of
 from tests.source_tree import ROOT
 
@@ -18,10 +18,15 @@ def package() -> Package:
     return Package(ROOT / "src" / "perdure")
 
 
-@pytest.mark.parametrize("mutant", KNOWN.values(), ids=list(KNOWN))
-def test_a_mutant_is_found_by_its_function_and_changes_it(mutant: Mutant) -> None:
+def test_each_mutant_is_found_by_its_function_and_changes_it() -> None:
     """Where a function got another name or another shape, tests/mutants/catalog.py follows it."""
-    assert package().mutate(mutant.changes)
+    lost = {}
+    for name, mutant in KNOWN.items():
+        try:
+            assert package().mutate(mutant.changes)
+        except (MutantError, SyntaxError) as error:
+            lost[name] = str(error)
+    assert lost == {}
 
 
 def test_what_is_equivalent_is_still_there() -> None:

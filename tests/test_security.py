@@ -7,7 +7,8 @@ import os
 import pickle
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import EncryptedStore
 from perdure.testing.conformance._kit import KEY, manifest_of, name_of
 from tests.integration.journeys.backends import BACKENDS, ENVIRONMENT, store_of
-from tests.source_tree import pyproject
+from tests.source_tree import files, functions, parse, pyproject
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "perdure"
@@ -52,22 +53,27 @@ def test_every_threat_has_tests_and_all_of_them_are_there() -> None:
         assert named, f"threat {number} has no test"
         assert len(named) == shown.count("`") // 2, f"threat {number}: {shown}"
         for path, test in named:
-            tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-            there = {
-                node.name
-                for node in ast.walk(tree)
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            }
+            there = {function.name for function in functions(ROOT / path)}
             assert test in there, f"threat {number}: {path} has no {test}"
 
 
-def called() -> Iterator[tuple[str, str, ast.Call]]:
-    """Give the calls in perdure's source: the module, and what is called."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        module = path.relative_to(SOURCE).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                yield module, ast.unparse(node.func).rpartition(".")[2], node
+@cache
+def called() -> list[tuple[str, str, ast.Call]]:
+    """Return the calls in perdure's source: the module, and what is called."""
+    return [
+        (path.relative_to(SOURCE).as_posix(), name_of_function(node), node)
+        for path in files("src")
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call)
+    ]
+
+
+def name_of_function(call: ast.Call) -> str:
+    if isinstance(call.func, ast.Name):
+        return call.func.id
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return ast.unparse(call.func).rpartition(".")[2]
 
 
 LOADERS = {
@@ -94,8 +100,8 @@ def test_nothing_that_was_read_can_be_run() -> None:
         "code",
         "runpy",
     }
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in files("src"):
+        for node in ast.walk(parse(path)):
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module or ""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def section(page: str, heading: str) -> str:
     return found[1]
 
 
+@cache
 def options(name: str) -> dict[str, str]:
     """Return a command's options, and what its help says of each."""
     console = Console(width=300, file=io.StringIO(), color_system=None)

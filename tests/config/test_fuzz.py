@@ -15,7 +15,7 @@ from perdure.config.yaml_reader import read
 from perdure.errors import ConfigError
 from tests.config.conftest import SEED
 from tests.config.test_hostile import HOSTILE
-from tests.config.test_json_schema import VALIDATOR, plain
+from tests.config.test_json_schema import plain, validator
 
 SMALL = [
     text
@@ -107,4 +107,4 @@ def test_anything_that_looks_like_yaml(text: str) -> None:
     if declaration is None:
         return
     assert "version" in text
-    assert list(VALIDATOR.iter_errors(plain(read(text.encode(), "p.yaml")))) == []
+    assert list(validator().iter_errors(plain(read(text.encode(), "p.yaml")))) == []

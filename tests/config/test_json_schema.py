@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
-import jsonschema
 import pytest
 
 from perdure.cli.config import SCHEMA
@@ -15,7 +15,14 @@ from perdure.errors import ConfigError
 from tests.config.conftest import SEED
 from tests.config.test_hostile import HOSTILE
 
-VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text("utf-8")))
+
+@cache
+def validator() -> Any:
+    """Import jsonschema, for as long as a second, where it is used."""
+    import jsonschema
+
+    return jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text("utf-8")))
+
 
 # What a schema cannot say: one value that depends on another, and two spellings of one path.
 BEYOND = {"a debounce too long", "off with settings", "a path twice", "a control in a key"}
@@ -43,7 +50,7 @@ def plain(node: YamlNode) -> Any:
 def test_both_take_what_fits(text: str) -> None:
     node = read(text.encode(), "x")
     declaration_of(node, "x")
-    assert list(VALIDATOR.iter_errors(plain(node))) == []
+    assert list(validator().iter_errors(plain(node))) == []
 
 
 @pytest.mark.parametrize("name", sorted(set(HOSTILE) - BEYOND))
@@ -57,12 +64,12 @@ def test_both_refuse_what_does_not(name: str) -> None:
         return  # not for a schema to say
     with pytest.raises(ConfigError):
         declaration_of(node, "x")
-    assert list(VALIDATOR.iter_errors(plain(node)))
+    assert list(validator().iter_errors(plain(node)))
 
 
 def test_it_knows_every_section_field_and_preset() -> None:
-    schema = VALIDATOR.schema
+    schema = validator().schema
     assert set(schema["properties"]) == set(SECTIONS)
     assert set(schema["properties"]["config"]["additionalProperties"]["properties"]) == set(FIELDS)
     assert set(schema["$defs"]["preset"]["enum"]) == set(PRESETS)
-    jsonschema.Draft202012Validator.check_schema(schema)
+    validator().check_schema(schema)

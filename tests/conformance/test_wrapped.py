@@ -36,6 +36,7 @@ class TestEncryptedMemoryStore(Wrapped):
         return EncryptedStore(MemoryStore(owner=owner, backing=backing), KEY)
 
 
+@pytest.mark.deep
 class TestEncryptedFileStore(Wrapped):
     """Encrypted, in files."""
 
@@ -45,6 +46,7 @@ class TestEncryptedFileStore(Wrapped):
         return EncryptedStore(FileStore(place / "root", owner=owner), KEY)
 
 
+@pytest.mark.deep
 class TestEncryptedSqliteStore(Wrapped):
     """Packed and encrypted, in a database."""
 

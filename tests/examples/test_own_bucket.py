@@ -16,6 +16,7 @@ from perdure.testing.conformance import StoreConformance
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.deep
 class TestTableStore(StoreConformance):
     """All of the suite."""
 

@@ -134,7 +134,9 @@ class Package:
                 text = texts.get(place.path) or place.path.read_text(encoding="utf-8")
                 texts[place.path] = _mutated_sql(text, place.name, operator)
                 continue
-            tree = trees.setdefault(place.path, copy.deepcopy(self.trees[place.path]))
+            if place.path not in trees:
+                trees[place.path] = ast.parse(place.path.read_text(encoding="utf-8"))
+            tree = trees[place.path]
             function = dict(functions(tree))[place.name]
             before = ast.dump(function)
             apply(function, operator, reference)

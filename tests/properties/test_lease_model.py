@@ -20,7 +20,7 @@ from tests.properties.lease_model import (
     ("size", "least_states"),
     [
         (Size(takers=1, appends=2, folds=True), 5_000),
-        (Size(takers=2, appends=1, folds=True), 80_000),
+        pytest.param(Size(takers=2, appends=1, folds=True), 80_000, marks=pytest.mark.deep),
         (Size(takers=2, appends=2, reader=False), 15_000),
     ],
     ids=str,

@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Message
-from perdure.providers import FORMATS, Format, ReasoningPolicy, RenderedContext, render
+from perdure.providers import FORMATS, ReasoningPolicy, RenderedContext, render
 from perdure.providers.tool_pairs import paired
 from perdure.records.message_format import decode_message, encode_message
 from perdure.restore.repair import repair
@@ -21,7 +20,6 @@ from tests.providers.conversations import conversations
 from tests.providers.rules import wrongs
 from tests.providers.sdk import assert_accepted
 
-formats = pytest.mark.parametrize("format", FORMATS)
 policies = st.sampled_from(["keep", "strip_foreign", "strip_all"])
 
 
@@ -41,22 +39,23 @@ def done_in(messages: list[Message]) -> set[str]:
     return set(re.findall(r"result#\d+#", repr(kept)))
 
 
-@formats
 @given(messages=conversations(), reasoning=policies)
 def test_no_provider_refuses_what_is_rendered(
-    format: Format, messages: list[Message], reasoning: ReasoningPolicy
+    messages: list[Message], reasoning: ReasoningPolicy
 ) -> None:
     """C14, S0-3: cut at any record, with any tool cancelled or failed."""
-    context = render(messages, format, reasoning=reasoning)
-    assert wrongs(context) == []
-    assert_accepted(context)
+    for format in FORMATS:
+        context = render(messages, format, reasoning=reasoning)
+        assert wrongs(context) == [], format
+        assert_accepted(context)
 
 
-@formats
 @given(messages=conversations())
-def test_every_completed_result_is_shown(format: Format, messages: list[Message]) -> None:
-    shown = text_of(render(messages, format))
-    assert {mark for mark in done_in(messages) if mark not in shown} == set()
+def test_every_completed_result_is_shown(messages: list[Message]) -> None:
+    done = done_in(messages)
+    for format in FORMATS:
+        shown = text_of(render(messages, format))
+        assert {mark for mark in done if mark not in shown} == set(), format
 
 
 @given(messages=conversations())
@@ -75,58 +74,55 @@ def test_the_first_result_of_a_call_is_kept(messages: list[Message]) -> None:
             assert id(message) in kept
 
 
-@formats
 @given(messages=conversations(), policy=st.sampled_from(["interrupted", "drop"]))
-def test_a_second_repair_changes_nothing(
-    format: Format, messages: list[Message], policy: str
-) -> None:
+def test_a_second_repair_changes_nothing(messages: list[Message], policy: str) -> None:
     once = repair(messages, policy)  # type: ignore[arg-type]
     again = repair(once.messages, policy)  # type: ignore[arg-type]
     assert again.messages == once.messages
     assert again.appended == ()
-    assert wrongs(render(once.messages, format)) == []
+    for format in FORMATS:
+        assert wrongs(render(once.messages, format)) == [], format
 
 
-@formats
 @given(messages=conversations())
-def test_a_durable_repair_shows_what_the_projection_showed(
-    format: Format, messages: list[Message]
-) -> None:
+def test_a_durable_repair_shows_what_the_projection_showed(messages: list[Message]) -> None:
     """What a model sees does not depend on whether the repair has been written down yet."""
-    assert render(repair(messages).messages, format) == render(messages, format)
+    repaired = repair(messages).messages
+    for format in FORMATS:
+        assert render(repaired, format) == render(messages, format)
 
 
-@formats
 @given(messages=conversations())
-def test_stored_messages_are_shown_as_they_were(format: Format, messages: list[Message]) -> None:
+def test_stored_messages_are_shown_as_they_were(messages: list[Message]) -> None:
     """S0-2, S0-9: what went through a record is rendered to the same request."""
     stored = [decode_message(encode_message(one).payload) for one in messages]
-    assert render(stored, format) == render(messages, format)
+    for format in FORMATS:
+        assert render(stored, format) == render(messages, format)
 
 
-@formats
 @given(messages=conversations())
-def test_nobody_gets_what_others_issued(format: Format, messages: list[Message]) -> None:
+def test_nobody_gets_what_others_issued(messages: list[Message]) -> None:
     """REQUIREMENTS 2.1: signatures and opaque fields go back to their issuer only."""
-    shown = text_of(render(messages, format))
-    issuers = set(re.findall(r"sig:([a-z-]+)", shown))
-    assert issuers <= {format}
-    assert format == "gemini" or "thoughtSignature" not in shown
-    assert "sig:" not in text_of(render(messages, format, reasoning="strip_all"))
+    for format in FORMATS:
+        shown = text_of(render(messages, format))
+        issuers = set(re.findall(r"sig:([a-z-]+)", shown))
+        assert issuers <= {format}
+        assert format == "gemini" or "thoughtSignature" not in shown
+        assert "sig:" not in text_of(render(messages, format, reasoning="strip_all")), format
 
 
-@formats
 @given(messages=conversations(), at=st.integers(0, 30))
 def test_what_was_shown_stays_shown_as_the_conversation_goes_on(
-    format: Format, messages: list[Message], at: int
+    messages: list[Message], at: int
 ) -> None:
     """A provider's prompt cache needs a stable beginning: whole exchanges are rendered the same."""
     exchanges = paired(messages).exchanges
     closed = [one for each in exchanges for one in (each.head, *each.results)]
     begun = [one for each in exchanges[:at] for one in (each.head, *each.results)]
-    shown, whole = render(begun, format), render(closed, format)
-    if format in {"openai", "openai-responses"}:
-        assert whole.messages[: len(shown.messages)] == shown.messages
-    elif not is_waiting(text_of(shown), text_of(whole)):  # what follows may put an end to that
-        before = shown.messages[:-1]  # the last turn may go on
-        assert whole.messages[: len(before)] == before
+    for format in FORMATS:
+        shown, whole = render(begun, format), render(closed, format)
+        if format in {"openai", "openai-responses"}:
+            assert whole.messages[: len(shown.messages)] == shown.messages
+        elif not is_waiting(text_of(shown), text_of(whole)):  # what follows may put an end to that
+            before = shown.messages[:-1]  # the last turn may go on
+            assert whole.messages[: len(before)] == before, format

@@ -13,6 +13,7 @@ from perdure.testing.faulty import Faults, SwitchedStore
 KEY = SessionKey("agent")
 
 
+@pytest.mark.deep
 class TestSwitchedOn(StoreConformance):
     """Without faults it is as good a store as the one inside."""
 

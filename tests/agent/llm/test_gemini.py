@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google import genai
 
 from perdure import ConfigError, Message, MissingExtraError, ModelError, ModelUnavailableError
 from perdure.agent import Agent, PersistentSession
@@ -102,6 +101,8 @@ async def test_what_goes_wrong_is_said_plainly(models: Server) -> None:
 
 
 async def test_a_given_client_asks_and_stays_open(models: Server) -> None:
+    from google import genai
+
     client = genai.Client(api_key=KEY, vertexai=False, http_options={"base_url": models.url})
     for text in ("Hello", "And again"):
         async with Agent.create(model=GeminiModel("m", client=client)) as agent:

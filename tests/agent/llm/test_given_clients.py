@@ -1,4 +1,7 @@
-"""A client that the program has made itself: used as it is, for Azure, Vertex, Bedrock or a proxy."""
+"""A client that the program has made itself: used as it is, for Azure, Vertex, Bedrock or a proxy.
+
+The clients' packages take seconds to import, so only the tests import them.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import anthropic
-import openai
 import pytest
-from anthropic import _streaming as streaming
 
 from perdure import ConfigError, Message, ModelError
 from perdure.agent import Agent
@@ -21,16 +21,22 @@ Made = tuple[Any, Any]
 
 
 def own_openai(server: Server, key: str = KEY) -> Made:
+    import openai
+
     client = openai.AsyncOpenAI(base_url=server.openai_url, api_key=key)
     return OpenAIModel("m", client=client), client
 
 
 def responses(server: Server, key: str = KEY) -> Made:
+    import openai
+
     client = openai.AsyncOpenAI(base_url=server.openai_url, api_key=key)
     return OpenAIModel("m", api="responses", client=client), client
 
 
 def azure(server: Server, key: str = KEY) -> Made:
+    import openai
+
     client = openai.AsyncAzureOpenAI(
         azure_endpoint=f"{server.url}/azure", api_key=key, api_version="2024-10-21"
     )
@@ -38,11 +44,15 @@ def azure(server: Server, key: str = KEY) -> Made:
 
 
 def own_anthropic(server: Server, key: str = KEY) -> Made:
+    import anthropic
+
     client = anthropic.AsyncAnthropic(base_url=server.url, api_key=key)
     return AnthropicModel("m", client=client), client
 
 
 def vertex(server: Server, key: str = KEY) -> Made:
+    import anthropic
+
     client = anthropic.AsyncAnthropicVertex(
         region="eu", project_id="p", access_token=key, base_url=f"{server.url}/vertex"
     )
@@ -87,6 +97,8 @@ async def test_what_a_given_client_signs_in_with_is_told_and_not_shown(
 
 
 async def test_what_only_the_client_can_have_is_refused_beside_it(models: Server) -> None:
+    import openai
+
     _, client = own_openai(models)
     with pytest.raises(ConfigError, match="api_key= beside client=: give them to the client"):
         OpenAIModel("m", client=client, api_key=KEY)
@@ -125,9 +137,9 @@ EVENTS = [
 class Frames:
     """Read events in frames as a client for Bedrock does: no lines, and a length before each."""
 
-    async def aiter_bytes(
-        self, coming: AsyncIterator[bytes]
-    ) -> AsyncIterator[streaming.ServerSentEvent]:
+    async def aiter_bytes(self, coming: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        from anthropic import _streaming as streaming
+
         data = b"".join([chunk async for chunk in coming])
         while data:
             size = int.from_bytes(data[:4], "big")
@@ -136,15 +148,14 @@ class Frames:
             yield streaming.ServerSentEvent(event=kind, data=frame.decode())
 
 
-class Framed(anthropic.AsyncAnthropic):
-    """A client whose answers come in frames."""
-
-    def _make_sse_decoder(self) -> Any:
-        return Frames()
-
-
-def framed(events: list[Any]) -> Framed:
+def framed(events: list[Any]) -> Any:
+    """Return a client whose answers come in frames."""
+    import anthropic
     import httpx2
+
+    class Framed(anthropic.AsyncAnthropic):
+        def _make_sse_decoder(self) -> Any:
+            return Frames()
 
     frames = [json.dumps(event).encode() for event in events]
     body = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
