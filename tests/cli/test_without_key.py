@@ -55,3 +55,28 @@ def test_an_encrypted_store_is_not_changed_without_its_key(
     checked = command("check", "--tenant", tenant, "--store", url)
     assert checked.status == 0, checked.out
     assert anyio.run(used, "Again") == ["Hello", "Again"]
+
+
+def test_a_session_whose_key_is_gone_does_not_end_the_check_of_the_others(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_KEY", MasterKeys.new())
+    url = f"encrypted+file:{tmp_path / 'store'}"
+
+    async def write() -> None:
+        async with perdure.connect(url) as sessions:
+            for agent in ("ada", "bob"):
+                async with sessions.open(agent) as session:
+                    session.append(Message.user("Hello"))
+
+    anyio.run(write)
+    folder = tmp_path / "store" / "agents" / "ada"
+    for path in (*folder.glob("manifest-*.json"), *folder.glob("keys/*")):
+        path.unlink()
+    checked = command("check", "--store", url)
+    assert checked.status == 1, checked
+    assert "ada: PROBLEM: key: session ada has records and no key" in checked.out
+    assert "2 sessions with" in checked.out
+    assert command("check", "bob", "--store", url).status == 0
+    monkeypatch.setenv("PERDURE_KEY", MasterKeys.new())
+    assert command("check", "--store", url).status == 2  # another key: nothing is said of any

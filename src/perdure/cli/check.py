@@ -156,17 +156,24 @@ async def _keys(store: Store, tenant: str) -> list[SessionKey]:
 
 async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     audits: list[Audit] = []
+    refused: list[ConfigError] = []
     columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn())
     console = stderr()
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("checking", total=len(keys))
         for key in keys:
-            seen = await _audit(store, key)
+            try:
+                seen = await _audit(store, key)
+            except ConfigError as error:  # its key is gone, or another one than the others'
+                refused.append(error)
+                seen = Audit(key=key, findings=[Finding(what="key", detail=str(error))])
             seen.findings += leftovers(store, key)
             seen.findings += await _dead_letters(store, key)
             audits.append(seen)
             progress.advance(task)
+    if refused and len(refused) == len(keys):
+        raise refused[0]  # it is the key that was given
     return audits
 
 

@@ -24,7 +24,7 @@ class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong with a session, or worth knowing."""
 
     what: str
-    """log, document, lease, leftover, or dead letters."""
+    """log, document, key, lease, leftover, or dead letters."""
     detail: str
     cure: str = ""
     problem: bool = True

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 
 import msgspec
@@ -29,7 +30,8 @@ from perdure.stores.file import FileStore
 from perdure.stores.wrapped import EncryptedStore
 from tests.crash import places
 from tests.golden.reader import HERE
-from tests.servers.s3 import shared, store_on
+from tests.servers import postgres, valkey
+from tests.servers.s3 import prefix_of, shared, store_on
 
 # A bucket is used from this process: the one of `places` is for children that are forked.
 KINDS: dict[str, places.Make] = {
@@ -386,6 +388,54 @@ async def test_a_forged_manifest_is_told_past_the_folds_until_the_log_is_accepte
     await store.aclose()
     await talk(EncryptedStore(KINDS[kind](place, None), KEY), "ada", 1, since=5)
     assert await incomplete(EncryptedStore(KINDS[kind](place, None), KEY)) == []
+
+
+async def lose_manifest(kind: str, root: Path) -> None:
+    """Remove ada's manifest from where the inner store keeps it."""
+    if kind == "file":
+        for one in (root / "agents" / "ada").glob("manifest-*.json"):
+            one.unlink()
+    elif kind == "sqlite":
+        with closing(sqlite3.connect(root / "store.db")) as database, database:
+            whose = "(SELECT id FROM session WHERE agent = 'ada')"
+            database.execute(f"DELETE FROM manifest WHERE session = {whose}")
+    elif kind == "postgres":
+        schema = f'"{postgres.schema_of(root)}"'
+        whose = f"(SELECT id FROM {schema}.sessions WHERE agent = 'ada')"
+        postgres.shared(fsync=True).run(f"DELETE FROM {schema}.manifests WHERE session = {whose}")
+    elif kind == "redis":
+        from perdure.stores.redis.layout import KeyNames
+
+        place = KeyNames(root.parent.name).places(ADA).session
+        assert valkey.shared().say("HDEL", place, "m") == b":1"
+    else:
+        import obstore
+
+        from perdure.stores.objects import head, layout
+
+        bucket = shared().client(prefix_of(root))
+        name = f"{layout.folder_of(ADA)}/head"
+        there = head.decode(name, bytes(obstore.get(bucket, name).bytes()), ADA)
+        lost = msgspec.structs.replace(there, manifest=msgspec.Raw(b"null"))
+        obstore.put(bucket, name, head.encode(lost))
+
+
+async def test_a_manifest_that_is_gone_is_told_and_costs_nothing(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / "kept"
+    for agent in ("ada", "bob"):
+        await talk(EncryptedStore(KINDS[kind](place, None), KEY), agent, 2)
+    await lose_manifest(kind, place)
+    (before,) = await incomplete(EncryptedStore(KINDS[kind](place, None), KEY))
+    assert "the session had one" in before
+    store = EncryptedStore(KINDS[kind](place, None), KEY)
+    async with connect(store, shutdown=NO_SIGNALS, autosave=None) as sessions:
+        async with sessions.open("ada") as ada:
+            assert "session.json" in ada.restore_report.damaged
+            assert [one.text for one in ada.context()] == ["asks 0", "ok", "asks 1", "ok"]
+        async with sessions.open("bob") as bob:
+            assert bob.restore_report.damaged == ()
+    (after,) = await incomplete(EncryptedStore(KINDS[kind](place, None), KEY))
+    assert "may be incomplete" in after
 
 
 async def test_an_unlinked_log_is_refused_where_the_chain_is_to_be(

@@ -528,9 +528,9 @@ async def test_an_item_of_an_inbox_fits_only_there() -> None:
     store = EncryptedStore(inner, OLD)
     await store.open()
     grant, other = await take(store), await take(store, SessionKey("other"))
-    await store.post(KEY, [PendingItem("op", "message", b'"hi"', 1.0)])
+    await store.post(KEY, [PendingItem("op", "message", b'"hidden by the key"', 1.0)])
     (sealed,) = await inner.take(KEY, grant.epoch)
-    assert b"hi" not in sealed.payload
+    assert b"hidden" not in sealed.payload
     await inner.post(other.key, [sealed])
     (item,) = await store.take(other.key, other.epoch)
     assert "sealed for another place" in item.damage

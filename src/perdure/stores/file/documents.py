@@ -138,12 +138,14 @@ def read(
         if again == seen:
             break
         seen, found = again, _match(folder, again, names)
-    if found.manifest is None and has_damaged_manifest(folder, since):
+    is_damaged = found.manifest is None and has_damaged_manifest(folder, since)
+    if is_damaged or (found.manifest is None and names is None):
         lost = [name for name in _lying(folder, names) if name not in found.found]
         # A wrapper keeps its keys in folders, and needs them without a manifest too.
         deep = {name: _bytes_of(folder, name) for name in lost if "/" in name}
         remains = {name: data for name, data in deep.items() if data is not None}
-        return msgspec.structs.replace(found, damaged=tuple(lost), remains=remains)
+        damaged = tuple(lost) if is_damaged else ()  # a first fold may have been killed
+        return msgspec.structs.replace(found, damaged=damaged, remains=remains)
     return found
 
 

@@ -14,7 +14,7 @@ Blocking; each function is part of one hop into a thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -95,8 +95,10 @@ def documents(bucket: Bucket, key: SessionKey, names: Collection[str] | None) ->
     found = Documents()
     for _ in range(_TRIES):
         manifest = None if seen is None else heads.manifest_of(name, seen[0])
-        if seen is None or manifest is None or seen[0].deleted:
+        if seen is None or seen[0].deleted:
             return Documents()
+        if manifest is None:  # nothing was folded yet, or it is lost
+            return _unlisted(bucket, seen[0], names)
         found = _matching(bucket, seen[0], manifest, names)
         if not found.damaged:
             return found
@@ -110,7 +112,19 @@ def documents(bucket: Bucket, key: SessionKey, names: Collection[str] | None) ->
 def _matching(
     bucket: Bucket, head: SessionHead, manifest: Manifest, names: Collection[str] | None
 ) -> Documents:
-    wanted = [name for name in manifest.documents if names is None or name in names]
+    return matched(manifest, _lying(bucket, head, manifest.documents, names), names)
+
+
+def _unlisted(bucket: Bucket, head: SessionHead, names: Collection[str] | None) -> Documents:
+    """Return what lies there without a manifest that could say what it is."""
+    there = _lying(bucket, head, head.documents, names)
+    return Documents(damaged=tuple(there), remains=there)
+
+
+def _lying(
+    bucket: Bucket, head: SessionHead, listed: Iterable[str], names: Collection[str] | None
+) -> dict[str, bytes]:
+    wanted = [name for name in listed if names is None or name in names]
     there = [head.documents.get(name) for name in wanted]
 
     def read_one(kept: DocumentRef | None) -> bytes | None:
@@ -118,7 +132,7 @@ def _matching(
         return None if kept is None else bucket.part(kept.object, kept.offset, end)
 
     read = zip(wanted, bucket.many(read_one, there), strict=True)
-    return matched(manifest, {name: data for name, data in read if data is not None}, names)
+    return {name: data for name, data in read if data is not None}
 
 
 def fold(

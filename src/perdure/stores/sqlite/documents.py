@@ -39,8 +39,8 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
     if row is None or row.state == DELETED:
         return Documents()
     stored = con.execute(Q["manifest"], {"id": row.id}).fetchone()
-    if stored is None:
-        return Documents()
+    if stored is None:  # nothing was folded yet, or it is lost
+        return _unlisted(con, row.id, names)
     manifest = manifest_in(stored[0])
     if manifest is None or manifest.key != key:
         _tell(con, key, stored[0])

@@ -4,11 +4,11 @@ WITH found AS (
     SELECT s.id, s.head, m.sealed
     FROM {schema}.tenants AS t
     JOIN {schema}.sessions AS s ON s.tenant = t.id
-    JOIN {schema}.manifests AS m ON m.session = s.id
+    LEFT JOIN {schema}.manifests AS m ON m.session = s.id
     WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
         AND NOT s.deleted
 )
-SELECT f.head, f.sealed, NULL::bytea, NULL::bytea FROM found AS f
+SELECT f.head, f.sealed, NULL::bytea, NULL::bytea FROM found AS f WHERE f.sealed IS NOT NULL
 UNION ALL
 SELECT NULL, NULL, d.name, d.data FROM found AS f
 JOIN {schema}.documents AS d ON d.session = f.id
