@@ -167,7 +167,7 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
                 seen = await _audit(store, key)
             except ConfigError as error:  # its key is gone, or another one than the others'
                 refused.append(error)
-                seen = Audit(key=key, findings=[Finding(what="key", detail=str(error))])
+                seen = Audit(key=key, findings=[CheckFinding(what="key", detail=str(error))])
             seen.findings += leftovers(store, key)
             seen.findings += await _dead_letters(store, key)
             audits.append(seen)
