@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from perdure.records.values import OpaqueValue as OpaqueValue
     from perdure.restore.plan import RestorePlan as RestorePlan
     from perdure.restore.report import RestoreReport as RestoreReport
+    from perdure.session.base import Receipt as Receipt
     from perdure.session.contributors import Attachment as Attachment
     from perdure.session.contributors import Contributor as Contributor
     from perdure.session.contributors import RestoreContext as RestoreContext
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from perdure.session.prune import PruneReport as PruneReport
     from perdure.session.rebuild import RebuildReport as RebuildReport
     from perdure.session.retention import Retention as Retention
-    from perdure.session.session import Receipt as Receipt
     from perdure.session.session import Session as Session
     from perdure.session.turn import Turn as Turn
     from perdure.session.view import SessionView as SessionView
@@ -99,7 +99,8 @@ _HOMES = {
     "perdure.session.options": ("Limits",),
     "perdure.session.prune": ("PruneReport", "Retention"),
     "perdure.session.rebuild": ("RebuildReport",),
-    "perdure.session.session": ("Receipt", "Session"),
+    "perdure.session.base": ("Receipt",),
+    "perdure.session.session": ("Session",),
     "perdure.session.turn": ("Turn",),
     "perdure.session.view": ("SessionView",),
     "perdure.errors": (

@@ -21,8 +21,8 @@ from perdure.agent.permissions import Permissions
 from perdure.errors import ConfigError
 from perdure.memory.storage import SessionMemoryStorage
 from perdure.records.redaction import redact
-from perdure.session.contributors import Attachment, Contributor, RestoreContext
-from perdure.session.internals import attach, folder_of
+from perdure.session.contributors import Attachment, Contributor, RestoreContext, attach
+from perdure.session.internals import folder_of
 
 if TYPE_CHECKING:
     from perdure.agent.config import AgentConfig

@@ -20,7 +20,7 @@ from typing import Final, final
 from perdure.autosave.options import Autosave
 from perdure.errors import AcknowledgedRecordsLostError
 from perdure.records.keys import SessionKey
-from perdure.records.records import Entry
+from perdure.records.records import Entry, Record
 
 # What autosave knows of one session
 
@@ -321,6 +321,13 @@ class Tracked(_Hot):
     def pending(self) -> Sequence[Entry]:
         """The records that are not durable yet, from seq ``durable + 1`` on."""
         return self.records or ()
+
+    def pending_records(self) -> tuple[Record, ...]:
+        """Return what is not durable yet as the records that it will be."""
+        return tuple(
+            Record(seq, self.epoch, entry.kind, entry.payload, entry.end)
+            for seq, entry in enumerate(self.pending, self.durable + 1)
+        )
 
     @property
     def clean(self) -> bool:

@@ -2,12 +2,12 @@
 
     the manager          manager, connected, runtime, options, hooks, signals, process_exit
     opening and closing  open, lifecycle, spill, lost, shutdown, crash, clock
-    a session            session, entries, turn, contents, view, display
+    a session            session, base, entries, turn, contents, view
     beside its messages  contributors, checkpoints
     other writers        inbox, for anybody; internals, for an agent's worker
     folding              fold, rebuild
     as it was            point_in_time, rollback, plain_json
-    from outside         exclusive, filter; fork, rename, delete, prune, retention
+    from outside         exclusive, key_lock, filter; fork, rename, delete, prune, retention
     restores             plan
     other formats        export
 

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from anyio.lowlevel import checkpoint
 
+from perdure.session.base import SessionBase
 from perdure.session.runtime import Runtime
-from perdure.session.session import Session
 
 
 class Clock(Protocol):
@@ -44,6 +44,6 @@ async def catch_up(runtime: Runtime) -> float:
     return due
 
 
-def _at_rest(session: Session) -> bool:
+def _at_rest(session: SessionBase) -> bool:
     """Whether leaving memory needs nothing of anybody: no turn's end, and no save."""
     return not session._pins and not session._turns.busy and session._tracked.clean

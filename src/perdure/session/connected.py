@@ -276,3 +276,20 @@ async def connected(
     if clock is not None:
         clock.drive(partial(catch_up, runtime))
     return ManagerParts(runtime, close)
+
+
+def manager_facts(connected: ManagerParts | None) -> dict[str, object]:
+    """Return how a manager stands; from any thread, at any time."""
+    if connected is None:
+        return {"state": "not connected"}
+    store, report = connected.runtime.store.location, connected.closing.report
+    if report is not None:
+        return {"state": "closed", "store": store, "report": report}
+    health = connected.health()
+    return {
+        "state": "open",
+        "store": store,
+        "sessions": f"{health.sessions} sessions",
+        "saving": health.status,
+        "unsaved": f"{health.unsaved_bytes} bytes unsaved",
+    }

@@ -27,7 +27,6 @@ from perdure.memory.documents import (
 )
 from perdure.memory.lazy import Lazy
 from perdure.memory.state import States
-from perdure.memory.storage import MemoryInfo
 from perdure.memory.working_memory import MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode
@@ -48,16 +47,14 @@ from perdure.records.records import (
     Record,
 )
 from perdure.records.types import Registry
-from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession, restore
+from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession
 from perdure.restore.report import RestoreReport
 from perdure.restore.validity import judged
-from perdure.session.hooks import MemoryEvicted
 from perdure.session.point_in_time import context_at
 from perdure.store import Store
 
 if TYPE_CHECKING:
-    from perdure.session.runtime import Runtime
-    from perdure.session.session import Session
+    pass
 
 
 # What a session holds, for whoever reads it: the context, and what loads when it is awaited
@@ -394,35 +391,3 @@ class Contents:
 def _is_their_own(record: Record) -> bool:
     """Whether an event is an application's, from before the kind was reserved."""
     return record.kind == EVENT and not stamp_of(record.payload)
-
-
-# The room that a session's memory has, who hears what went for it, and reading all anew
-
-
-MOST_SAVES = 100
-"""How many saves a read may meet in a row."""
-
-
-def room_of(runtime: Runtime, key: SessionKey) -> MemoryLimit:
-    """Return how much a session's memory holds; what goes for it is an event."""
-
-    def told(gone: Sequence[MemoryInfo]) -> None:
-        keys = tuple(entry.key for entry in gone)
-        facts = MemoryEvicted(str(key), keys, sum(entry.size_bytes for entry in gone))
-        runtime.hooks.emit("memory_evicted", facts)
-
-    return MemoryLimit(runtime.limits.memory_bytes, told)
-
-
-async def read_again(session: Session) -> None:
-    """Have a session hold what the store has."""
-    runtime = session._runtime
-    limit = runtime.limits.context_bytes
-    restored = await restore(runtime.store, session.key, context_bytes=limit)
-    for _ in range(MOST_SAVES):
-        if restored.head >= session.durable_version:
-            break
-        # A save came between, and what it saved has left memory.
-        restored = await restore(runtime.store, session.key, context_bytes=limit)
-    session._renew(restored)
-    await session.memory.load()

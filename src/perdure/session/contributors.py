@@ -23,7 +23,7 @@ from perdure.records.records import STATE, Entry
 from perdure.records.values import Types, decode_value, encode_value
 
 if TYPE_CHECKING:
-    from perdure.session.session import Session
+    from perdure.session.base import SessionBase
 
 
 # What a contributor's state becomes in the log: nothing, a part of it, or the whole
@@ -211,7 +211,7 @@ class Contributors:
 
     __slots__ = ("_aside", "_asked", "_attached", "_coming", "_session", "_takes")
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionBase) -> None:
         self._session = session
         self._asked = False  # that all are asked soon, and has not begun
         self._attached: dict[str, Attachment] = {}
@@ -424,3 +424,11 @@ def _named(error: Exception, one: Attachment) -> Exception:
 def _raise_if_any(errors: list[Exception]) -> None:
     if errors:
         raise errors[0] if len(errors) == 1 else ExceptionGroup("contributors failed", errors)
+
+
+async def attach(session: SessionBase, contributor: Contributor, *, restore: bool) -> Attachment:
+    """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
+    session._check_open()
+    if session._contributors is None:
+        session._contributors = Contributors(session)
+    return await session._contributors.attach(contributor, restore=restore)

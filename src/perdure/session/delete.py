@@ -105,7 +105,7 @@ class Forgetter:
             return await self._delete(key, terms, settling=True)
 
     async def _delete(self, key: SessionKey, terms: Terms, *, settling: bool) -> bool:
-        async with self._access.alone(key), AsyncExitStack() as stack:
+        async with self._access.exclusive(key), AsyncExitStack() as stack:
             hold = await self.ending(stack, key, terms)
             if not settling and await self._heirs(hold):
                 return False
@@ -202,7 +202,7 @@ class Forgetter:
             children = await self._noted(key)
             mine = self._access.runtime.sessions.get(key)
             if mine is None:
-                await stack.enter_async_context(self._access.alone(key))
+                await stack.enter_async_context(self._access.exclusive(key))
                 hold = await stack.enter_async_context(self._access.held(key, terms))
                 children |= await self._told(key, hold.epoch)
             else:
@@ -222,7 +222,7 @@ class Forgetter:
             return  # another life of its parent's: nothing of this one is in it
         own = await self._forker.own_base(parent, base.at)
         own = msgspec.structs.replace(own, cut=max(own.cut, base.cut), moved=base.moved)
-        async with self._access.alone(key):
+        async with self._access.exclusive(key):
             mine = self._access.runtime.sessions.get(key)
             if mine is not None:
                 await self._access.rebase_open(mine, own)
@@ -247,7 +247,7 @@ class Forgetter:
             heirs: list[tuple[SessionKey, SessionKey, Origin]] = []
             if not dry_run:
                 for key in sorted(keys):
-                    await stack.enter_async_context(self._access.alone(key))
+                    await stack.enter_async_context(self._access.exclusive(key))
                 holds = [await self.ending(stack, key, terms) for key in sorted(keys)]
                 heirs = [
                     (hold.key, heir, base)

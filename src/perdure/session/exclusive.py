@@ -1,13 +1,14 @@
-"""One thing at a time with a session: its load, its close, a change of it from outside.
+"""Exclusive access to sessions: alone with one, under its lease, appending as its holder.
 
-Whoever does such a thing has the session's flight; others wait until it has landed, or leave it.
+Forks, copies, renames, deletions and prunes of sessions that are not open here go through this.
+Each may be killed anywhere: its steps are ordered so that running it again completes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, TypeAlias, final
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, final
 
 import anyio
 import msgspec
@@ -20,66 +21,13 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
 from perdure.records.records import BASE, EPOCH, Entry, Record
 from perdure.session.fold import fold
+from perdure.session.key_lock import exclusive
 from perdure.store import Batch, Status
 
 if TYPE_CHECKING:
+    from perdure.session.base import SessionBase
     from perdure.session.lifecycle import SessionLifecycle
     from perdure.session.runtime import Runtime
-    from perdure.session.session import Session
-
-
-# One thing at a time with a session: its load, its close, a change of it from outside
-
-
-class PendingLoad:
-    """Something under way with a session, for others to wait for."""
-
-    __slots__ = ("done", "error", "scope")
-
-    def __init__(self) -> None:
-        self.done: anyio.Event = anyio.Event()
-        self.error: Exception | None = None
-        """Why a load has failed."""
-        self.scope: anyio.CancelScope = anyio.CancelScope()
-        """Around a load, if it is one: nobody wants that any more once its manager stops."""
-
-
-Flights: TypeAlias = dict[SessionKey, PendingLoad]
-"""What is under way, one a session at most."""
-
-
-async def landed(pending_loads: Flights, key: SessionKey) -> None:
-    """Wait until nothing is under way with a session."""
-    while (pending_load := pending_loads.get(key)) is not None:
-        await pending_load.done.wait()
-
-
-@asynccontextmanager
-async def alone(pending_loads: Flights, key: SessionKey) -> AsyncGenerator[None, None]:
-    """Be alone with a session, once others are done with it."""
-    await landed(pending_loads, key)
-    with alone_at_once(pending_loads, key):
-        yield
-
-
-@contextmanager
-def alone_at_once(pending_loads: Flights, key: SessionKey) -> Iterator[bool]:
-    """Be alone with a session; False if somebody is already, and then one is not."""
-    if key in pending_loads:
-        yield False
-        return
-    pending_load = pending_loads[key] = PendingLoad()
-    try:
-        yield True
-    finally:
-        del pending_loads[key]
-        pending_load.done.set()
-
-
-# Changing sessions from outside: alone with one, under its lease, as its holder appends
-#
-# What forks, copies, renames, forgets and prunes goes through here. Each of them may be killed
-# anywhere; what it does is ordered so that doing it again makes it whole.
 
 
 _TRIES = 3
@@ -160,9 +108,9 @@ class ExclusiveAccess:
         self.lifecycle: SessionLifecycle = lifecycle
         self.store: Lineage = followed(runtime.store)
 
-    def alone(self, key: SessionKey) -> AbstractAsyncContextManager[None]:
+    def exclusive(self, key: SessionKey) -> AbstractAsyncContextManager[None]:
         """Keep others of this process from opening or closing a session meanwhile."""
-        return alone(self.runtime.pending_loads, key)
+        return exclusive(self.runtime.pending_loads, key)
 
     @asynccontextmanager
     async def held(self, key: SessionKey, terms: Terms) -> AsyncGenerator[HeldSession, None]:
@@ -189,7 +137,7 @@ class ExclusiveAccess:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(5):
                     await self.store.release(key, grant.epoch)
 
-    def open_here(self, key: SessionKey) -> Session | None:
+    def open_here(self, key: SessionKey) -> SessionBase | None:
         """Return a session that is open in this process, and can be saved."""
         mine = self.runtime.sessions.get(key)
         saves = mine is not None and mine.is_writable and not mine._tracked.quarantined
@@ -200,22 +148,22 @@ class ExclusiveAccess:
         limits = self.runtime.limits
         await fold(self.store, hold.key, epoch=hold.epoch, upto=hold.head, limits=limits)
 
-    async def announce_open(self, mine: Session, base: Origin) -> None:
+    async def announce_open(self, mine: SessionBase, base: Origin) -> None:
         """Append a base to a session that is open here; it does not count yet."""
         mine._accept((Entry(BASE, encode(base)),))
         await mine.save()
 
-    async def rebase_open(self, mine: Session, base: Origin) -> None:
+    async def rebase_open(self, mine: SessionBase, base: Origin) -> None:
         """Append a base to a session that is open here, and fold."""
         await self.announce_open(mine, base)
         await self.count_open(mine, base)
 
-    async def count_open(self, mine: Session, base: Origin) -> None:
+    async def count_open(self, mine: SessionBase, base: Origin) -> None:
         """Have a base that was announced count from now on, and fold."""
         self.store.rebased(mine.key, mine.epoch, base)
         await self.fold_open(mine)
 
-    async def fold_open(self, mine: Session) -> None:
+    async def fold_open(self, mine: SessionBase) -> None:
         """Fold a session that is open here; a failure is logged."""
         await self.runtime.saver.exclusive(mine._tracked, lambda: self.lifecycle.fold(mine))
 

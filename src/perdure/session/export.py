@@ -54,8 +54,8 @@ from perdure.restore.rebuild import (
     system_prompt_of,
 )
 from perdure.session.checkpoints import journal_of, reading_of
-from perdure.session.contents import read_again
 from perdure.session.internals import grouped
+from perdure.session.lifecycle import read_again
 from perdure.session.options import Limits
 from perdure.session.prune import remains
 from perdure.session.rebuild import fold_afresh

@@ -17,7 +17,7 @@ from perdure.records.records import META
 from perdure.store import SessionInfo
 
 if TYPE_CHECKING:
-    from perdure.session.session import Session
+    from perdure.session.base import SessionBase
 
 
 _PAGE = 500
@@ -38,7 +38,7 @@ class SessionFilter(msgspec.Struct, frozen=True):
 
 
 async def chosen(
-    store: Lineage, wanted: SessionFilter, here: Mapping[SessionKey, Session]
+    store: Lineage, wanted: SessionFilter, here: Mapping[SessionKey, SessionBase]
 ) -> list[SessionKey]:
     """Return the sessions that are meant.
 
@@ -75,7 +75,7 @@ async def only_posted_to(store: Lineage, wanted: SessionFilter) -> list[SessionK
 
 
 async def _fits(
-    store: Lineage, info: SessionInfo, wanted: SessionFilter, here: Mapping[SessionKey, Session]
+    store: Lineage, info: SessionInfo, wanted: SessionFilter, here: Mapping[SessionKey, SessionBase]
 ) -> bool:
     if wanted.owner is None and wanted.tag is None:
         return True

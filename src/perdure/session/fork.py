@@ -113,7 +113,7 @@ class ForkBuilder:
         self, parent: SessionKey, child: SessionKey, records: Sequence[Entry]
     ) -> Fork:
         """Make a session of what memory holds alone: nothing is left to go on behind."""
-        async with self._access.alone(child):
+        async with self._access.exclusive(child):
             await self._is_done(child, None, records)
             async with self._access.held(child, Terms("raise", 0)) as hold:
                 if await self._access.begun(child) != LogOrigin():
@@ -176,7 +176,7 @@ class ForkBuilder:
                 break
             origin = above.parent
         base = Origin(at=point.seq, parent=origin, epoch=point.epoch)
-        async with self._access.alone(child):
+        async with self._access.exclusive(child):
             if not await self._is_done(child, base, more):
                 await self._note(origin, child)
                 await self._create(child, base, more)
@@ -260,7 +260,7 @@ class ForkBuilder:
         require_different(key, new, "copy")
         head = await self._access.head(key)
         base = await self.own_base(key, head, moved=moved)
-        async with self._access.alone(new):
+        async with self._access.exclusive(new):
             if not await self._is_done(new, base, ()):
                 await self._create(new, base, ())
         return Fork(new, key, head)

@@ -33,13 +33,13 @@ from perdure.records.keys import SessionKey
 from perdure.records.posts import checked_key, key_of, op_ids, to_take
 from perdure.records.records import TAKEN, Entry
 from perdure.session.entries import check_readable, check_sizes, entry_of
-from perdure.session.exclusive import landed
 from perdure.session.hooks import SessionPosted
+from perdure.session.key_lock import wait_idle
 from perdure.session.runtime import Runtime
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 
 if TYPE_CHECKING:
-    from perdure.session.session import Session
+    from perdure.session.base import SessionBase
 
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -219,7 +219,7 @@ class Inbox:
 
     # the holder's side
 
-    async def begin(self, session: Session) -> None:
+    async def begin(self, session: SessionBase) -> None:
         """Take what waits for a session that is being opened; nobody has it yet."""
         if await self._guarded(session, opening=True):
             self._runtime.host.spawn(self.attend, session.key)
@@ -232,7 +232,7 @@ class Inbox:
     async def attend(self, key: SessionKey, now: bool = False) -> None:  # noqa: FBT001, FBT002  # for spawn
         """Take what waits for a session that is open here, between two of its turns."""
         runtime = self._runtime
-        await landed(runtime.pending_loads, key)
+        await wait_idle(runtime.pending_loads, key)
         session = runtime.sessions.get(key)
         if session is None or runtime.draining:
             self._troubles.pop(key, None)
@@ -252,7 +252,7 @@ class Inbox:
             self._again.discard(key)
             runtime.host.spawn(self.attend, key)
 
-    async def _guarded(self, session: Session, *, opening: bool = False) -> bool:
+    async def _guarded(self, session: SessionBase, *, opening: bool = False) -> bool:
         """Take what waits; what fails is tried again later. Return whether something came."""
         key = session.key
         try:
@@ -294,7 +294,7 @@ class Inbox:
             del self._timers[key]
         await self.attend(key)
 
-    async def _take_all(self, session: Session, *, opening: bool) -> bool:
+    async def _take_all(self, session: SessionBase, *, opening: bool) -> bool:
         """Take what waits, in three steps each time; only begin, where a session is opened."""
         store, key = self._runtime.store, session.key
         now = self._runtime.clock()
@@ -321,7 +321,7 @@ class Inbox:
         return came
 
     async def _waiting(
-        self, session: Session, passed: dict[str, int]
+        self, session: SessionBase, passed: dict[str, int]
     ) -> tuple[list[PendingItem], bool]:
         """Return what waits and is not passed over, as whole posts; and whether there is more.
 
@@ -344,7 +344,7 @@ class Inbox:
 
     async def _enter(
         self,
-        session: Session,
+        session: SessionBase,
         items: Sequence[PendingItem],
         passed: dict[str, int],
         *,
@@ -360,7 +360,7 @@ class Inbox:
             session._turns.leave()
 
     def _append(
-        self, session: Session, items: Sequence[PendingItem], passed: dict[str, int]
+        self, session: SessionBase, items: Sequence[PendingItem], passed: dict[str, int]
     ) -> list[str]:
         taken = session._contents.taken
         done = [item.op_id for item in items if item.op_id in taken]
@@ -380,7 +380,7 @@ class Inbox:
             self._runtime.hooks.emit("posted", facts)
         return done
 
-    def _refusal(self, session: Session, post: Sequence[PendingItem]) -> str | None:
+    def _refusal(self, session: SessionBase, post: Sequence[PendingItem]) -> str | None:
         """Append a post, or return why it cannot be."""
         damaged = next((item for item in post if item.damage), None)
         if damaged is not None:
@@ -419,7 +419,7 @@ class Inbox:
             if not refused:
                 del self._refused[key]
 
-    async def _reject(self, session: Session) -> None:
+    async def _reject(self, session: SessionBase) -> None:
         """Set aside what was tried often enough."""
         key = session.key
         for name, one in [*self._refused.get(key, {}).items()]:

@@ -14,7 +14,6 @@ from perdure.errors import SessionAlreadyActiveError, StoreUnavailableError
 from perdure.lineage.store import followed
 from perdure.memory.documents import fold_items, fold_state
 from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
-from perdure.session.contributors import Attachment, Contributor, Contributors
 
 if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
@@ -187,14 +186,6 @@ async def document_of(session: Session | SessionView, name: str) -> bytes | None
     """Return a document of STATE records, with what is not folded or saved yet; None for none."""
     data, records = await session._contents._read(name)
     return fold_state(name, data, records)
-
-
-async def attach(session: Session, contributor: Contributor, *, restore: bool) -> Attachment:
-    """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
-    session._check_open()
-    if session._contributors is None:
-        session._contributors = Contributors(session)
-    return await session._contributors.attach(contributor, restore=restore)
 
 
 async def ledger_of(session: Session | SessionView) -> Ledger:

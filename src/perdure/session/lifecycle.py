@@ -26,16 +26,16 @@ from perdure.errors import (
     StoreUnavailableError,
     UnsavedChangesError,
 )
-from perdure.session.contents import read_again
-from perdure.session.exclusive import alone, alone_at_once, landed
+from perdure.restore.ladder import restore
 from perdure.session.fold import LEAST_TAIL, fold, fold_due, fold_first, phase_of
 from perdure.session.hooks import SessionClosed, SessionFolded, SessionFoldFailed
+from perdure.session.key_lock import exclusive, try_exclusive, wait_idle
 from perdure.session.lost import rescued
 from perdure.session.runtime import Runtime
 
 if TYPE_CHECKING:
     from perdure.records.keys import SessionKey
-    from perdure.session.session import Session
+    from perdure.session.base import SessionBase
 
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -58,7 +58,7 @@ class SessionLifecycle:
 
     # pins
 
-    def keep(self, session: Session) -> None:
+    def keep(self, session: SessionBase) -> None:
         """Look after a session that was just loaded."""
         tracked = session._tracked
         tracked.on_saved = lambda _: self._saved(session)
@@ -72,12 +72,12 @@ class SessionLifecycle:
         for session in self._runtime.sessions.values():
             self._heed_hooks(session)
 
-    def _heed_hooks(self, session: Session) -> None:
+    def _heed_hooks(self, session: SessionBase) -> None:
         hooks, tracked = self._runtime.hooks, session._tracked
         if tracked.before_capture is None and hooks.has("before_save"):
             tracked.before_capture = lambda: hooks.run("before_save", session)
 
-    def pin(self, session: Session, *, force: bool = False) -> None:
+    def pin(self, session: SessionBase, *, force: bool = False) -> None:
         """Let somebody hold a session.
 
         Raises:
@@ -94,7 +94,7 @@ class SessionLifecycle:
         session._pins += 1
         tracked.pins = session._pins
 
-    def unpin(self, session: Session) -> None:
+    def unpin(self, session: SessionBase) -> None:
         """Let go of a session; autosave and hibernation own it from then on."""
         session._pins = max(session._pins - 1, 0)
         session._tracked.pins = session._pins
@@ -103,7 +103,7 @@ class SessionLifecycle:
 
     # folds
 
-    def _saved(self, session: Session) -> None:
+    def _saved(self, session: SessionBase) -> None:
         """Decide, after each save, whether to fold."""
         if session._folding or self._runtime.draining or session._closed_by is not None:
             return
@@ -120,7 +120,7 @@ class SessionLifecycle:
         if due and not self._runtime.saver.crowded:
             self.fold_soon(session)
 
-    def fold_soon(self, session: Session) -> None:
+    def fold_soon(self, session: SessionBase) -> None:
         """Fold in the background, unless that is under way already."""
         if session._folding or self._runtime.draining or session._closed_by is not None:
             return
@@ -131,7 +131,7 @@ class SessionLifecycle:
             session._folding = False
             raise
 
-    async def _fold_in_lane(self, session: Session) -> None:
+    async def _fold_in_lane(self, session: SessionBase) -> None:
         try:
             # It may wait until the manager has closed: then the next holder folds.
             with suppress(HostClosedError):
@@ -139,7 +139,7 @@ class SessionLifecycle:
         finally:
             session._folding = False
 
-    async def _fold_alone(self, session: Session, *, urgent: bool) -> None:
+    async def _fold_alone(self, session: SessionBase, *, urgent: bool) -> None:
         """Fold while no save of the session is with the store."""
         saver, tracked = self._runtime.saver, session._tracked
         try:
@@ -147,7 +147,7 @@ class SessionLifecycle:
         except StoreUnavailableError as error:  # given up, since it took too long
             self._fold_failed(session, error)
 
-    async def fold(self, session: Session) -> None:
+    async def fold(self, session: SessionBase) -> None:
         """Fold what is durable of a session; a failure is an event and a warning."""
         runtime, upto = self._runtime, session._tracked.durable
         tail = (session._tail_bytes, session._tail_records)
@@ -167,16 +167,16 @@ class SessionLifecycle:
             session._folded(manifest, tail)
             runtime.hooks.emit("folded", SessionFolded(str(session.key), upto))
 
-    def _fold_failed(self, session: Session, error: Exception) -> None:
+    def _fold_failed(self, session: SessionBase, error: Exception) -> None:
         extra = {"session": str(session.key)}
         log_failure(log, logging.WARNING, "fold failed", error, extra=extra)
         self._runtime.hooks.emit("fold_failed", SessionFoldFailed(str(session.key), error))
 
     # leaving memory
 
-    async def idle(self, session: Session) -> None:
+    async def idle(self, session: SessionBase) -> None:
         """Hibernate a session that nobody holds and nobody has changed for long."""
-        with alone_at_once(self._runtime.pending_loads, session.key) as free:
+        with try_exclusive(self._runtime.pending_loads, session.key) as free:
             if free and session._contributors is not None and session._closed_by is None:
                 await self._runtime.saver.contribute(session._tracked)
             if free and session._closed_by is None and not session._pins and session._tracked.clean:
@@ -200,7 +200,7 @@ class SessionLifecycle:
 
     async def _hand_over(self, key: SessionKey) -> None:
         runtime = self._runtime
-        await landed(runtime.pending_loads, key)
+        await wait_idle(runtime.pending_loads, key)
         session = runtime.sessions.get(key)
         if session is None:
             await self._release_stray(key)
@@ -208,7 +208,7 @@ class SessionLifecycle:
         # Whoever has just got it has a turn first, or two who ask would get none done.
         await session._turns.used(FIRST_TURN)
         await runtime.saver.save(session._tracked)  # as long as the store takes, turns go on
-        with alone_at_once(runtime.pending_loads, key) as free:
+        with try_exclusive(runtime.pending_loads, key) as free:
             if not free or runtime.draining or runtime.sessions.get(key) is not session:
                 return  # it is being let go of already, or will be when the manager stops
             await session._turns.enter(str(key))  # behind those that wait already
@@ -217,7 +217,7 @@ class SessionLifecycle:
             finally:
                 session._turns.leave()
 
-    async def _give(self, session: Session) -> None:
+    async def _give(self, session: SessionBase) -> None:
         """Let go of a session between two of its turns; no turn waits long for a store."""
         with anyio.move_on_after(PATIENCE) as scope:
             await self._seal(session)
@@ -236,7 +236,7 @@ class SessionLifecycle:
     async def _release_stray(self, key: SessionKey) -> None:
         """Release a lease of ours that no session here has: a load or a release has failed."""
         store = self._runtime.store
-        with alone_at_once(self._runtime.pending_loads, key) as free:
+        with try_exclusive(self._runtime.pending_loads, key) as free:
             holder = await store.holder(key) if free else None
             if holder is not None and holder.owner == store.owner and not holder.released:
                 await store.release(key, holder.epoch)
@@ -245,7 +245,7 @@ class SessionLifecycle:
         """Return the epoch in which a session was handed over from here last, once; else 0."""
         return self._given.pop(key, 0)
 
-    async def close(self, session: Session) -> None:
+    async def close(self, session: SessionBase) -> None:
         """Save, fold and release a session for everybody in this process."""
         if session._turns.mine:
             message = (
@@ -258,10 +258,10 @@ class SessionLifecycle:
             session._turns.require_no_wait(str(session.key), CurrentTask())
             await self._runtime.host.call(self._close, session)
 
-    async def _close(self, session: Session) -> None:
+    async def _close(self, session: SessionBase) -> None:
         deadline = self._runtime.shutdown.deadline
         with anyio.move_on_after(deadline):
-            async with alone(self._runtime.pending_loads, session.key):
+            async with exclusive(self._runtime.pending_loads, session.key):
                 if session._closed_by is None:
                     await self._close_alone(session)
         if session._closed_by is None:
@@ -271,7 +271,7 @@ class SessionLifecycle:
             )
             raise UnsavedChangesError(message, key=str(session.key))
 
-    async def _close_alone(self, session: Session) -> None:
+    async def _close_alone(self, session: SessionBase) -> None:
         """Close a session behind the turns that run and wait; no other begins meanwhile."""
         await session._turns.enter(str(session.key))
         try:
@@ -280,20 +280,20 @@ class SessionLifecycle:
         finally:
             session._turns.leave()
 
-    async def discard(self, session: Session) -> int:
+    async def discard(self, session: SessionBase) -> int:
         """Drop what is not durable of a session, and return how many records that were."""
         dropped = self._runtime.saver.discard(session._tracked)
         await read_again(session)
         return dropped
 
-    async def delete(self, session: Session) -> None:
+    async def delete(self, session: SessionBase) -> None:
         """Drop a session that is being deleted, unsaved changes and all."""
         gone = SessionNotFoundError(f"session {session.key} was deleted", key=str(session.key))
         session._close_with(gone)
         await self._runtime.saver.abandon(session._tracked)
         self._forget(session, "deleted")
 
-    def lost(self, session: Session) -> None:
+    def lost(self, session: SessionBase) -> None:
         """Somebody else has taken a session: nobody can write it here any more."""
         if session._closed_by is not None:
             return
@@ -314,7 +314,7 @@ class SessionLifecycle:
         # What autosave keeps for its records is not to keep all that the session holds.
         tracked.on_captured = None
 
-    async def _seal(self, session: Session) -> None:
+    async def _seal(self, session: SessionBase) -> None:
         """Save a session, and have it accept nothing more; if that fails, it goes on as before."""
         saver, tracked = self._runtime.saver, session._tracked
         await saver.save(tracked)
@@ -326,7 +326,7 @@ class SessionLifecycle:
             saver.unseal(tracked)
             raise
 
-    async def _leave(self, session: Session, why: str, closed_by: Exception) -> None:
+    async def _leave(self, session: SessionBase, why: str, closed_by: Exception) -> None:
         """Fold, release and forget a session that is durable; from here on it is closed."""
         session._close_with(closed_by)
         hurried = why == "handed over" and not fold_first(
@@ -341,7 +341,7 @@ class SessionLifecycle:
         finally:
             self._forget(session, why)
 
-    async def release(self, session: Session) -> None:
+    async def release(self, session: SessionBase) -> None:
         """Let others have a session. If that fails they get it when they ask, or when we end."""
         try:
             await self._runtime.store.release(session.key, session.epoch)
@@ -349,7 +349,7 @@ class SessionLifecycle:
             extra = {"session": str(session.key)}
             log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
-    def _forget(self, session: Session, why: str) -> None:
+    def _forget(self, session: SessionBase, why: str) -> None:
         if self._runtime.sessions.get(session.key) is session:
             del self._runtime.sessions[session.key]
         self._runtime.saver.untrack(session._tracked)
@@ -368,3 +368,21 @@ def _hibernated(key: SessionKey) -> SessionClosedError:
         "open it again with sessions.open(…)"
     )
     return SessionClosedError(message, key=str(key))
+
+
+_MOST_SAVES = 100
+"""How many saves a read may meet in a row."""
+
+
+async def read_again(session: SessionBase) -> None:
+    """Have a session hold what the store has."""
+    runtime = session._runtime
+    limit = runtime.limits.context_bytes
+    restored = await restore(runtime.store, session.key, context_bytes=limit)
+    for _ in range(_MOST_SAVES):
+        if restored.head >= session.durable_version:
+            break
+        # A save came between, and what it saved has left memory.
+        restored = await restore(runtime.store, session.key, context_bytes=limit)
+    session._renew(restored)
+    await session.memory.load()

@@ -24,10 +24,10 @@ from perdure.records.records import (
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
+    from perdure.session.base import SessionBase
     from perdure.session.fork import Fork
     from perdure.session.lifecycle import SessionLifecycle
     from perdure.session.runtime import Runtime
-    from perdure.session.session import Session
 
 
 # Whether a store still has what it acknowledged: it may have gone back to an earlier state
@@ -93,7 +93,7 @@ class LostSession:
 
     def unsaved(self) -> tuple[Record, ...]:
         """Return the records that are only in memory."""
-        return unsaved_records(self._tracked)
+        return self._tracked.pending_records()
 
     async def fork_unsaved(self, new_id: str, *, new_session: str | None = None) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then.
@@ -109,15 +109,7 @@ class LostSession:
         return self._runtime.saver.discard(self._tracked)
 
 
-def unsaved_records(tracked: Tracked) -> tuple[Record, ...]:
-    """Return the records of a session that are not durable."""
-    return tuple(
-        Record(seq, tracked.epoch, entry.kind, entry.payload, entry.end)
-        for seq, entry in enumerate(tracked.pending, tracked.durable + 1)
-    )
-
-
-def rescued(session: Session, after: int) -> tuple[list[Entry], Entry]:
+def rescued(session: SessionBase, after: int) -> tuple[list[Entry], Entry]:
     """Return what memory holds of a session's acknowledged records behind one, oldest first.
 
     That is messages of the working context, and what was changed since the last fold; and, as a

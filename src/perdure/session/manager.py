@@ -30,9 +30,8 @@ from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.plan import RestorePlan
 from perdure.session.clock import Clock
-from perdure.session.connected import ManagerParts, connected
+from perdure.session.connected import ManagerParts, connected, manager_facts
 from perdure.session.delete import ForgetReport, Forgetter
-from perdure.session.display import manager_facts
 from perdure.session.exclusive import ExclusiveAccess, Terms
 from perdure.session.filter import SessionFilter, chosen, only_posted_to
 from perdure.session.fork import Fork, ForkBuilder

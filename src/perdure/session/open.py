@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, final, get_args
+from typing import TYPE_CHECKING, Any, cast, final, get_args
 
 import anyio
 import anyio.to_thread
@@ -29,12 +29,11 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import restore
 from perdure.session import spill
-from perdure.session.contents import read_again
 from perdure.session.entries import check_said
-from perdure.session.exclusive import PendingLoad
 from perdure.session.hooks import SessionOpened
 from perdure.session.inbox import Inbox
-from perdure.session.lifecycle import SessionLifecycle
+from perdure.session.key_lock import PendingLoad
+from perdure.session.lifecycle import SessionLifecycle, read_again
 from perdure.session.options import require_options
 from perdure.session.runtime import Runtime, wrong_loop
 from perdure.session.session import Session
@@ -126,7 +125,7 @@ class Opener:
                 message = f"session {wanted.key} cannot be opened: the manager is stopping"
                 raise SessionClosedError(message, key=str(wanted.key))
             pending_load = runtime.pending_loads.get(wanted.key)
-            session = runtime.sessions.get(wanted.key)
+            session = cast("Session | None", runtime.sessions.get(wanted.key))  # made below
             mine = session is not None and session._turns.mine and session._closed_by is None
             if pending_load is None or mine:
                 # Inside of a turn that a handover waits for, too.

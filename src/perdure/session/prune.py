@@ -276,7 +276,7 @@ class Pruner:
         # Who forks it first tells it, makes the fork, then looks whether it is being pruned here:
         # so each fork is found below, or finds what was announced.
         access, forgetter = self._access, self._forgetter
-        async with forgetter.settling(), access.alone(key):
+        async with forgetter.settling(), access.exclusive(key):
             mine = access.runtime.sessions.get(key)
             if mine is not None:
                 await access.fold_open(mine)

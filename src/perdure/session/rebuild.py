@@ -36,8 +36,8 @@ from perdure.session.point_in_time import base_documents
 from perdure.store import Document, Documents, Store
 
 if TYPE_CHECKING:
+    from perdure.session.base import SessionBase
     from perdure.session.exclusive import ExclusiveAccess
-    from perdure.session.session import Session
 
 
 # Rebuilding: all documents of a session made anew, from nothing but its log
@@ -248,7 +248,7 @@ async def rebuild_session(
     if dry_run:
         return report
     names = frozenset(one.name for one in wrong)
-    async with access.alone(key):
+    async with access.exclusive(key):
         mine = access.runtime.sessions.get(key)
         if mine is not None:
             manifest = await _rebuild_open(access, mine, names)
@@ -261,7 +261,9 @@ async def rebuild_session(
     return msgspec.structs.replace(report, rebuilt=tuple(sorted(manifest.documents)))
 
 
-async def _rebuild_open(access: ExclusiveAccess, mine: Session, wrong: frozenset[str]) -> Manifest:
+async def _rebuild_open(
+    access: ExclusiveAccess, mine: SessionBase, wrong: frozenset[str]
+) -> Manifest:
     """Rebuild what lies behind a session that is open here; what it holds stays as it is."""
     runtime = access.runtime
     await mine.save()

@@ -54,10 +54,10 @@ class Renamer:
         require_different(old, new, "rename")
         mine = self._access.runtime.sessions.get(old)
         if mine is not None:
-            await mine.aclose()
+            await self._access.lifecycle.close(mine)
         async with self._forgetter.settling(), AsyncExitStack() as stack:
             for key in sorted((old, new)):
-                await stack.enter_async_context(self._access.alone(key))
+                await stack.enter_async_context(self._access.exclusive(key))
             if new in self._access.runtime.sessions:
                 raise exists(new)
             made = (await self._access.begun(new)).base

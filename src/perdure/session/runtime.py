@@ -14,15 +14,15 @@ from perdure.lease import LeaseOptions, OwnerWatch
 from perdure.records.keys import SessionKey
 from perdure.records.types import Registry
 from perdure.session import spill
-from perdure.session.exclusive import Flights
 from perdure.session.hooks import Hooks
+from perdure.session.key_lock import PendingLoads
 from perdure.session.options import Limits
 from perdure.store import Store
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.records.records import Entry
-    from perdure.session.session import Session
+    from perdure.session.base import SessionBase
 
 
 class Runtime:
@@ -81,9 +81,9 @@ class Runtime:
         """Asked on each append, as ``append`` is: bound once."""
         self.loop: object = self.home.loop
         self.append: Callable[[Tracked, tuple[Entry, ...]], int] = saver.append
-        self.sessions: dict[SessionKey, Session] = {}
+        self.sessions: dict[SessionKey, SessionBase] = {}
         """The sessions in memory. One stays until it is durable and its lease is released."""
-        self.pending_loads: Flights = {}
+        self.pending_loads: PendingLoads = {}
         self.draining: bool = False
         self.durability: str = store.capabilities.durability
         self.store_record_bytes: int = store.capabilities.max_record_bytes

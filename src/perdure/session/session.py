@@ -11,141 +11,33 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, final, overload
 
-import msgspec
-
+from perdure._lib.display import card
 from perdure.autosave.tracked import State
 from perdure.errors import ConfigError
-from perdure.memory.context import RetractionPayload
-from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
-from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.message_format import EncodedRecord
 from perdure.records.messages import Message
-from perdure.records.records import CONTEXT, RETRACT, TURN, Entry, Record
+from perdure.records.records import Record
 from perdure.restore.ladder import RestoredSession
-from perdure.restore.report import RestoreReport, RestoreStep
-from perdure.session.contents import Contents, HistoryItem, room_of
-from perdure.session.contributors import Attachment, Contributor, Contributors
-from perdure.session.display import session_card, session_text
-from perdure.session.entries import check_sizes, entry_of, meta_entry
-from perdure.session.internals import attach
-from perdure.session.lost import fork_unsaved, unsaved_records
-from perdure.session.runtime import Runtime, wrong_loop
-from perdure.session.turn import Turn, TurnQueue
+from perdure.session.base import Receipt, SessionBase
+from perdure.session.contents import HistoryItem
+from perdure.session.contributors import Attachment, Contributor, attach
+from perdure.session.entries import entry_of, meta_entry
+from perdure.session.lost import fork_unsaved
+from perdure.session.runtime import Runtime
+from perdure.session.turn import Turn
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.checkpoints.engine import CheckpointEngine
     from perdure.checkpoints.events import KernelEventStream
     from perdure.memory.state import States
-    from perdure.memory.working_memory import WorkingMemory
     from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
     from perdure.providers.target import Format
-    from perdure.records.manifest import Manifest
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
     from perdure.restore.plan import RestorePlan
     from perdure.session.fork import Fork
     from perdure.session.lifecycle import SessionLifecycle
-
-
-# How a session takes records in: at once into autosave, and into what it shows later
-
-
-class _Hot:
-    """What an append touches comes first, and so lies side by side in memory."""
-
-    __slots__ = ("_closed_by", "_runtime", "_tracked")
-
-
-class Accepting(_Hot):
-    """The part of a session that every record passes."""
-
-    __slots__ = ("_behind", "_noted", "_tail_bytes", "_tail_records")
-
-    def __init__(self, runtime: Runtime, restored: RestoredSession, tracked: Tracked) -> None:
-        self._runtime: Runtime = runtime
-        self._tracked: Tracked = tracked
-        self._closed_by: Exception | None = None
-        self._hold(restored)
-        tracked.on_captured = self._catch_up
-
-    def _hold(self, restored: RestoredSession) -> None:
-        """Begin with what the store has."""
-        runtime = self._runtime
-        self._behind: Contents = Contents(
-            runtime.store,
-            runtime.registry,
-            restored,
-            self._accept_now,
-            self._catch_up,
-            room_of(runtime, restored.key),
-        )
-        # What a save under way has brought to the store may have been read already.
-        self._noted: int = max(self._tracked.durable, restored.head)
-        self._tail_bytes: int = restored.tail_bytes
-        self._tail_records: int = restored.tail_records
-
-    def _accept(self, entries: tuple[Entry, ...]) -> int:
-        """Take entries in as one group; every change of the session comes through here."""
-        runtime, tracked = self._runtime, self._tracked
-        if tracked.refuses or runtime.running() is not runtime.loop:
-            self._check_open()
-        for entry in entries:
-            if len(entry[1]) > runtime.max_record_bytes:
-                check_sizes(
-                    tracked.key, entries, runtime.max_record_bytes, most=runtime.store_record_bytes
-                )
-        return runtime.append(tracked, entries)
-
-    def _accept_now(self, entries: tuple[Entry, ...]) -> int:
-        """Take entries in, and show them at once: for who holds a part of the contents."""
-        version = self._accept(entries)
-        self._catch_up()
-        return version
-
-    @property
-    def _contents(self) -> Contents:
-        """What the session holds, as of its newest record."""
-        self._catch_up()
-        return self._behind
-
-    def _catch_up(self) -> None:
-        """Take what was appended into the contents."""
-        tracked, noted = self._tracked, self._noted
-        if tracked.version <= noted:
-            return
-        entries = tracked.pending
-        if noted > tracked.durable:
-            entries = entries[noted - tracked.durable :]
-        self._noted = tracked.version
-        self._tail_records += len(entries)
-        self._tail_bytes += sum([len(entry[1]) for entry in entries])
-        self._behind.note(noted + 1, entries, tracked.epoch)
-
-    def _shorten_tail(self, size: int, records: int) -> None:
-        """Take note that so much of the log was folded."""
-        self._tail_bytes = max(self._tail_bytes - size, 0)
-        self._tail_records = max(self._tail_records - records, 0)
-
-    # where, and for how long
-
-    def _close_with(self, error: Exception) -> None:
-        """Refuse every append from now on."""
-        self._closed_by = error
-        self._tracked.refuses = True  # so that an append has to ask for one thing only
-
-    def _check_home(self) -> None:
-        stray = self._runtime.home.stray()
-        if stray is not None:
-            raise wrong_loop(f"session {self._tracked.key}", stray)
-
-    def _check_open(self) -> None:
-        self._check_home()
-        if self._closed_by is not None:
-            raise self._closed_by
-
-
-# A session's plan of its own restore: the part of the session that says so
 
 
 # A working context in the shape that a model's client takes: pure
@@ -249,17 +141,8 @@ class Rendered:
         return render(self._contents.decoded(), format, to=to, reasoning=reasoning)
 
 
-class Receipt(msgspec.Struct, frozen=True):
-    """Proof that a session is durable up to a version."""
-
-    version: int
-    """Every record up to this seq is durable."""
-    durability: str
-    """What durable means on this store: "fsync", "memory", …"""
-
-
 @final
-class Session(Accepting, Rendered):
+class Session(SessionBase, Rendered):
     """One conversation and its state, written by one process at a time.
 
     Made by ``SessionManager.open``. Everybody in the process who opens the same id shares the
@@ -267,17 +150,7 @@ class Session(Accepting, Rendered):
     It belongs to the event loop that opened it.
     """
 
-    __slots__ = (
-        "_checkpoints",
-        "_contributors",
-        "_folding",
-        "_lifecycle",
-        "_may_be_cut",
-        "_pins",
-        "_rewrite_bytes",
-        "_turns",
-        "_worker",
-    )
+    __slots__ = ("_checkpoints", "_lifecycle")
 
     def __init__(
         self,
@@ -288,18 +161,30 @@ class Session(Accepting, Rendered):
     ) -> None:
         super().__init__(runtime, restored, tracked)
         self._lifecycle = lifecycle
-        self._turns = TurnQueue()
-        self._may_be_cut = restored.turns > 0
-        """Whether the newest turn may not have come to its end."""
         self._checkpoints: CheckpointEngine | None = None
-        self._worker: object | None = None  # the agent that works on it, if one does
-        self._contributors: Contributors | None = None  # made when the first is attached
-        self._pins: int = 0
-        self._folding: bool = False
-        self._rewrite_bytes: int = _size(restored.manifest)
 
-    __repr__ = session_text
-    _repr_html_ = session_card
+    def __repr__(self) -> str:
+        return (
+            f"<Session {self.key} {self._state()} version={self.version} "
+            f"durable={self.durable_version}>"
+        )
+
+    def _repr_html_(self) -> str:
+        about = self.info
+        facts = {
+            "title": about.metadata.title or "",
+            "state": self._state(),
+            "turns": about.turns,
+            "records": self.version,
+            "durable up to": self.durable_version,
+            "unsaved for": f"{self.unsaved_age:.1f} s",
+        }
+        return card(f"Session {self.key}", facts)
+
+    def _state(self) -> str:
+        if self._closed_by is not None or not self._runtime.host.running:
+            return "closed"
+        return "open" if self._tracked.end is None else self._tracked.end.value
 
     async def __aenter__(self) -> Self:
         self._check_open()
@@ -326,44 +211,14 @@ class Session(Accepting, Rendered):
         return self._contents.key.agent
 
     @property
-    def info(self) -> SessionDocument:
-        """Title, tags, owner, counters and times, as of now."""
-        return self._contents.describe()
-
-    @property
-    def epoch(self) -> int:
-        """This holder's number, which is the fencing token."""
-        return self._tracked.epoch
-
-    @property
     def version(self) -> int:
         """The seq of the newest record that was accepted."""
         return self._tracked.version
 
     @property
-    def durable_version(self) -> int:
-        """The seq of the newest record that is durable."""
-        return self._tracked.durable
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether an append would be accepted: the session is open and held here."""
-        return self._closed_by is None and self._tracked.writable
-
-    @property
     def unsaved_age(self) -> float:
         """Seconds since the oldest change that is not durable, 0 when all is saved."""
         return self._runtime.saver.unsaved_age(self._tracked)
-
-    @property
-    def restore_report(self) -> RestoreReport:
-        """How it came back; a document that loads later and is damaged is added when it does."""
-        return self._behind.report
-
-    @property
-    def memory(self) -> WorkingMemory:
-        """The working memory; it loads when it is first awaited."""
-        return self._contents.memory
 
     @property
     def state(self) -> States:
@@ -494,48 +349,9 @@ class Session(Accepting, Rendered):
         """
         return Turn(self, self._turns, id, resume=resume)
 
-    async def save(self) -> Receipt:
-        """Make everything that was appended durable, now, and return the proof.
-
-        Saves of different sessions share their commits where the store can. Cancelling
-        the caller does not stop the save.
-
-        Raises:
-            LeaseLostError: Somebody else has taken the session over.
-            SessionQuarantinedError: The store refuses a record of this session for good.
-            SessionClosedError: The manager stopped before it was durable.
-
-        """
-        self._check_home()
-        return self._receipt(await self._runtime.saver.save(self._tracked))
-
-    async def retract(self, *, after: int) -> int:
-        """Take the conversation back to what it was at a record, and return the new version.
-
-        For undo, edit and regenerate. It is appended as a record of its own: nothing is erased,
-        and retracting to after it brings the rest back. Memory and states stay as they are.
-
-        Args:
-            after: The seq of the last record that stays, as ``append`` returned it.
-
-        Raises:
-            ConfigError: There is no such record.
-
-        """
-        self._check_open()
-        if type(after) is not int or not 0 <= after <= self.version:
-            message = f"session {self.key} has records up to {self.version}, none at {after}"
-            raise ConfigError(message, after=after, version=self.version)
-        entry = Entry(RETRACT, encode(RetractionPayload(after)), end=True)
-        if self._contents.context.reaches(after):
-            return self._accept((entry,))
-        await self.save()
-        context = await self._contents.as_of(after)
-        return self._accept((entry, Entry(CONTEXT, context.as_record("retract"))))
-
     def unsaved(self) -> tuple[Record, ...]:
         """Return the records that are not durable: also of a session that was lost."""
-        return unsaved_records(self._tracked)
+        return self._tracked.pending_records()
 
     def retry(self) -> None:
         """Try again to save a quarantined session, now that the cause is mended."""
@@ -574,9 +390,6 @@ class Session(Accepting, Rendered):
         """Wait until a version (None: the newest) is durable, without hurrying the save."""
         self._check_home()
         return self._receipt(await self._runtime.saver.wait_durable(self._tracked, version))
-
-    def _receipt(self, version: int) -> Receipt:
-        return Receipt(version, self._runtime.durability)
 
     # reading it
 
@@ -660,65 +473,3 @@ class Session(Accepting, Rendered):
         self._check_open()
         carry_out(self, plan)
         return await self._runtime.saver.save(self._tracked)
-
-    # for the manager, turns and the agent
-
-    def _renew(self, restored: RestoredSession) -> None:
-        """Hold what the store has, and what was appended while that was read."""
-        restored.report = self.restore_report
-        self._hold(restored)
-        if self._contributors is not None:
-            self._contributors.forget()
-
-    def _report_step(self, what: str, detail: str) -> None:
-        """Add a step to the restore report."""
-        self._behind.report = self._behind.report.with_step(RestoreStep(what, detail))
-
-    @property
-    def _running_turn(self) -> int:
-        """The number of the turn that is running, 0 between turns."""
-        return self._turns.number
-
-    async def _begin_turn(self, turn_id: str) -> int | None:
-        """Wait for room, and return the number of a turn of this id that has ended before."""
-        self._check_open()
-        await self._runtime.saver.room(self._tracked)
-        return self._contents.turn_ids.get(turn_id)
-
-    async def _find_attempt(self, turn_id: str) -> tuple[int, tuple[Any, ...]] | None:
-        """Return what an interrupted turn of this id has appended, if nothing is behind it.
-
-        The seq of the record before it, and its messages.
-        """
-        if not self._may_be_cut:
-            return None
-        tracked = self._tracked
-        pending, durable = tracked.pending, tracked.durable
-        unsaved = reversed(unsaved_records(tracked)) if pending else ()
-        return await self._contents.attempt(turn_id, unsaved=unsaved, durable=durable)
-
-    def _next_turn(self) -> int:
-        """Return the number of a new turn."""
-        self._contents.turns += 1
-        return self._contents.turns
-
-    def _end_turn(self, turned: TurnPayload, closing: tuple[Entry, ...] = ()) -> None:
-        """Append a turn's last record, in one group with others; a save is due with it."""
-        self._accept((*closing, Entry(TURN, encode(turned))))
-        note_turn(self._contents.turn_ids, turned)
-        self._may_be_cut = turned.phase != "end"
-        self._runtime.saver.turn_ended(self._tracked)
-
-    def _folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
-        """Take note of a fold, ``tail`` being what the tail was when it began."""
-        self._contents.folded(manifest.as_of_seq, manifest.documents)
-        self._shorten_tail(*tail)
-        self._rewrite_bytes = _size(manifest)
-
-    async def _turns_idle(self) -> None:
-        """Wait until no turn is running."""
-        await self._turns.wait_idle()
-
-
-def _size(manifest: Manifest | None) -> int:
-    return 0 if manifest is None else sum(one.size for one in manifest.documents.values())

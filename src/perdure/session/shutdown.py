@@ -17,9 +17,9 @@ from perdure.lineage.store import followed
 from perdure.records.keys import SessionKey
 from perdure.session import process_exit
 from perdure.session import spill as spilling
+from perdure.session.base import SessionBase
 from perdure.session.lifecycle import SessionLifecycle
 from perdure.session.runtime import Runtime
-from perdure.session.session import Session
 
 # Stopping a manager: drain, seal, flush, fold, release, report. Always within a deadline
 
@@ -215,7 +215,7 @@ class ManagerShutdown:
                 message = f"session {session.key} is closed with its manager: call connect(…) again"
                 session._close_with(SessionClosedError(message, key=str(session.key)))
 
-    async def _fold(self, session: Session) -> None:
+    async def _fold(self, session: SessionBase) -> None:
         if session._tail_records:
             await self._lifecycle.fold(session)
 

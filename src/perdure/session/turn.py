@@ -22,7 +22,7 @@ from perdure.records.keys import require_name
 from perdure.records.records import TURN, Entry
 
 if TYPE_CHECKING:
-    from perdure.session.session import Session
+    from perdure.session.base import SessionBase
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Turn:
     )
 
     def __init__(
-        self, session: Session, queue: TurnQueue, turn_id: str | None, *, resume: bool = False
+        self, session: SessionBase, queue: TurnQueue, turn_id: str | None, *, resume: bool = False
     ) -> None:
         self._entered = True  # so that nothing is said of one that is refused
         if turn_id is not None:

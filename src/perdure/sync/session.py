@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from perdure.restore.plan import RestorePlan
     from perdure.restore.report import RestoreReport
     from perdure.session import lost, session, view
+    from perdure.session.base import Receipt
     from perdure.session.contents import HistoryItem
     from perdure.session.contributors import Contributor as AsyncContributor
     from perdure.session.fork import Fork
-    from perdure.session.session import ContextFormat, Listed, Receipt, Separate
+    from perdure.session.session import ContextFormat, Listed, Separate
     from perdure.sync.loop import LoopThread
 
 

@@ -1,0 +1,315 @@
+"""The part of a session that its manager, its turns and an agent's worker use.
+
+An append touches as little as it can, because with very many sessions fetching a session's
+memory is most of what it costs. What was appended reaches the contents when they are read, or
+while the store is busy with it; never later than that, since it leaves memory then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perdure.errors import ConfigError
+from perdure.memory.context import RetractionPayload
+from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
+from perdure.memory.storage import MemoryInfo
+from perdure.memory.working_memory import MemoryLimit
+from perdure.records.json import encode
+from perdure.records.keys import SessionKey
+from perdure.records.records import CONTEXT, RETRACT, TURN, Entry
+from perdure.restore.ladder import RestoredSession
+from perdure.restore.report import RestoreReport, RestoreStep
+from perdure.session.contents import Contents
+from perdure.session.entries import check_sizes
+from perdure.session.hooks import MemoryEvicted
+from perdure.session.runtime import Runtime, wrong_loop
+from perdure.session.turn import TurnQueue
+
+if TYPE_CHECKING:
+    from perdure.autosave.tracked import Tracked
+    from perdure.memory.working_memory import WorkingMemory
+    from perdure.records.manifest import Manifest
+    from perdure.session.contributors import Contributors
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """Proof that a session is durable up to a version."""
+
+    version: int
+    """Every record up to this seq is durable."""
+    durability: str
+    """What durable means on this store: "fsync", "memory", …"""
+
+
+class _Hot:
+    """What an append touches comes first, and so lies side by side in memory."""
+
+    __slots__ = ("_closed_by", "_runtime", "_tracked")
+
+
+class SessionBase(_Hot):
+    """The part of a session that every record passes."""
+
+    __slots__ = (
+        "_behind",
+        "_contributors",
+        "_folding",
+        "_may_be_cut",
+        "_noted",
+        "_pins",
+        "_rewrite_bytes",
+        "_tail_bytes",
+        "_tail_records",
+        "_turns",
+        "_worker",
+    )
+
+    def __init__(self, runtime: Runtime, restored: RestoredSession, tracked: Tracked) -> None:
+        self._runtime: Runtime = runtime
+        self._tracked: Tracked = tracked
+        self._closed_by: Exception | None = None
+        self._turns = TurnQueue()
+        self._may_be_cut: bool = restored.turns > 0
+        """Whether the newest turn may not have come to its end."""
+        self._worker: object | None = None
+        """The agent that works on it, if one does."""
+        self._contributors: Contributors | None = None
+        """Made when the first one is attached."""
+        self._pins: int = 0
+        self._folding: bool = False
+        self._rewrite_bytes: int = _size(restored.manifest)
+        self._hold(restored)
+        tracked.on_captured = self._catch_up
+
+    def _hold(self, restored: RestoredSession) -> None:
+        """Begin with what the store has."""
+        runtime = self._runtime
+        self._behind: Contents = Contents(
+            runtime.store,
+            runtime.registry,
+            restored,
+            self._accept_now,
+            self._catch_up,
+            _memory_limit(runtime, restored.key),
+        )
+        # What a save under way has brought to the store may have been read already.
+        self._noted: int = max(self._tracked.durable, restored.head)
+        self._tail_bytes: int = restored.tail_bytes
+        self._tail_records: int = restored.tail_records
+
+    @property
+    def key(self) -> SessionKey:
+        """Tenant, agent id and session id."""
+        return self._contents.key
+
+    @property
+    def version(self) -> int:
+        """The seq of the newest record that was accepted."""
+        return self._tracked.version
+
+    @property
+    def info(self) -> SessionDocument:
+        """Title, tags, owner, counters and times, as of now."""
+        return self._contents.describe()
+
+    @property
+    def epoch(self) -> int:
+        """This holder's number, which is the fencing token."""
+        return self._tracked.epoch
+
+    @property
+    def durable_version(self) -> int:
+        """The seq of the newest record that is durable."""
+        return self._tracked.durable
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether an append would be accepted: the session is open and held here."""
+        return self._closed_by is None and self._tracked.writable
+
+    @property
+    def restore_report(self) -> RestoreReport:
+        """How it came back; a document that loads later and is damaged is added when it does."""
+        return self._behind.report
+
+    @property
+    def memory(self) -> WorkingMemory:
+        """The working memory; it loads when it is first awaited."""
+        return self._contents.memory
+
+    def _accept(self, entries: tuple[Entry, ...]) -> int:
+        """Take entries in as one group; every change of the session comes through here."""
+        runtime, tracked = self._runtime, self._tracked
+        if tracked.refuses or runtime.running() is not runtime.loop:
+            self._check_open()
+        for entry in entries:
+            if len(entry[1]) > runtime.max_record_bytes:
+                check_sizes(
+                    tracked.key, entries, runtime.max_record_bytes, most=runtime.store_record_bytes
+                )
+        return runtime.append(tracked, entries)
+
+    def _accept_now(self, entries: tuple[Entry, ...]) -> int:
+        """Take entries in, and show them at once: for who holds a part of the contents."""
+        version = self._accept(entries)
+        self._catch_up()
+        return version
+
+    @property
+    def _contents(self) -> Contents:
+        """What the session holds, as of its newest record."""
+        self._catch_up()
+        return self._behind
+
+    def _catch_up(self) -> None:
+        """Take what was appended into the contents."""
+        tracked, noted = self._tracked, self._noted
+        if tracked.version <= noted:
+            return
+        entries = tracked.pending
+        if noted > tracked.durable:
+            entries = entries[noted - tracked.durable :]
+        self._noted = tracked.version
+        self._tail_records += len(entries)
+        self._tail_bytes += sum([len(entry[1]) for entry in entries])
+        self._behind.note(noted + 1, entries, tracked.epoch)
+
+    def _shorten_tail(self, size: int, records: int) -> None:
+        """Take note that so much of the log was folded."""
+        self._tail_bytes = max(self._tail_bytes - size, 0)
+        self._tail_records = max(self._tail_records - records, 0)
+
+    # where, and for how long
+
+    def _close_with(self, error: Exception) -> None:
+        """Refuse every append from now on."""
+        self._closed_by = error
+        self._tracked.refuses = True  # so that an append has to ask for one thing only
+
+    def _check_home(self) -> None:
+        stray = self._runtime.home.stray()
+        if stray is not None:
+            raise wrong_loop(f"session {self._tracked.key}", stray)
+
+    def _check_open(self) -> None:
+        self._check_home()
+        if self._closed_by is not None:
+            raise self._closed_by
+
+    async def save(self) -> Receipt:
+        """Make everything that was appended durable, now, and return the proof.
+
+        Saves of different sessions share their commits where the store can. Cancelling
+        the caller does not stop the save.
+
+        Raises:
+            LeaseLostError: Somebody else has taken the session over.
+            SessionQuarantinedError: The store refuses a record of this session for good.
+            SessionClosedError: The manager stopped before it was durable.
+
+        """
+        self._check_home()
+        return self._receipt(await self._runtime.saver.save(self._tracked))
+
+    async def retract(self, *, after: int) -> int:
+        """Take the conversation back to what it was at a record, and return the new version.
+
+        For undo, edit and regenerate. It is appended as a record of its own: nothing is erased,
+        and retracting to after it brings the rest back. Memory and states stay as they are.
+
+        Args:
+            after: The seq of the last record that stays, as ``append`` returned it.
+
+        Raises:
+            ConfigError: There is no such record.
+
+        """
+        self._check_open()
+        if type(after) is not int or not 0 <= after <= self.version:
+            message = f"session {self.key} has records up to {self.version}, none at {after}"
+            raise ConfigError(message, after=after, version=self.version)
+        entry = Entry(RETRACT, encode(RetractionPayload(after)), end=True)
+        if self._contents.context.reaches(after):
+            return self._accept((entry,))
+        await self.save()
+        context = await self._contents.as_of(after)
+        return self._accept((entry, Entry(CONTEXT, context.as_record("retract"))))
+
+    def _receipt(self, version: int) -> Receipt:
+        return Receipt(version, self._runtime.durability)
+
+    # for the manager, turns and the agent
+
+    def _renew(self, restored: RestoredSession) -> None:
+        """Hold what the store has, and what was appended while that was read."""
+        restored.report = self._behind.report
+        self._hold(restored)
+        if self._contributors is not None:
+            self._contributors.forget()
+
+    def _report_step(self, what: str, detail: str) -> None:
+        """Add a step to the restore report."""
+        self._behind.report = self._behind.report.with_step(RestoreStep(what, detail))
+
+    @property
+    def _running_turn(self) -> int:
+        """The number of the turn that is running, 0 between turns."""
+        return self._turns.number
+
+    async def _begin_turn(self, turn_id: str) -> int | None:
+        """Wait for room, and return the number of a turn of this id that has ended before."""
+        self._check_open()
+        await self._runtime.saver.room(self._tracked)
+        return self._contents.turn_ids.get(turn_id)
+
+    async def _find_attempt(self, turn_id: str) -> tuple[int, tuple[Any, ...]] | None:
+        """Return what an interrupted turn of this id has appended, if nothing is behind it.
+
+        The seq of the record before it, and its messages.
+        """
+        if not self._may_be_cut:
+            return None
+        tracked = self._tracked
+        pending, durable = tracked.pending, tracked.durable
+        unsaved = reversed(tracked.pending_records()) if pending else ()
+        return await self._contents.attempt(turn_id, unsaved=unsaved, durable=durable)
+
+    def _next_turn(self) -> int:
+        """Return the number of a new turn."""
+        self._contents.turns += 1
+        return self._contents.turns
+
+    def _end_turn(self, turned: TurnPayload, closing: tuple[Entry, ...] = ()) -> None:
+        """Append a turn's last record, in one group with others; a save is due with it."""
+        self._accept((*closing, Entry(TURN, encode(turned))))
+        note_turn(self._contents.turn_ids, turned)
+        self._may_be_cut = turned.phase != "end"
+        self._runtime.saver.turn_ended(self._tracked)
+
+    def _folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
+        """Take note of a fold, ``tail`` being what the tail was when it began."""
+        self._contents.folded(manifest.as_of_seq, manifest.documents)
+        self._shorten_tail(*tail)
+        self._rewrite_bytes = _size(manifest)
+
+    async def _turns_idle(self) -> None:
+        """Wait until no turn is running."""
+        await self._turns.wait_idle()
+
+
+def _size(manifest: Manifest | None) -> int:
+    return 0 if manifest is None else sum(one.size for one in manifest.documents.values())
+
+
+def _memory_limit(runtime: Runtime, key: SessionKey) -> MemoryLimit:
+    """Return how much a session's memory holds; what goes for it is an event."""
+
+    def told(gone: Sequence[MemoryInfo]) -> None:
+        keys = tuple(entry.key for entry in gone)
+        facts = MemoryEvicted(str(key), keys, sum(entry.size_bytes for entry in gone))
+        runtime.hooks.emit("memory_evicted", facts)
+
+    return MemoryLimit(runtime.limits.memory_bytes, told)
