@@ -118,10 +118,10 @@ def _sealed(place: Any, keys: MasterKeys | None) -> Store:
     if keys is None:
         return store_for(place)
     from perdure.stores.wrapped.encrypted import EncryptedStore
-    from perdure.stores.wrapped.urls import peeled
+    from perdure.stores.wrapped.urls import unwrap_url
 
     if isinstance(place, str):
-        inner, around = peeled(place, keys)
+        inner, around = unwrap_url(place, keys)
         return around(_store_at(inner))
     store = store_for(place)
     return store if isinstance(store, EncryptedStore) else EncryptedStore(store, keys)
@@ -143,9 +143,9 @@ def store_for(url: str | os.PathLike[str] | Store | StateStorage | None = None) 
     if not isinstance(url, str):
         return _object(url)
     if url.lower().startswith("encrypted+") or (":" in url and "?" in url):
-        from perdure.stores.wrapped.urls import peeled
+        from perdure.stores.wrapped.urls import unwrap_url
 
-        url, around = peeled(url)
+        url, around = unwrap_url(url)
         return around(_store_at(url))
     return _store_at(url)
 

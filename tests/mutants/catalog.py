@@ -238,10 +238,10 @@ g14 WorkerEventDispatcher.dispatch : exit raise 1
 g15 agent:MemoryManager.__init__ : set assign self.builder 1 CompactionSnapshotBuilder()
 
 wrapped
-w1 DataKey._bound : without list 1 3
-w2 DataKey.seal : drop call update 3
-w3 wrapped:bound : without list 1 5
-w4 Compression.unpack : drop if 3
+w1 DataKey._associated_data : without list 1 3
+w2 DataKey.transform : drop call update 3
+w3 wrapped:associated_data : without list 1 5
+w4 Compression.decompress : drop if 3
 """
 
 

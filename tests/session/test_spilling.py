@@ -108,13 +108,13 @@ async def test_a_spill_of_a_store_that_was_here_before_stays_out_of_the_new_one(
 
 async def test_one_spill_that_fails_costs_the_others_nothing(tmp_path: Path) -> None:
     class Sealing(MemoryStore):
-        def seal_spill(self, key: SessionKey, *where: object) -> object:
+        def transform_spill(self, key: SessionKey, *where: object) -> object:
             if key.agent == "a":
                 raise RuntimeError("the key service's own error")
             return where[-1]
 
     store = FaultyStore(Sealing(), fail_on="append_many", times=None)
-    store.seal_spill = Sealing().seal_spill  # type: ignore[attr-defined]
+    store.transform_spill = Sealing().transform_spill  # type: ignore[attr-defined]
     shutdown = Shutdown(deadline=0.1, turn_grace=0, signals=False, spill=str(tmp_path))
     sessions = await connect(store, shutdown=shutdown)
     for id in ("a", "b"):

@@ -185,8 +185,10 @@ def sealed(
         OSError: The store's key for the session is not at hand.
 
     """
-    seal = getattr(store, "seal_spill", None)
-    kept: Sequence[Entry] | None = entries if seal is None else seal(key, epoch, base, entries)
+    transform = getattr(store, "transform_spill", None)
+    kept: Sequence[Entry] | None = (
+        entries if transform is None else transform(key, epoch, base, entries)
+    )
     if kept is None:
         message = f"the key of session {key} is not at hand, and plain text must not be spilled"
         raise OSError(message)
@@ -195,7 +197,7 @@ def sealed(
 
 async def opened(store: object, key: SessionKey, spilled: SpillFile) -> SpillFile:
     """Return a spill file as it was before `sealed`."""
-    open_ = getattr(store, "opened", None)
+    open_ = getattr(store, "restore_session_records", None)
     if open_ is None:
         return spilled
     records: tuple[Record, ...] = await open_(key, spilled.records)

@@ -20,7 +20,7 @@ from perdure.stores.memory import MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore, MasterKeys
 from perdure.stores.wrapped.compressed import Compression
-from perdure.stores.wrapped.urls import peeled
+from perdure.stores.wrapped.urls import unwrap_url
 from perdure.testing.conformance._kit import (
     KEY,
     append_ok,
@@ -65,49 +65,49 @@ async def test_nobodys_data_is_taken_for_packed() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 199, 200, 100_000])
 def test_bytes_come_back(size: int) -> None:
-    packing = Compression()
+    compression = Compression()
     for data in (b"a" * size, bytes(range(256)) * (size // 256)):
-        packed = packing.pack(data)
-        assert packing.unpack(packed, "it") == data
+        packed = compression.compress(data)
+        assert compression.decompress(packed, "it") == data
         assert len(packed) <= len(data) + 1
-        assert packing.pack(data) == packed
+        assert compression.compress(data) == packed
 
 
 def test_a_bomb_is_given_up_at_the_limit() -> None:
     bomb = zstandard.ZstdCompressor(level=3).compress(bytes(50_000_000))
     assert len(bomb) < 10_000
     with pytest.raises(CorruptRecordError, match="limit of 1000000"):
-        Compression(1_000_000).unpack(b"\x01" + bomb, "it")
+        Compression(1_000_000).decompress(b"\x01" + bomb, "it")
     streamed = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(5_000_000))
     with pytest.raises(CorruptRecordError, match="limit"):
-        Compression(1_000_000).unpack(b"\x01" + streamed, "it")
+        Compression(1_000_000).decompress(b"\x01" + streamed, "it")
 
 
 def test_a_bomb_is_given_up_before_it_fills_the_memory() -> None:
     bomb = b"\x01" + zstandard.ZstdCompressor(level=3).compress(bytes(50_000_000))
-    packing = Compression(1_000_000)
+    compression = Compression(1_000_000)
     tracemalloc.start()
     try:
         with pytest.raises(CorruptRecordError, match="limit"):
-            packing.unpack(bomb, "it")
+            compression.decompress(bomb, "it")
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
 
 
 def test_what_is_above_the_limit_stays_plain() -> None:
-    packing = Compression(1000)
+    compression = Compression(1000)
     data = b"a" * 1001
-    assert packing.pack(data) == b"\x00" + data
-    assert packing.unpack(packing.pack(data), "it") == data
+    assert compression.compress(data) == b"\x00" + data
+    assert compression.decompress(compression.compress(data), "it") == data
 
 
 def test_damage_is_found() -> None:
-    packing = Compression()
-    whole = packing.pack(b"some text " * 100)
+    compression = Compression()
+    whole = compression.compress(b"some text " * 100)
     for broken in (b"", b"\x07abc", whole[:-3], whole[:5], b"\x01" + b"no zstandard"):
         with pytest.raises(CorruptRecordError, match="it"):
-            packing.unpack(broken, "it")
+            compression.decompress(broken, "it")
 
 
 async def test_a_store_may_be_packed_from_now_on(tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_urls_say_what_is_around(monkeypatch: pytest.MonkeyPatch) -> None:
     for url in ("encrypted+memory:", "encrypted+sqlite:///x.db?compression=zstd"):
         assert isinstance(store_for(url), EncryptedStore)
     assert isinstance(store_for("sqlite:///x.db"), SqliteStore)
-    inner, _ = peeled("postgresql://h/d?sslmode=require&compression=zstd&application_name=x")
+    inner, _ = unwrap_url("postgresql://h/d?sslmode=require&compression=zstd&application_name=x")
     assert inner == "postgresql://h/d?sslmode=require&application_name=x"
-    assert peeled("redis://h/0?x=compression")[0] == "redis://h/0?x=compression"
+    assert unwrap_url("redis://h/0?x=compression")[0] == "redis://h/0?x=compression"
     for url in ("memory:?compression=gzip", "encrypted+x", "encrypted+memory:?compression=no"):
         with pytest.raises(ConfigError):
             store_for(url)

@@ -380,7 +380,7 @@ async def test_a_forged_manifest_is_told_past_the_folds_until_the_log_is_accepte
     for since in (3, 4):
         await talk(EncryptedStore(KINDS[kind](place, None), KEY), "ada", 1, since=since)
         (after,) = await incomplete(EncryptedStore(KINDS[kind](place, None), KEY))
-        assert f"when it ended at record {grant.head}," in after
+        assert f"when the log ended at record {grant.head}," in after
     store = EncryptedStore(KINDS[kind](place, None), KEY)
     await store.open()
     assert await store.accept_log(ADA)
@@ -449,7 +449,7 @@ async def test_an_unlinked_log_is_refused_where_the_chain_is_to_be(
     plain = await log_of(store, ADA)
     entries = [Entry(one.kind, one.payload, one.end) for one in plain[1:]]
     await store._session(ADA)
-    unlinked = store.seal_spill(ADA, 1, 1, entries)
+    unlinked = store.transform_spill(ADA, 1, 1, entries)
     assert unlinked is not None
     await store.aclose()
     inner.log[ADA] = [plain[0], *(Record(n, 1, *one) for n, one in enumerate(unlinked, 2))]
@@ -550,5 +550,5 @@ async def test_the_command_line_goes_on_telling_of_a_cut_tail_until_it_is_repair
     for command, code in ((["check"], 1), (["check", "--repair"], 0), (["check"], 0)):
         done = run("-m", "perdure.cli", *command, "--store", url)
         assert done.returncode == code, (command, done.stdout, done.stderr)
-        told = "may be incomplete: its manifest was lost or forged when it ended at record 7,"
+        told = "may be incomplete: its manifest was lost or forged when the log ended at record 7,"
         assert (told in done.stdout) == (command != ["check"] or code == 1), done.stdout

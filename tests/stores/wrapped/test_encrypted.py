@@ -172,7 +172,7 @@ async def test_records_fit_only_their_own_place(inner: Inner) -> None:
         await append_ok(store, grant, 2, *group("same"), *group("same"))
     records = await read(below)
     assert len({one.payload for one in records}) == len(records)
-    spilled = store.seal_spill(KEY, 1, 1, group("same"))
+    spilled = store.transform_spill(KEY, 1, 1, group("same"))
     assert spilled is not None
     sealed = Record(2, 1, *spilled[0])
     for wrong in (
@@ -184,10 +184,10 @@ async def test_records_fit_only_their_own_place(inner: Inner) -> None:
         key, seq, epoch, kind, end = wrong
         moved = type(sealed)(seq, epoch, kind, sealed.payload, end)
         with pytest.raises(CorruptRecordError, match="another place"):
-            await store.opened(key, [moved])
+            await store.restore_session_records(key, [moved])
     with pytest.raises(CorruptRecordError, match="another place"):
-        await store.opened(other, [sealed])
-    assert [one.seq for one in await store.opened(KEY, [sealed])] == [2]
+        await store.restore_session_records(other, [sealed])
+    assert [one.seq for one in await store.restore_session_records(KEY, [sealed])] == [2]
     for one in (store, below):
         await one.aclose()
 
@@ -216,19 +216,19 @@ async def test_a_nonce_comes_twice_only_for_the_same_bytes(tmp_path: Path) -> No
 def test_a_key_opens_only_what_was_sealed_for_its_owner() -> None:
     ours = DataKey(b"k" * 32, ("session", "", "ada", "default"), None)
     other = DataKey(b"k" * 32, ("session", "", "bob", "default"), None)
-    sealed = ours.seal(("document", "memory.json"), b"mine")
-    assert ours.open(("document", "memory.json"), sealed) == b"mine"
+    sealed = ours.transform(("document", "memory.json"), b"mine")
+    assert ours.restore(("document", "memory.json"), sealed) == b"mine"
     with pytest.raises(CorruptRecordError, match="another place"):
-        other.open(("document", "memory.json"), sealed)
+        other.restore(("document", "memory.json"), sealed)
 
 
 @pytest.mark.parametrize("other", [("ada", "b", ""), ("bob", "a", ""), ("ada", "a", "t")])
 def test_a_wrapped_key_opens_only_for_its_own_session(other: tuple[str, str, str]) -> None:
     masters, key = MasterKeys(OLD), SessionKey("ada", "a")
-    _, data = keyring.wrapped(key, b"k" * 32, masters)
-    assert masters.unwrap(data, keyring.bound(key), "it").key == b"k" * 32
+    _, data = keyring.wrap_key(key, b"k" * 32, masters)
+    assert masters.unwrap(data, keyring.associated_data(key), "it").key == b"k" * 32
     with pytest.raises(CorruptRecordError):
-        masters.unwrap(data, keyring.bound(SessionKey(*other)), "it")
+        masters.unwrap(data, keyring.associated_data(SessionKey(*other)), "it")
 
 
 async def test_a_flipped_bit_in_a_payload_is_named(inner: Inner) -> None:
@@ -244,11 +244,11 @@ async def test_a_flipped_bit_in_a_payload_is_named(inner: Inner) -> None:
         payload = b'"%b"' % base64.b64encode(raw)
         flipped = type(sealed)(sealed.seq, sealed.epoch, sealed.kind, payload, sealed.end)
         with pytest.raises(CorruptRecordError, match="agent"):
-            await store.opened(KEY, [flipped])
+            await store.restore_session_records(KEY, [flipped])
     for payload in (b'"%%%"', b"{}", b'""', sealed.payload[:-5] + b'"'):
         broken = type(sealed)(sealed.seq, sealed.epoch, sealed.kind, payload, sealed.end)
         with pytest.raises(PerdureError):
-            await store.opened(KEY, [broken])
+            await store.restore_session_records(KEY, [broken])
     for one in (store, below):
         await one.aclose()
 
@@ -290,7 +290,7 @@ async def test_deleting_a_session_destroys_its_key(inner: Inner, tmp_path: Path)
     again = await take(store)
     await append_ok(store, again, 2, *group("next life"))
     with pytest.raises(CorruptRecordError):
-        await store.opened(KEY, [sealed])
+        await store.restore_session_records(KEY, [sealed])
     assert tuple(entries(await read(store))) == group("next life")
     for one in (store, below):
         await one.aclose()
@@ -460,13 +460,13 @@ async def test_much_is_opened_beside_the_event_loop(monkeypatch: pytest.MonkeyPa
     documents = {"session.json": large}
     await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
     await store.put_blobs("", {name_of(large): large})
-    original, seen = DataKey.open, set[int]()
+    original, seen = DataKey.restore, set[int]()
 
     def open_there(self: DataKey, place: tuple[str | int | bool, ...], data: bytes) -> bytes:
         seen.add(threading.get_ident() if len(data) > len(large) else 0)
         return original(self, place, data)
 
-    monkeypatch.setattr(DataKey, "open", open_there)
+    monkeypatch.setattr(DataKey, "restore", open_there)
     assert await store.get_blob("", name_of(large)) == large
     assert (await store.read_documents(KEY)).found["session.json"].data == large
     assert seen - {0}
@@ -533,7 +533,7 @@ async def test_an_item_of_an_inbox_fits_only_there() -> None:
     assert b"hidden" not in sealed.payload
     await inner.post(other.key, [sealed])
     (item,) = await store.take(other.key, other.epoch)
-    assert "sealed for another place" in item.damage
+    assert "encrypted for another place" in item.damage
     assert item.payload == sealed.payload
 
 

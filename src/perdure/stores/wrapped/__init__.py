@@ -1,4 +1,4 @@
-"""Stores around a store: what the inner one keeps is sealed, or packed."""
+"""Stores that wrap a store: encryption and compression of everything that the inner store keeps."""
 
 from perdure.stores.wrapped.compressed import CompressedStore as CompressedStore
 from perdure.stores.wrapped.encrypted import EncryptedStore as EncryptedStore

@@ -1,4 +1,7 @@
-"""Much at once: batches, records, documents, sealed and opened, in a thread where it is large."""
+"""Batches, records, inbox items, dead letters and blobs, transformed and restored in bulk.
+
+Large amounts are processed in a worker thread (`in_thread_if_large`).
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ from perdure.stores.wrapped.transform import Place, Transform
 T = TypeVar("T")
 
 LARGE = 512 * 1024
-"""Bytes from which on sealing is done in a thread."""
+"""Bytes from which on the work is done in a thread."""
 
 
-def sealed_batch(seal: Transform, batch: Batch) -> Batch:
-    """Return a batch with sealed payloads, each bound to its place in the log."""
-    seal_payload = seal.seal_payload
+def transform_batch(transform: Transform, batch: Batch) -> Batch:
+    """Return a batch with transformed payloads, each bound to its place in the log."""
+    transform_payload = transform.transform_payload
     entries = tuple(
         Entry(
             kind,
-            seal_payload(("record", seq, batch.epoch, kind, end), payload),
+            transform_payload(("record", seq, batch.epoch, kind, end), payload),
             end,
         )
         for seq, (kind, payload, end) in enumerate(batch.records, batch.first)
@@ -38,90 +41,99 @@ def sealed_batch(seal: Transform, batch: Batch) -> Batch:
     return Batch(batch.key, batch.epoch, batch.first, entries)
 
 
-def opened_records(seal: Transform, records: Sequence[Record]) -> tuple[Record, ...]:
-    """Return records with their payloads opened."""
-    return tuple(opened_record(seal, one) for one in records)
+def restore_records(transform: Transform, records: Sequence[Record]) -> tuple[Record, ...]:
+    """Return records with their original payloads."""
+    return tuple(restore_record(transform, record) for record in records)
 
 
-def opened_record(seal: Transform, one: Record) -> Record:
-    """Return a record that is linked to no other, opened."""
-    if one.kind == EPOCH:
-        return one
-    place = ("record", one.seq, one.epoch, one.kind, one.end)
-    return Record(one.seq, one.epoch, one.kind, seal.open_payload(place, one.payload), one.end)
+def restore_record(transform: Transform, record: Record) -> Record:
+    """Return a record that has no link hash, with its original payload."""
+    if record.kind == EPOCH:
+        return record
+    place = ("record", record.seq, record.epoch, record.kind, record.end)
+    payload = transform.restore_payload(place, record.payload)
+    return Record(record.seq, record.epoch, record.kind, payload, record.end)
 
 
 def require_hashed(blobs: Mapping[str, bytes]) -> None:
-    """Refuse blobs whose names are not the hashes of their bytes, a wrapper's own included.
+    """Refuse blobs whose names are not the hashes of their bytes, such as a wrapper's inner names.
 
     Raises:
-        NotStorableError: There is such a one.
+        NotStorableError: A name is not the hash of its bytes.
 
     """
-    sealed = next((name for name in blobs if name.startswith("x")), None)
-    if sealed is not None:
-        message = f"blob {sealed!r} was sealed by another wrapper: a store takes one of each kind"
-        raise NotStorableError(message, blob=sealed)
+    wrapped = next((name for name in blobs if name.startswith("x")), None)
+    if wrapped is not None:
+        message = (
+            f"blob {wrapped!r} was written by another wrapper: wrap a store once by each wrapper"
+        )
+        raise NotStorableError(message, blob=wrapped)
     require_named(blobs)
 
 
-def posted(key: SessionKey, item: PendingItem) -> Place:
+def inbox_place(key: SessionKey, item: PendingItem) -> Place:
     """Return the place of an item in an inbox."""
     return ("inbox", key.agent, key.session, item.op_id, item.kind)
 
 
-def opened_item(seal: Transform, key: SessionKey, item: PendingItem) -> PendingItem:
-    """Return an item of an inbox opened; one that cannot be says why, and stays as it lies."""
+def restore_item(transform: Transform, key: SessionKey, item: PendingItem) -> PendingItem:
+    """Return the original inbox item; a damaged one stays unchanged, with the damage noted."""
     if item.damage:
         return item
     try:
-        payload = seal.open_payload(posted(key, item), item.payload)
+        payload = transform.restore_payload(inbox_place(key, item), item.payload)
     except CorruptRecordError as error:
         return msgspec.structs.replace(item, damage=str(error))
     return msgspec.structs.replace(item, payload=payload)
 
 
-def sealed_letter(seal: Transform, key: SessionKey, letter: DeadLetter) -> DeadLetter:
-    """Return a dead letter with its bytes and its reason sealed, damaged ones too."""
-    place = ("dead letter", *posted(key, letter.item))
-    item = msgspec.structs.replace(letter.item, payload=seal.seal(place, letter.item.payload))
-    reason = seal.seal((*place, "reason"), letter.reason.encode())
+def transform_letter(transform: Transform, key: SessionKey, letter: DeadLetter) -> DeadLetter:
+    """Return a dead letter with its bytes and its reason transformed, damaged ones too."""
+    place = ("dead letter", *inbox_place(key, letter.item))
+    payload = transform.transform(place, letter.item.payload)
+    item = msgspec.structs.replace(letter.item, payload=payload)
+    reason = transform.transform((*place, "reason"), letter.reason.encode())
     return msgspec.structs.replace(letter, item=item, reason=base64.b64encode(reason).decode())
 
 
-def opened_letter(
-    seal: Transform, key: SessionKey, letter: DeadLetter, *, by_key: bool
+def restore_letter(
+    transform: Transform, key: SessionKey, letter: DeadLetter, *, by_key: bool
 ) -> DeadLetter:
-    """Return a dead letter as it was; one that another key opens by now is whole."""
+    """Return the original dead letter.
+
+    With ``by_key`` an item that was damaged when it was rejected is tried again: the key that
+    decrypts it may have been supplied since.
+    """
     item = letter.item
-    place = ("dead letter", *posted(key, item))
+    place = ("dead letter", *inbox_place(key, item))
     try:
-        payload = seal.open(place, item.payload)
-        reason = seal.open((*place, "reason"), base64.b64decode(letter.reason)).decode()
+        payload = transform.restore(place, item.payload)
+        encoded_reason = base64.b64decode(letter.reason)
+        reason = transform.restore((*place, "reason"), encoded_reason).decode()
     except (CorruptRecordError, ValueError) as error:
         item = msgspec.structs.replace(item, damage=f"its dead letter cannot be opened: {error}")
         return msgspec.structs.replace(letter, item=item)
     item = msgspec.structs.replace(item, payload=payload)
     if item.damage and by_key:
-        again = opened_item(seal, key, msgspec.structs.replace(item, damage=""))
-        item = item if again.damage else again
+        retried = restore_item(transform, key, msgspec.structs.replace(item, damage=""))
+        item = item if retried.damage else retried
     return msgspec.structs.replace(letter, item=item, reason=reason)
 
 
-async def sealed_blobs(seal: Transform, data: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return blobs, sealed to their names."""
+async def transform_blobs(transform: Transform, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return blobs transformed, each bound to its name."""
 
-    def work() -> dict[str, bytes]:
-        return {name: seal.seal(("blob", name), one) for name, one in data.items()}
+    def transform_all() -> dict[str, bytes]:
+        return {name: transform.transform(("blob", name), data) for name, data in blobs.items()}
 
-    return await done(sum(map(len, data.values())), work)
-
-
-_limiter: RunVar[anyio.CapacityLimiter] = RunVar("perdure_sealing")
+    return await in_thread_if_large(sum(map(len, blobs.values())), transform_all)
 
 
-async def done(size: int, work: Callable[[], T]) -> T:
-    """Do something to so many bytes: much of it beside the event loop, a few at a time."""
+_limiter: RunVar[anyio.CapacityLimiter] = RunVar("perdure_transform")
+
+
+async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
+    """Run ``work`` on ``size`` bytes; from `LARGE` on in a thread, at most two at a time."""
     if size < LARGE:
         return work()
     try:

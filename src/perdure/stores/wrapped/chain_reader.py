@@ -1,4 +1,8 @@
-"""Reading a log along its chain: what is given out has been verified, a slice of it as well."""
+"""Verified reading of an encrypted log: records are returned only once the hash chain proves them.
+
+Also slices of a log are verified, in either direction. The reader looks beyond a slice where its
+last records are epoch records, which only the next encrypted record proves.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,12 @@ from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Record
 from perdure.store import Store
-from perdure.stores.wrapped.batches import done, opened_record
-from perdure.stores.wrapped.chain import ChainLink, Facts, RecordChain, broken
+from perdure.stores.wrapped.batches import in_thread_if_large, restore_record
+from perdure.stores.wrapped.chain import ChainLink, Facts, RecordChain, chain_error
 
 
 class ReadRequest(NamedTuple):
-    """Which records a caller asked for."""
+    """The records that a caller requested."""
 
     after: int
     before: int | None
@@ -24,30 +28,30 @@ class ReadRequest(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Records in the order of the log, opened and linked to one another."""
+    """Records in the order of the log, decrypted and linked to one another."""
 
     records: list[Record]
     leading: list[Record]
     """Epoch records at its beginning, whose link is not known."""
-    wanted: ChainLink | None
-    """The link behind them, as the first sealed record has it."""
+    expected: ChainLink | None
+    """The link after them, as the first encrypted record has it."""
     end: ChainLink | None
-    """The link behind the last record, if it is known."""
+    """The link after the last record, if it is known."""
     folded: int
     """The newest fold that a record names."""
 
 
 @final
 class ChainReader:
-    """Follow the chain while a log is read.
+    """Verify the chain while a log is read.
 
     Args:
         store: The inner store.
-        key: Whose log.
-        chain: The session's.
-        facts: Tells what the manifest proves; read anew if asked to.
-        trimmed: Tells before which record they were removed.
-        asked: Which records.
+        key: The session of the log.
+        chain: The session's chain.
+        facts: Returns what the manifest proves; reads it from the store if passed True.
+        trimmed: Returns the record before which all were removed by a trim.
+        request: The requested records.
 
     """
 
@@ -58,55 +62,57 @@ class ChainReader:
         chain: RecordChain,
         facts: Callable[[bool], Awaitable[Facts]],
         trimmed: Callable[[], Awaitable[int]],
-        asked: ReadRequest,
+        request: ReadRequest,
     ) -> None:
         self._store = store
         self._key = key
         self._chain = chain
-        self._told = facts
+        self._read_facts = facts
         self._trimmed = trimmed
-        self._asked = asked
+        self._request = request
         self._count = 0
         self._top: int | None = None
         self._edge: Record | None = None
-        self._held: list[Record] = []
+        self._pending: list[Record] = []
+        """Epoch records that are not proven yet, in the order of the request."""
         self._link: ChainLink | None = None
-        self._wanted: ChainLink | None = None
+        self._expected: ChainLink | None = None
         self._beyond: list[Record] = []
-        """Epoch records behind what was asked for."""
+        """Epoch records after the requested ones."""
 
-    async def take(self, records: Sequence[Record]) -> list[Record]:
-        """Return what is verified by now, in the order that was asked for."""
+    async def verify(self, records: Sequence[Record]) -> list[Record]:
+        """Accept the next records of the inner log; return those proven by now, in its order."""
         if not records:
             return []
         self._count += len(records)
         self._top = max(self._top or 0, records[0].seq, records[-1].seq)
-        return await (self._down(records) if self._asked.reverse else self._up(records))
+        verify = self._verify_backward if self._request.reverse else self._verify_forward
+        return await verify(records)
 
     @property
     def link(self) -> ChainLink | None:
-        """The link behind what was read upwards, if it is known."""
+        """The link after the records of a forward read, if it is known."""
         return self._link
 
-    async def rest(self) -> list[Record]:
-        """Return what was held back, at the end of what was asked for."""
-        asked = self._asked
-        is_all = asked.limit is None or self._count < asked.limit
-        if is_all and asked.before is not None:
-            await self._require_end(asked.before)
-        if asked.reverse:
-            if is_all:
+    async def finish(self) -> list[Record]:
+        """Verify the end of the requested range; return the records that were pending."""
+        request = self._request
+        is_complete = request.limit is None or self._count < request.limit
+        if is_complete and request.before is not None:
+            await self._require_end(request.before)
+        if request.reverse:
+            if is_complete:
                 await self._require_beginning()
-        elif asked.before is None and is_all:
+        elif request.before is None and is_complete:
             await self._require_tail()
-        elif self._held:
-            await self._look_ahead(self._held, self._link)
-        held, self._held = self._held, []
-        return held
+        elif self._pending:
+            await self._look_ahead(self._pending, self._link)
+        pending, self._pending = self._pending, []
+        return pending
 
     async def _require_end(self, before: int) -> None:
-        """See that nothing is left out where a slice ended before it had to."""
-        last = self._asked.after if self._top is None else self._top
+        """Check that nothing is missing where a slice ended earlier than requested."""
+        last = self._request.after if self._top is None else self._top
         if last >= before - 1:
             return
         async with aclosing(self._store.read_log(self._key, after=last, limit=1)) as log:
@@ -115,23 +121,23 @@ class ChainReader:
                     if record.seq > last + 1:
                         await self._require_trimmed(record.seq)
 
-    # upwards: epoch records are held back until the next sealed one has told of them
+    # Forward: epoch records stay pending until the next encrypted record proves them.
 
-    async def _up(self, records: Sequence[Record]) -> list[Record]:
+    async def _verify_forward(self, records: Sequence[Record]) -> list[Record]:
         if self._edge is None:
             await self._begin(records[0])
         before, self._edge = self._edge, records[-1]
         part = await self._part(records, before, self._link)
         self._link = part.end
-        if part.wanted is not None:
-            self._require_run([*self._held, *part.leading], part.wanted)
-        out = [*self._held, *part.records]
-        kept = len(_epochs_at_end(out))
-        self._held = out[len(out) - kept :]
-        return out[: len(out) - kept]
+        if part.expected is not None:
+            self._require_run([*self._pending, *part.leading], part.expected)
+        records = [*self._pending, *part.records]
+        proven = len(records) - len(_epochs_at_end(records))
+        self._pending = records[proven:]
+        return records[:proven]
 
     async def _begin(self, first: Record) -> None:
-        after = self._asked.after
+        after = self._request.after
         if first.seq > after + 1:
             await self._require_trimmed(first.seq)
             return
@@ -139,76 +145,78 @@ class ChainReader:
         if facts.link is None or facts.link.seq != after or first.seq < self._chain.begins:
             return
         self._link = facts.link
-        if first.epoch > facts.epoch + 1:  # maybe a taker was killed; maybe records are gone
-            await self._require_there(facts)
+        if first.epoch > facts.epoch + 1:  # a new holder was killed, or records were removed
+            await self._require_folded_record(facts)
 
-    async def _require_there(self, facts: Facts) -> None:
-        """See that the record that a fold was as of is not of a later epoch."""
+    async def _require_folded_record(self, facts: Facts) -> None:
+        """Check that the record that a fold was as of has no later epoch than the fold."""
         seq = facts.as_of_seq
         async with aclosing(self._store.read_log(self._key, after=seq - 1, before=seq + 1)) as log:
             async for chunk in log:
                 if any(record.epoch > facts.epoch for record in chunk.records):
-                    raise broken(seq, "the records that the manifest was made of are gone")
+                    raise chain_error(seq, "the records that the manifest was made of are gone")
 
     async def _require_tail(self) -> None:
-        """See that a log goes as far as the manifest says."""
+        """Check that a log is at least as long as the manifest says."""
         facts = await self._facts()
         if self._edge is not None and self._edge.seq >= facts.as_of_seq:
             return
         if await self._store.head(self._key) >= facts.as_of_seq:
             return
-        facts = await self._facts(fresh=True)  # before the head, which only grows
+        # Read the manifest before the head, which only grows.
+        facts = await self._facts(fresh=True)
         head = await self._store.head(self._key)
         if not facts.is_lost and head < facts.as_of_seq:
-            raise broken(head, f"the manifest was made of records up to {facts.as_of_seq}")
+            raise chain_error(head, f"the manifest was made of records up to {facts.as_of_seq}")
 
-    # downwards: epoch records are held back until the sealed one below them is linked
+    # Backward: epoch records stay pending until the encrypted record below them is linked.
 
-    async def _down(self, records: Sequence[Record]) -> list[Record]:
-        upwards = [*reversed(records)]
-        above, self._edge = self._edge, upwards[0]
-        if above is not None and above.seq != upwards[-1].seq + 1:
-            raise broken(above.seq, f"record {above.seq - 1} is missing")
-        part = await self._part(upwards, None, None)
-        if above is None and self._asked.before is not None and (run := _epochs_at_end(upwards)):
+    async def _verify_backward(self, records: Sequence[Record]) -> list[Record]:
+        forward = [*reversed(records)]
+        above, self._edge = self._edge, forward[0]
+        if above is not None and above.seq != forward[-1].seq + 1:
+            raise chain_error(above.seq, f"record {above.seq - 1} is missing")
+        part = await self._part(forward, None, None)
+        if above is None and self._request.before is not None and (run := _epochs_at_end(forward)):
             await self._look_ahead(run, part.end)
-        if len(part.leading) == len(upwards):  # still nothing that is linked
-            self._held += records
-            if self._wanted is not None:
-                self._require_run(self._held, self._wanted)
+        if len(part.leading) == len(forward):  # still no record with a link
+            self._pending += records
+            if self._expected is not None:
+                self._require_run(self._pending, self._expected)
             return []
         self._join(part.end)
-        if part.wanted is not None:
-            self._require_run(part.leading, part.wanted)
-        released, self._held = self._held, [*reversed(part.leading)]
-        self._wanted, self._beyond = part.wanted, []
-        return [*released, *reversed(part.records[len(part.leading) :])]
+        if part.expected is not None:
+            self._require_run(part.leading, part.expected)
+        proven, self._pending = self._pending, [*reversed(part.leading)]
+        self._expected, self._beyond = part.expected, []
+        return [*proven, *reversed(part.records[len(part.leading) :])]
 
     def _join(self, end: ChainLink | None) -> None:
-        """See that what was held back goes on behind a link, and leads to the next sealed one."""
-        if end is None or self._wanted is None:
+        """Check that the pending records lead from a link to the next encrypted record."""
+        if end is None or self._expected is None:
             return
-        if self._chain.reached(end, [*self._held[::-1], *self._beyond]) != self._wanted:
-            raise broken(self._wanted.seq + 1, "it was sealed behind other records")
+        epochs = [*self._pending[::-1], *self._beyond]
+        if self._chain.link_after_epochs(end, epochs) != self._expected:
+            raise chain_error(self._expected.seq + 1, _OTHER_RECORDS)
 
     async def _require_beginning(self) -> None:
         lowest = self._edge
         if lowest is None:
             return
-        if lowest.seq > self._asked.after + 1:
+        if lowest.seq > self._request.after + 1:
             await self._require_trimmed(lowest.seq)
         facts = await self._facts()
         if facts.link is not None and facts.link.seq == lowest.seq - 1:
             self._join(facts.link)
 
-    # both
+    # Both directions.
 
     async def _look_ahead(self, run: list[Record], link: ChainLink | None) -> None:
-        """See that epoch records at the end of a slice are what the next sealed one says.
+        """Check epoch records at the end of a slice against the next encrypted record.
 
         Args:
-            run: They.
-            link: Behind them, if it is known.
+            run: The epoch records.
+            link: The link after them, if it is known.
 
         """
         more: list[Record] = []
@@ -220,79 +228,80 @@ class ChainReader:
                         continue
                     if record.seq < self._chain.begins:
                         return
-                    wanted = self._chain.opened(record).before
+                    expected = self._chain.decrypt(record).before
                     if link is None:
-                        self._require_run([*run, *more], wanted)
-                        self._wanted, self._beyond = wanted, more
-                    elif self._chain.reached(link, more) != wanted:
-                        raise broken(record.seq, "it was sealed behind other records")
+                        self._require_run([*run, *more], expected)
+                        self._expected, self._beyond = expected, more
+                    elif self._chain.link_after_epochs(link, more) != expected:
+                        raise chain_error(record.seq, _OTHER_RECORDS)
                     return
 
     async def _facts(self, *, fresh: bool = False) -> Facts:
-        return await self._told(fresh)
+        return await self._read_facts(fresh)
 
     async def _part(
         self, records: Sequence[Record], before: Record | None, link: ChainLink | None
     ) -> _Part:
-        size = sum(len(one.payload) for one in records)
+        size = sum(len(record.payload) for record in records)
         facts = await self._facts()
-        part = await done(size, lambda: self._walk(records, before, link, facts))
+        part = await in_thread_if_large(size, lambda: self._walk(records, before, link, facts))
         await self._require_folded(part.folded)
         return part
 
-    def _walk(  # noqa: C901, PLR0915  # one pass, with each record looked at once
+    def _walk(  # noqa: C901, PLR0915  # one pass over the records
         self, records: Sequence[Record], before: Record | None, link: ChainLink | None, facts: Facts
     ) -> _Part:
         chain = self._chain
-        out: list[Record] = []
+        plain: list[Record] = []
         leading: list[Record] = []
-        wanted: ChainLink | None = None
+        expected: ChainLink | None = None
         folded = 0
-        for one in records:
-            if before is not None and one.seq != before.seq + 1:
-                raise broken(one.seq, f"record {before.seq + 1} is missing")
-            if one.seq < chain.begins:
-                out.append(opened_record(chain.seal, one))
-                before = one
+        for record in records:
+            seq = record.seq
+            if before is not None and seq != before.seq + 1:
+                raise chain_error(seq, f"record {before.seq + 1} is missing")
+            if seq < chain.begins:
+                plain.append(restore_record(chain.transform, record))
+                before = record
                 continue
-            if one.seq == chain.begins:
+            if seq == chain.begins:
                 link = chain.start
-            elif before is not None and (one.epoch > before.epoch) != (one.kind == EPOCH):
-                raise broken(one.seq, "an epoch begins with an epoch record, and only there")
-            if one.kind == EPOCH:
-                out.append(one)
+            elif before is not None and (record.epoch > before.epoch) != (record.kind == EPOCH):
+                raise chain_error(seq, "an epoch begins with an epoch record, and only there")
+            if record.kind == EPOCH:
+                plain.append(record)
                 if link is None:
-                    leading.append(one)
+                    leading.append(record)
             else:
-                opened = chain.opened(one)
-                if link is None and wanted is None:
-                    wanted = opened.before
-                elif link is not None and opened.before != link:
-                    raise broken(one.seq, "it was sealed behind other records")
-                link = opened.before
-                folded = max(folded, opened.folded)
-                out.append(opened.record)
+                linked = chain.decrypt(record)
+                if link is None and expected is None:
+                    expected = linked.before
+                elif link is not None and linked.before != link:
+                    raise chain_error(seq, _OTHER_RECORDS)
+                link = linked.before
+                folded = max(folded, linked.folded)
+                plain.append(linked.record)
             if link is not None:
-                link = chain.follow(link, one)
-                known = facts.link
-                if known is not None and known.seq == one.seq and known != link:
-                    raise broken(one.seq, "the manifest was made of other records")
-            before = one
-        return _Part(out, leading, wanted, link, folded)
+                link = chain.next_link(link, record)
+                proven = facts.link
+                if proven is not None and proven.seq == seq and proven != link:
+                    raise chain_error(seq, "the manifest was made of other records")
+            before = record
+        return _Part(plain, leading, expected, link, folded)
 
-    def _require_run(self, run: Sequence[Record], wanted: ChainLink) -> None:
-        if wanted.run < len(run):
-            raise broken(wanted.seq, "an epoch record stands where another one belongs")
+    def _require_run(self, run: Sequence[Record], expected: ChainLink) -> None:
+        if expected.run < len(run):
+            raise chain_error(expected.seq, "an epoch record is in the place of another record")
 
     async def _require_folded(self, folded: int) -> None:
         if folded <= (await self._facts()).as_of_seq:
             return
-        facts = await self._facts(fresh=True)  # somebody may have folded since
+        facts = await self._facts(fresh=True)  # another process may have folded since
         if facts.is_lost or folded <= facts.as_of_seq:
             return
         message = (
-            f"the manifest of {self._key} is as of record {facts.as_of_seq}, and a later record "
-            f"was written when there was one as of {folded}: somebody put an older one back; "
+            f"the manifest of {self._key} is as of record {facts.as_of_seq}, but a later record "
+            f"names a fold as of {folded}: the manifest was replaced by an older one; "
             "restore the session from one copy, its log and its documents together"
         )
         raise CorruptRecordError(message, key=str(self._key), as_of_seq=facts.as_of_seq)
@@ -300,9 +309,14 @@ class ChainReader:
     async def _require_trimmed(self, first: int) -> None:
         begins = self._chain.begins
         if first > max(await self._trimmed(), begins if begins > 1 else 0):
-            raise broken(first, "the records before it are missing")
+            raise chain_error(first, "the records before it are missing")
+
+
+_OTHER_RECORDS = "it was encrypted after other records"
 
 
 def _epochs_at_end(records: Sequence[Record]) -> list[Record]:
-    count = next((n for n, one in enumerate(reversed(records)) if one.kind != EPOCH), len(records))
-    return [*records[len(records) - count :]]
+    count = len(records)
+    while count and records[count - 1].kind == EPOCH:
+        count -= 1
+    return [*records[count:]]

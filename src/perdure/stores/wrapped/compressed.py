@@ -1,11 +1,10 @@
-"""Bytes made smaller where that pays, and back with a limit on how large they become.
+"""Zstandard compression of a store's content, with a limit on the decompressed size.
 
-Packed bytes begin with a mark: plain, or zstandard. What promises to be larger than anything
-that perdure packs is not unpacked at all; the rest grows piece by piece and is given up at
-the limit, whatever its header promises. A record has a limit of its own, the largest that a
-store takes: few bytes that somebody put into a log cannot fill the memory of who reads it.
-The same bytes are always packed the same, by one release of zstandard: sending a batch again
-stays the same batch.
+Compressed bytes begin with a mark: stored plain, or zstandard. Data whose header states more than
+the limit is refused; all other data is decompressed in pieces, up to the limit, no matter what its
+header states. Records have their own limit, the largest record that a store accepts, so a few bytes
+that were put into a log cannot fill the reader's memory. One release of zstandard compresses equal
+bytes to equal bytes, so a batch that is sent again stays the same.
 """
 
 from __future__ import annotations
@@ -20,38 +19,35 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import Record
 from perdure.store import Batch, Documents, HeldLease, Store
-from perdure.stores.wrapped.batches import sealed_batch
+from perdure.stores.wrapped.batches import transform_batch
 from perdure.stores.wrapped.chain import ChainLink
 from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
-from perdure.stores.wrapped.layer import TransformingStore, largest_record
+from perdure.stores.wrapped.layer import TransformingStore, max_restored_bytes
 from perdure.stores.wrapped.manifests import HiddenManifest, ManifestProof
-from perdure.stores.wrapped.transform import Place, Transform, from_text, said, to_text
-
-# Bytes made smaller where that pays, and back with a limit on how large they become
-
+from perdure.stores.wrapped.transform import Place, Transform, describe_place, from_text, to_text
 
 _PLAIN = b"\x00"
 _ZSTD = b"\x01"
 _LEVEL = 3
-_WORTH = 200
-"""Bytes from which on packing is tried."""
-_PIECE = 64 * 1024
+_MIN_SIZE = 200
+"""Bytes from which on compression is tried."""
+_READ_SIZE = 64 * 1024
 _WINDOW = 8 * 1024 * 1024
 _LINK = 1024
-"""Bytes that a link to the records before may add to a payload."""
+"""Bytes that a link of the hash chain may add to a payload."""
 _PAYLOADS = frozenset({"record", "linked", "inbox"})
-"""Places of what is appended to a log, or will be."""
+"""Kinds of places whose data is, or will be, appended to a log."""
 LIMIT = 256 * 1024 * 1024
-"""The most bytes that are packed, and that come out again."""
+"""Largest size that is compressed, and that decompression may return, in bytes."""
 
 
 @final
 class Compression:
-    """Pack bytes with zstandard.
+    """Compress bytes with zstandard.
 
     Args:
-        limit: The most bytes that come out of a document, a blob or a dead letter.
-        record_limit: The most that come out of a record or a post.
+        limit: Largest decompressed document, blob or dead letter, in bytes.
+        record_limit: Largest decompressed record or inbox item, in bytes.
 
     Raises:
         MissingExtraError: zstandard is not installed.
@@ -68,25 +64,25 @@ class Compression:
         self._limit = limit
         self._record_limit = record_limit + _LINK
 
-    def pack(self, data: bytes) -> bytes:
-        """Return the bytes packed, or plain where that is no shorter."""
-        if _WORTH <= len(data) <= self._limit:
-            # One for each call: a compressor is for one thread at a time.
-            packed = self._module.ZstdCompressor(level=_LEVEL).compress(data)
-            if len(packed) < len(data):
-                return _ZSTD + packed
+    def compress(self, data: bytes) -> bytes:
+        """Return the bytes compressed, or plain if that is not longer, after a mark."""
+        if _MIN_SIZE <= len(data) <= self._limit:
+            # A compressor is not safe to share between threads: one for each call.
+            compressed = self._module.ZstdCompressor(level=_LEVEL).compress(data)
+            if len(compressed) < len(data):
+                return _ZSTD + compressed
         return _PLAIN + data
 
-    def unpack(self, data: bytes, what: str, kind: object = None) -> bytes:
-        """Return the bytes again.
+    def decompress(self, data: bytes, what: str, kind: object = None) -> bytes:
+        """Return the original bytes.
 
         Args:
-            data: As they were packed.
-            what: What they are, for people.
-            kind: What the name of their place begins with.
+            data: The result of `compress`.
+            what: A description of the data, for errors.
+            kind: The first part of their place.
 
         Raises:
-            CorruptRecordError: They are damaged, or grow beyond the limit.
+            CorruptRecordError: They are damaged, or decompress to more than the limit.
 
         """
         limit = self._record_limit if kind in _PAYLOADS else self._limit
@@ -94,7 +90,9 @@ class Compression:
         if mark == _PLAIN:
             return body
         if mark != _ZSTD:
-            raise CorruptRecordError(f"{what} is damaged: it is not packed: restore it from a copy")
+            raise CorruptRecordError(
+                f"{what} is damaged: it is not compressed: restore it from a copy"
+            )
         pieces: list[bytes] = []
         size = 0
         try:
@@ -103,39 +101,41 @@ class Compression:
                 raise _too_large(what, len(data), limit)
             decompressor = self._module.ZstdDecompressor(max_window_size=_WINDOW)
             with decompressor.stream_reader(body) as reader:
-                while piece := reader.read(_PIECE):
+                while piece := reader.read(_READ_SIZE):
                     size += len(piece)
                     if size > limit:
                         raise _too_large(what, len(data), limit)
                     pieces.append(piece)
-            whole = b"".join(pieces)
+            original = b"".join(pieces)
         except self._module.ZstdError as error:
-            message = f"{what} is damaged: it cannot be unpacked: restore it from a copy"
+            message = f"{what} is damaged: it cannot be decompressed: restore it from a copy"
             raise CorruptRecordError(message, size=len(data)) from error
-        if stated != len(whole):
+        if stated != len(original):
             message = (
-                f"{what} of {len(data)} bytes unpacks to {len(whole)} bytes, and not to what it "
-                "says: perdure did not write it so; restore it from a copy"
+                f"{what} of {len(data)} bytes decompresses to {len(original)} bytes, not to the "
+                "size in its header: it was changed; restore it from a copy"
             )
             raise CorruptRecordError(message, size=len(data))
-        return whole
+        return original
 
 
 def _too_large(what: str, size: int, limit: int) -> CorruptRecordError:
     message = (
-        f"{what} of {size} bytes unpacks to more than the limit of {limit} bytes: perdure did not "
-        "write it so, and somebody else did; restore the session from a copy, or get at the rest "
-        "with `perdure export ID --salvage`"
+        f"{what} of {size} bytes decompresses to more than the limit of {limit} bytes: perdure did "
+        "not write it; restore the session from a copy, or export its other records with "
+        "`perdure export ID --salvage`"
     )
     return CorruptRecordError(message, size=size, limit=limit)
 
 
-def packing_of(name: str | None, *, record_limit: int = MAX_RECORD_BYTES) -> Compression | None:
-    """Return what an option ``compression`` names.
+def compression_for(
+    name: str | None, *, record_limit: int = MAX_RECORD_BYTES
+) -> Compression | None:
+    """Return the compression that an option ``compression`` names.
 
     Raises:
-        ConfigError: Nothing has this name.
-        MissingExtraError: It is not installed.
+        ConfigError: The name is not known.
+        MissingExtraError: zstandard is not installed.
 
     """
     if name is None:
@@ -146,11 +146,11 @@ def packing_of(name: str | None, *, record_limit: int = MAX_RECORD_BYTES) -> Com
     return Compression(record_limit=record_limit)
 
 
-# Compression as a wrapper: what is large is kept packed, by zstandard
+# The wrapper store
 #
-# A payload stays JSON: a packed one is a string that begins with a mark, and a plain one that
-# begins so is packed as well, so that nobody's data can be taken for packed. A store that was used
-# without compression may be used with it from then on.
+# A compressed payload is a JSON string that begins with a mark. A plain payload that begins with
+# the mark is always compressed too, so that it is never mistaken for a compressed one. A store that
+# was used without compression may be used with it at any time.
 
 
 _MARK = b'"~zstd~'
@@ -158,10 +158,10 @@ _MARK = b'"~zstd~'
 
 @final
 class CompressedStore(TransformingStore):
-    """Keep everything in a store, packed by zstandard.
+    """Store that compresses all content with zstandard.
 
     Args:
-        store: The store that keeps it.
+        store: The inner store.
 
     Raises:
         MissingExtraError: zstandard is not installed.
@@ -172,118 +172,121 @@ class CompressedStore(TransformingStore):
     """
 
     def __init__(self, store: Store) -> None:
-        packing = Compression(record_limit=largest_record(store))
-        super().__init__(store, _Packed(packing))
+        compression = Compression(record_limit=max_restored_bytes(store))
+        super().__init__(store, _CompressionTransform(compression))
 
 
-class _Packed:
-    """Both ports: nothing has to be fetched, and all sessions are packed alike.
+class _CompressionTransform:
+    """Transform and its provider in one: compression needs no keys and no data in the store.
 
     Args:
-        packing: What packs.
-        whose: What is packed, so that errors name it.
+        compression: The compressor.
+        owner: The session or tenant that errors name.
 
     """
 
     kind = "compressed"
-    hidden: str | None = None
-    takes_plain = True
+    hidden_agent: str | None = None
+    accepts_plain = True
 
-    def __init__(self, packing: Compression, whose: Place = ()) -> None:
-        self._packing = packing
-        self._whose = whose
+    def __init__(self, compression: Compression, owner: Place = ()) -> None:
+        self._compression = compression
+        self._owner = owner
 
-    def seal(self, place: Place, data: bytes) -> bytes:
-        return self._packing.pack(data)
+    def transform(self, place: Place, data: bytes) -> bytes:
+        return self._compression.compress(data)
 
-    def open(self, place: Place, data: bytes) -> bytes:
-        return self._packing.unpack(data, self._said(place), place[0])
+    def restore(self, place: Place, data: bytes) -> bytes:
+        return self._compression.decompress(data, self._describe(place), place[0])
 
-    def seal_payload(self, place: Place, payload: bytes) -> bytes:
+    def transform_payload(self, place: Place, payload: bytes) -> bytes:
         if len(payload) < 256 and not payload.startswith(_MARK):
             return payload
-        packed = to_text(self._packing.pack(payload))
-        if len(packed) + len(_MARK) > len(payload) and not payload.startswith(_MARK):
+        text = to_text(self._compression.compress(payload))
+        if len(text) + len(_MARK) > len(payload) and not payload.startswith(_MARK):
             return payload
-        return _MARK + packed[1:]
+        return _MARK + text[1:]
 
-    def open_payload(self, place: Place, payload: bytes) -> bytes:
+    def restore_payload(self, place: Place, payload: bytes) -> bytes:
         if not payload.startswith(_MARK):
             return payload
-        what = self._said(place)
-        return self._packing.unpack(from_text(payload, what, len(_MARK)), what, place[0])
+        what = self._describe(place)
+        data = from_text(payload, what, len(_MARK))
+        return self._compression.decompress(data, what, place[0])
 
-    def _said(self, place: Place) -> str:
-        return said((*self._whose, *place))
+    def _describe(self, place: Place) -> str:
+        return describe_place((*self._owner, *place))
 
     def token(self, text: str) -> str:
         return text
 
-    def name(self, blob: str) -> str:
-        return "x" + blob
+    def inner_name(self, name: str) -> str:
+        return "x" + name
 
-    def named(self, inner: str) -> str | None:
+    def outer_name(self, inner: str) -> str | None:
         return inner[1:]
 
-    def fits(self, most: int) -> int:
-        return most
+    def max_payload_bytes(self, inner_max: int) -> int:
+        return inner_max
 
     def overhead(self) -> int:
         return 1
 
-    async def require_fit(self, store: Store) -> None:
+    async def require_compatible(self, store: Store) -> None:
         pass
 
-    async def check(self, store: Store, key: SessionKey) -> None:
+    async def require_readable(self, store: Store, key: SessionKey) -> None:
         pass
 
-    async def begin(self, store: Store, grant: HeldLease) -> None:
+    async def begin(self, store: Store, lease: HeldLease) -> None:
         pass
 
-    async def of_session(
+    async def session_transform(
         self, store: Store, key: SessionKey, data: bytes = b""
     ) -> Transform | None:
-        return self._of(key)
+        return self._for_session(key)
 
-    async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> Transform | None:
-        return _Packed(self._packing, ("tenant", tenant))
+    async def tenant_transform(
+        self, store: Store, tenant: str, *, create: bool
+    ) -> Transform | None:
+        return _CompressionTransform(self._compression, ("tenant", tenant))
 
-    async def following(
-        self, store: Store, key: SessionKey, asked: ReadRequest, records: Sequence[Record]
+    async def chain_reader(
+        self, store: Store, key: SessionKey, request: ReadRequest, records: Sequence[Record]
     ) -> ChainReader | None:
         return None
 
-    def followed(self, key: SessionKey, link: ChainLink | None) -> None:
+    def note_link(self, key: SessionKey, link: ChainLink | None) -> None:
         pass
 
-    async def sealer(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
-        return partial(sealed_batch, self)
+    async def batch_transform(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
+        return partial(transform_batch, self)
 
-    async def proof(self, store: Store, manifest: Manifest) -> ManifestProof | None:
+    async def prove(self, store: Store, manifest: Manifest) -> ManifestProof | None:
         return None
 
-    def folded(self, manifest: Manifest, proof: ManifestProof) -> None:
+    def note_fold(self, manifest: Manifest, proof: ManifestProof) -> None:
         pass
 
-    async def trimming(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
+    async def record_trim(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
         pass
 
-    async def unproven(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
+    async def unproven_reason(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
         return None
 
-    def proven(self, manifest: Manifest, hidden: HiddenManifest) -> None:
+    def note_proof(self, manifest: Manifest, hidden: HiddenManifest) -> None:
         pass
 
-    def at_hand(self, key: SessionKey) -> Transform | None:
-        return self._of(key)
+    def cached_transform(self, key: SessionKey) -> Transform | None:
+        return self._for_session(key)
 
-    def _of(self, key: SessionKey) -> Transform:
-        return _Packed(self._packing, ("session", str(key)))
+    def _for_session(self, key: SessionKey) -> Transform:
+        return _CompressionTransform(self._compression, ("session", str(key)))
 
     def is_own(self, name: str) -> bool:
         return False
 
-    def own_anew(self, key: SessionKey, seal: Transform) -> dict[str, bytes]:
+    def new_own_documents(self, key: SessionKey, transform: Transform) -> dict[str, bytes]:
         return {}
 
     def forget(self, key: SessionKey) -> None:

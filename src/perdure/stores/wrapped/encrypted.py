@@ -1,8 +1,8 @@
-"""Encryption as a wrapper: AES-256-GCM, a data key for each session, a master key for all.
+"""Encrypted store: AES-256-GCM, one data key per session and tenant, wrapped by a master key.
 
-What the store sees, and what it does not, is in docs/stores.md. Whatever is read is
-verified: a flipped bit, a record at another place or in another session, and a wrong key are
-errors, and never an empty session. Not noticed is a whole store put back to an older copy.
+docs/stores.md says what the inner store can see. Everything that is read is verified: a flipped
+bit, a record that was moved within a session or to another one, and a wrong key are errors, never
+an empty session. A whole store that was replaced by an older copy is not noticed.
 """
 
 from __future__ import annotations
@@ -24,50 +24,58 @@ from perdure.records.manifest import About, Manifest
 from perdure.records.records import EPOCH, Record
 from perdure.store import Batch, Documents, HeldLease, Store
 from perdure.stores.wrapped import keyring
-from perdure.stores.wrapped.chain import HEADER, ChainLink, ChainWriter, Facts, RecordChain, broken
+from perdure.stores.wrapped.chain import (
+    HEADER,
+    ChainLink,
+    ChainWriter,
+    Facts,
+    RecordChain,
+    chain_error,
+)
 from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
-from perdure.stores.wrapped.compressed import Compression, packing_of
+from perdure.stores.wrapped.compressed import Compression, compression_for
 from perdure.stores.wrapped.keys import GROWTH, KEY_BYTES, DataKey, MasterKeys, ciphers, derived
-from perdure.stores.wrapped.layer import TransformingStore, largest_record
+from perdure.stores.wrapped.layer import TransformingStore, max_restored_bytes
 from perdure.stores.wrapped.manifests import (
     HiddenManifest,
     ManifestProof,
     facts_of,
-    hidden_in,
-    is_ours,
+    has_hidden,
     proof_of,
-    sealed_in,
+    read_hidden,
     unproven_tail,
+    with_hidden,
 )
 from perdure.stores.wrapped.transform import Transform, from_text
 
 _log = logging.getLogger(__name__)
 
-_MOST_AT_HAND = 4096
-"""Sessions whose keys are kept in memory."""
+_MAX_CACHED_SESSIONS = 4096
+"""Sessions whose data keys are cached in memory."""
 _PAGE = 100
 
 
 class RewrapResult(msgspec.Struct, frozen=True):
-    """What a rotation of the master key did."""
+    """Result of a rotation of the master key."""
 
     done: int
-    """Keys that the current master key wraps now, and did not before."""
+    """Number of data keys that are now wrapped by the current master key, and were not before."""
     left: tuple[SessionKey, ...]
-    """Sessions that somebody holds: their keys are wrapped anew when they are opened next."""
+    """Sessions with another holder: their keys are wrapped again when they are next opened."""
 
 
 @final
 class EncryptedStore(TransformingStore):
-    """Keep everything in a store, encrypted.
+    """Store that encrypts all content.
 
     Args:
-        store: The store that keeps it.
+        store: The inner store.
         keys: The master key, with older ones to read what they wrapped.
-        compression: ``zstd`` packs before it encrypts; lengths then tell a little of the content.
+        compression: ``zstd`` compresses before encryption; lengths then reveal a little about the
+            content.
 
     Raises:
-        ConfigError: The key or the compression does not fit.
+        ConfigError: The key or the compression is invalid.
         MissingExtraError: cryptography, or zstandard, is not installed.
 
     Example:
@@ -80,35 +88,36 @@ class EncryptedStore(TransformingStore):
     ) -> None:
         masters = keys if isinstance(keys, MasterKeys) else MasterKeys(keys)
         self._encryption = _Encryption(
-            masters, packing_of(compression, record_limit=largest_record(store))
+            masters, compression_for(compression, record_limit=max_restored_bytes(store))
         )
         super().__init__(store, self._encryption)
         self._masters = masters
 
     async def rewrap(self) -> RewrapResult:
-        """Wrap all data keys by the current master key; older ones are not needed then.
+        """Wrap all data keys by the current master key, so that older ones are no longer needed.
 
-        Takes each session's lease for a moment, and leaves those out that somebody holds.
+        Acquires each session's lease for a moment, and skips sessions that have another holder.
         """
-        done = 0
-        left: list[SessionKey] = []
+        rewrapped = 0
+        skipped: list[SessionKey] = []
         for tenant in sorted({"", *await self._store.tenants()}):
             after: SessionKey | None = None
             while page := await self._store.sessions(tenant=tenant, after=after, limit=_PAGE):
                 for info in page:
                     try:
-                        done += await self._rewrap(info.key)
+                        rewrapped += await self._rewrap(info.key)
                     except (LeaseHeldError, LeaseLostError):
-                        left.append(info.key)
+                        skipped.append(info.key)
                 after = page[-1].key
-        return RewrapResult(done, tuple(left))
+        return RewrapResult(rewrapped, tuple(skipped))
 
     async def _rewrap(self, key: SessionKey) -> bool:
-        found = await keyring.find(self._store, key, self._masters)
-        if found is None or found.is_current:
+        entry = await keyring.find(self._store, key, self._masters)
+        if entry is None or entry.is_current:
             return False
-        async with self._taken(key, "its key is wrapped anew when it is opened next") as grant:
-            await self._encryption.rewrap(self._store, grant)
+        cure = "its key is wrapped again when it is next opened"
+        async with self._brief_lease(key, cure) as lease:
+            await self._encryption.rewrap(self._store, lease)
         return True
 
     async def accept_log(self, key: SessionKey) -> bool:
@@ -120,319 +129,338 @@ class EncryptedStore(TransformingStore):
             Whether there was anything to accept.
 
         Raises:
-            CorruptRecordError: The manifest is not one that was written with the keys.
-            LeaseHeldError: Somebody holds the session.
+            CorruptRecordError: The manifest was not written with the keys.
+            LeaseHeldError: The session has a holder.
 
         """
         facts = await self._encryption.facts(self._store, key, fresh=True)
         if not facts.unproven_end:
             return False
-        async with self._taken(key, "close it first") as grant:
-            return await self._encryption.accept_log(self._store, grant)
+        async with self._brief_lease(key, "close it first") as lease:
+            return await self._encryption.accept_log(self._store, lease)
 
     @asynccontextmanager
-    async def _taken(self, key: SessionKey, cure: str) -> AsyncGenerator[HeldLease, None]:
-        """Hold a session's lease that nobody else holds."""
+    async def _brief_lease(self, key: SessionKey, cure: str) -> AsyncGenerator[HeldLease, None]:
+        """Hold a session's lease, if no other process does."""
         holder = await self._store.holder(key)
         if holder is None or not (holder.released or holder.alive is False):
             raise LeaseHeldError(f"{key} is held: {cure}", key=str(key))
-        grant = await self._store.acquire(key, after=holder.epoch)
+        lease = await self._store.acquire(key, after=holder.epoch)
         try:
-            yield grant
+            yield lease
         finally:
             with anyio.CancelScope(shield=True):
-                await self._store.release(key, grant.epoch)
+                await self._store.release(key, lease.epoch)
 
 
-def _base(chain: RecordChain, one: Record, folded: ChainLink | None) -> ChainLink | None:
-    """Return the link behind a sealed record, or the known one before an epoch record."""
-    if one.kind != EPOCH:
-        return chain.follow(chain.opened(one).before, one)
+def _known_link(chain: RecordChain, record: Record, folded: ChainLink | None) -> ChainLink | None:
+    """Return the link after an encrypted record, or the known one before an epoch record."""
+    if record.kind != EPOCH:
+        return chain.next_link(chain.decrypt(record).before, record)
     known = (chain.start, folded)
-    return next((link for link in known if link is not None and link.seq == one.seq - 1), None)
+    return next((link for link in known if link is not None and link.seq == record.seq - 1), None)
 
 
 class _SessionCipher(NamedTuple):
-    """A session's key at hand."""
+    """A session's cached key."""
 
-    seal: DataKey
+    key: DataKey
     chain: RecordChain | None
-    """None for a session that nobody has opened since there are chains."""
+    """None for a session that was not opened since hash chains were introduced."""
     name: str
-    """Of the document that holds the key."""
+    """The document that holds the wrapped key."""
     below: int
+    """The record before which a trim removed all."""
 
 
 class _Encryption:
-    """Seals of sessions and tenants, with the keys that were used last at hand."""
+    """Data keys, hash chains and proofs of the sessions and tenants of one store.
+
+    Caches what was used last: keys, what manifests prove, and the writers of held sessions.
+    """
 
     kind = "encrypted"
-    hidden: str | None = KEYRING
-    takes_plain = False
+    hidden_agent: str | None = KEYRING
+    accepts_plain = False
 
-    def __init__(self, masters: MasterKeys, packing: Compression | None) -> None:
-        ciphers()  # missing: said now, and not at the first save
+    def __init__(self, masters: MasterKeys, compression: Compression | None) -> None:
+        ciphers()  # raise for a missing package now, not at the first save
         self._masters = masters
-        self._packing = packing
+        self._compression = compression
         self._sessions: OrderedDict[SessionKey, _SessionCipher] = OrderedDict()
         self._tenants: dict[str, DataKey] = {}
         self._facts: dict[SessionKey, Facts] = {}
         self._writers: dict[SessionKey, ChainWriter] = {}
 
-    def fits(self, most: int) -> int:
-        return (most - 2) // 4 * 3 - GROWTH - HEADER - 2
+    def max_payload_bytes(self, inner_max: int) -> int:
+        return (inner_max - 2) // 4 * 3 - GROWTH - HEADER - 2
 
     def overhead(self) -> int:
         return GROWTH
 
-    async def require_fit(self, store: Store) -> None:
-        await keyring.require_sealed(store)
+    async def require_compatible(self, store: Store) -> None:
+        await keyring.require_encrypted(store)
 
-    async def check(self, store: Store, key: SessionKey) -> None:
-        self.forget(key)  # it may have been deleted and begun anew
+    async def require_readable(self, store: Store, key: SessionKey) -> None:
+        self.forget(key)  # it may have been deleted and created again
         await keyring.find(store, key, self._masters)
 
-    async def begin(self, store: Store, grant: HeldLease) -> None:
-        key = grant.key
+    async def begin(self, store: Store, lease: HeldLease) -> None:
+        key = lease.key
         self.forget(key)
-        found = None
-        if not grant.created:
-            found = await keyring.find(store, key, self._masters)
-            if found is None:
+        entry = None
+        if not lease.created:
+            entry = await keyring.find(store, key, self._masters)
+            if entry is None:
                 await keyring.require_new(store, key)
         tenant = await self._tenant(store, key.tenant)
         facts = Facts()
-        if found is not None:
-            facts = self._facts_in(found, tenant)
-        if facts.epoch and not facts.is_lost and grant.head <= facts.as_of_seq:
-            raise broken(grant.head - 1, f"its manifest is as of record {facts.as_of_seq}")
-        if found is None or not found.is_current or not found.chained:
-            found = await self._wrap_anew(store, grant, found, tenant)
-            facts = self._facts_in(found, tenant)
+        if entry is not None:
+            facts = self._facts_in(entry, tenant)
+        if facts.epoch and not facts.is_lost and lease.head <= facts.as_of_seq:
+            reason = f"its manifest is as of record {facts.as_of_seq}"
+            raise chain_error(lease.head - 1, reason)
+        if entry is None or not entry.is_current or not entry.chained:
+            entry = await self._wrap_again(store, lease, entry, tenant)
+            facts = self._facts_in(entry, tenant)
         if facts.is_lost:
-            end = facts.unproven_end or grant.head - 1
+            end = facts.unproven_end or lease.head - 1
             facts = msgspec.structs.replace(facts, unproven_end=end)
             _log.warning("%s", unproven_tail(key, end), extra={"session": str(key)})
-        known = self._remember(key, found)
-        self._keep(key, facts)
-        assert known.chain is not None  # it was wrapped so
-        self._writers[key] = ChainWriter(known.chain, grant.epoch, grant.head, facts.as_of_seq)
+        cipher = self._cache_cipher(key, entry)
+        self._cache_facts(key, facts)
+        assert cipher.chain is not None  # _wrap_again begins a chain
+        self._writers[key] = ChainWriter(cipher.chain, lease.epoch, lease.head, facts.as_of_seq)
 
-    async def rewrap(self, store: Store, grant: HeldLease) -> None:
-        found = await keyring.find(store, grant.key, self._masters)
-        if found is None:
+    async def rewrap(self, store: Store, lease: HeldLease) -> None:
+        entry = await keyring.find(store, lease.key, self._masters)
+        if entry is None:
             return
-        if grant.key.agent == KEYRING:
-            before = found.manifest or keyring.begun(grant)
-            made = keyring.wrapped(grant.key, found.key, self._masters)
-            manifest = msgspec.structs.replace(before, epoch=grant.epoch)
-            await keyring.write(store, made, manifest)
+        if lease.key.agent == KEYRING:
+            before = entry.manifest or keyring.empty_manifest(lease)
+            document = keyring.wrap_key(lease.key, entry.key, self._masters)
+            manifest = msgspec.structs.replace(before, epoch=lease.epoch)
+            await keyring.write(store, document, manifest)
         else:
-            tenant = await self._tenant(store, grant.key.tenant)
-            await self._wrap_anew(store, grant, found, tenant)
+            tenant = await self._tenant(store, lease.key.tenant)
+            await self._wrap_again(store, lease, entry, tenant)
 
-    async def accept_log(self, store: Store, grant: HeldLease) -> bool:
-        key = grant.key
-        found = await keyring.find(store, key, self._masters)
+    async def accept_log(self, store: Store, lease: HeldLease) -> bool:
+        key = lease.key
+        entry = await keyring.find(store, key, self._masters)
         tenant = await self._tenant(store, key.tenant)
-        hidden = self._hidden(found, tenant)
+        hidden = self._hidden(entry, tenant)
         proof = None if hidden is None else hidden.proof
-        if found is None or found.manifest is None or hidden is None or proof is None:
+        if entry is None or entry.manifest is None or hidden is None or proof is None:
             return False
         if proof.lost or not proof.unproven_end:
             return False
-        proof = msgspec.structs.replace(proof, epoch=grant.epoch, unproven_end=0)
-        manifest = msgspec.structs.replace(found.manifest, epoch=grant.epoch)
+        proof = msgspec.structs.replace(proof, epoch=lease.epoch, unproven_end=0)
+        manifest = msgspec.structs.replace(entry.manifest, epoch=lease.epoch)
         hidden = msgspec.structs.replace(hidden, proof=proof)
-        await store.write_documents(key, {}, sealed_in(manifest, hidden, tenant))
-        self._keep(key, facts_of(proof))
+        await store.write_documents(key, {}, with_hidden(manifest, hidden, tenant))
+        self._cache_facts(key, facts_of(proof))
         return True
 
-    async def _wrap_anew(
-        self, store: Store, grant: HeldLease, found: keyring.SessionKeyEntry | None, tenant: DataKey
+    async def _wrap_again(
+        self,
+        store: Store,
+        lease: HeldLease,
+        entry: keyring.SessionKeyEntry | None,
+        tenant: DataKey,
     ) -> keyring.SessionKeyEntry:
-        """Write a session's key under the newest master key, and where its chain begins."""
-        if found is None:
+        """Write a session's key wrapped by the newest master key, and where its chain begins.
+
+        Creates the key if ``entry`` is None.
+        """
+        lost = ""
+        if entry is None:
             data_key, chained, below = secrets.token_bytes(KEY_BYTES), 1, 0
-            lost, before = "", None
+            before = None
         else:
-            data_key, chained, below = found.key, found.chained or grant.head, found.below
-            before = found.manifest
-            lost = ""
-            if before is None and await self._lacks_manifest(store, grant.key):
+            data_key, chained, below = entry.key, entry.chained or lease.head, entry.below
+            before = entry.manifest
+            if before is None and await self._lacks_manifest(store, lease.key):
                 lost = _MISSING
         hidden = HiddenManifest(About(), {}, is_begun=True)
         if before is not None:
             try:
-                hidden = self._hidden(found, tenant) or hidden
+                hidden = self._hidden(entry, tenant) or hidden
             except CorruptRecordError as error:
                 lost, before = str(error), None
-        base = before or keyring.begun(grant)
-        manifest = msgspec.structs.replace(base, epoch=grant.epoch)
-        old = hidden.proof
-        proof = proof_of(manifest, lost=lost, unproven_end=grant.head - 1 if lost else 0)
-        if old is not None:
-            proof = msgspec.structs.replace(old, epoch=grant.epoch)
+        base = before or keyring.empty_manifest(lease)
+        manifest = msgspec.structs.replace(base, epoch=lease.epoch)
+        earlier_proof = hidden.proof
+        proof = proof_of(manifest, lost=lost, unproven_end=lease.head - 1 if lost else 0)
+        if earlier_proof is not None:
+            proof = msgspec.structs.replace(earlier_proof, epoch=lease.epoch)
         hidden = msgspec.structs.replace(hidden, proof=proof)
-        made = keyring.wrapped(grant.key, data_key, self._masters, chained, below)
-        sealed = sealed_in(manifest, hidden, tenant)
-        await keyring.write(store, made, sealed)
-        return keyring.SessionKeyEntry(data_key, True, sealed, made[0], chained, below)  # it is
+        document = keyring.wrap_key(lease.key, data_key, self._masters, chained, below)
+        inner = with_hidden(manifest, hidden, tenant)
+        await keyring.write(store, document, inner)
+        # is_current, since it was written just now
+        return keyring.SessionKeyEntry(data_key, True, inner, document[0], chained, below)
 
     def _hidden(
-        self, found: keyring.SessionKeyEntry | None, tenant: DataKey | None
+        self, entry: keyring.SessionKeyEntry | None, tenant: DataKey | None
     ) -> HiddenManifest | None:
-        """Return what a session's manifest hides, None where nothing was folded or proven yet.
+        """Return the hidden part of a session's manifest; None before the first fold and proof.
 
         Raises:
-            CorruptRecordError: The manifest is not one that was written with the keys.
+            CorruptRecordError: The manifest was not written with the keys.
 
         """
-        manifest = None if found is None else found.manifest
-        if found is None or manifest is None:
+        manifest = None if entry is None else entry.manifest
+        if entry is None or manifest is None:
             return None
-        if not is_ours(manifest.about.title):
-            if found.chained:
-                raise _unproven(manifest)
+        if not has_hidden(manifest.about.title):
+            if entry.chained:
+                raise _not_written_with_key(manifest)
             return None
-        hidden = hidden_in(manifest, tenant)
-        if found.chained and hidden.proof is None:
-            raise _unproven(manifest)
+        hidden = read_hidden(manifest, tenant)
+        if entry.chained and hidden.proof is None:
+            raise _not_written_with_key(manifest)
         return hidden
 
-    def _facts_in(self, found: keyring.SessionKeyEntry, tenant: DataKey | None) -> Facts:
+    def _facts_in(self, entry: keyring.SessionKeyEntry, tenant: DataKey | None) -> Facts:
         try:
-            hidden = self._hidden(found, tenant)
+            hidden = self._hidden(entry, tenant)
         except CorruptRecordError:
             return Facts(is_lost=True)
-        if found.manifest is None:
+        if entry.manifest is None:
             return Facts(is_lost=True)
         return Facts() if hidden is None or hidden.proof is None else facts_of(hidden.proof)
 
-    def _keep(self, key: SessionKey, facts: Facts) -> None:
-        known = self._facts.pop(key, None)
-        if known is not None and facts.is_lost and not facts.unproven_end:
-            facts = msgspec.structs.replace(facts, unproven_end=known.unproven_end)
+    def _cache_facts(self, key: SessionKey, facts: Facts) -> None:
+        cached = self._facts.pop(key, None)
+        if cached is not None and facts.is_lost and not facts.unproven_end:
+            facts = msgspec.structs.replace(facts, unproven_end=cached.unproven_end)
         self._facts[key] = facts
-        while len(self._facts) > _MOST_AT_HAND:
+        while len(self._facts) > _MAX_CACHED_SESSIONS:
             self._facts.pop(next(iter(self._facts)))
 
     async def facts(self, store: Store, key: SessionKey, *, fresh: bool) -> Facts:
-        known = self._facts.get(key)
-        if known is None or fresh:
-            found = await keyring.find(store, key, self._masters)
-            tenant = await self.of_tenant(store, key.tenant, make=False)
-            known = Facts() if found is None else self._facts_in(found, tenant)
-            self._keep(key, known)
-        return known
+        facts = self._facts.get(key)
+        if facts is None or fresh:
+            entry = await keyring.find(store, key, self._masters)
+            tenant = await self.tenant_transform(store, key.tenant, create=False)
+            facts = Facts() if entry is None else self._facts_in(entry, tenant)
+            self._cache_facts(key, facts)
+        return facts
 
-    async def of_session(self, store: Store, key: SessionKey, data: bytes = b"") -> DataKey | None:
-        known = await self._of_session(store, key, data)
-        return None if known is None else known.seal
+    async def session_transform(
+        self, store: Store, key: SessionKey, data: bytes = b""
+    ) -> DataKey | None:
+        cipher = await self._cipher(store, key, data)
+        return None if cipher is None else cipher.key
 
-    async def _of_session(
+    async def _cipher(
         self, store: Store, key: SessionKey, data: bytes = b""
     ) -> _SessionCipher | None:
-        known = self._sessions.get(key)
-        if known is not None and _opens(known.seal, data):
+        cached = self._sessions.get(key)
+        if cached is not None and _has_encrypted(cached.key, data):
             self._sessions.move_to_end(key)
-            return known
-        found = await keyring.find(store, key, self._masters)
-        if found is None:
+            return cached
+        entry = await keyring.find(store, key, self._masters)
+        if entry is None:
             if data:
-                await keyring.require_new(store, key)  # says how it came to be without a key
+                await keyring.require_new(store, key)  # raises, and says why there is no key
             return None
-        return self._remember(key, found)
+        return self._cache_cipher(key, entry)
 
-    def _remember(self, key: SessionKey, found: keyring.SessionKeyEntry) -> _SessionCipher:
-        whose = ("session", key.tenant, key.agent, key.session)
-        seal = DataKey(found.key, whose, self._packing)
-        chain = (
-            RecordChain(seal, derived(seal.key, b"chain", 32), found.chained)
-            if found.chained
-            else None
-        )
-        known = self._sessions[key] = _SessionCipher(seal, chain, found.name, found.below)
-        while len(self._sessions) > _MOST_AT_HAND:
+    def _cache_cipher(self, key: SessionKey, entry: keyring.SessionKeyEntry) -> _SessionCipher:
+        owner = ("session", key.tenant, key.agent, key.session)
+        data_key = DataKey(entry.key, owner, self._compression)
+        chain = None
+        if entry.chained:
+            chain = RecordChain(data_key, derived(data_key.key, b"chain", 32), entry.chained)
+        cipher = _SessionCipher(data_key, chain, entry.name, entry.below)
+        self._sessions[key] = cipher
+        while len(self._sessions) > _MAX_CACHED_SESSIONS:
             self._sessions.popitem(last=False)
-        return known
+        return cipher
 
     async def _tenant(self, store: Store, tenant: str) -> DataKey:
-        seal = await self.of_tenant(store, tenant, make=True)
-        assert seal is not None  # it was made
-        return seal
+        data_key = await self.tenant_transform(store, tenant, create=True)
+        assert data_key is not None  # it was created
+        return data_key
 
-    async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> DataKey | None:
-        if make and tenant and "" not in self._tenants:
-            await self.of_tenant(store, "", make=True)  # the mark that the store is encrypted
-        known = self._tenants.get(tenant)
-        if known is None:
-            if make:
+    async def tenant_transform(self, store: Store, tenant: str, *, create: bool) -> DataKey | None:
+        if create and tenant and "" not in self._tenants:
+            # The unnamed tenant's key marks the store as encrypted.
+            await self.tenant_transform(store, "", create=True)
+        data_key = self._tenants.get(tenant)
+        if data_key is None:
+            if create:
                 key = await keyring.tenant_key(store, tenant, self._masters)
             else:
-                found = await keyring.find(store, keyring_of(tenant), self._masters)
-                if found is None:
+                entry = await keyring.find(store, keyring_of(tenant), self._masters)
+                if entry is None:
                     return None
-                key = found.key
-            known = self._tenants[tenant] = DataKey(key, ("tenant", tenant), self._packing)
-        return known
+                key = entry.key
+            data_key = DataKey(key, ("tenant", tenant), self._compression)
+            self._tenants[tenant] = data_key
+        return data_key
 
-    def at_hand(self, key: SessionKey) -> Transform | None:
-        known = self._sessions.get(key)
-        return None if known is None else known.seal
+    def cached_transform(self, key: SessionKey) -> Transform | None:
+        cipher = self._sessions.get(key)
+        return None if cipher is None else cipher.key
 
     def is_own(self, name: str) -> bool:
         return keyring.is_key(name)
 
-    def own_anew(self, key: SessionKey, seal: Transform) -> dict[str, bytes]:
-        assert isinstance(seal, DataKey)  # as `of_session` gave it
-        known = self._sessions.get(key)
-        chained = 0 if known is None or known.chain is None else known.chain.begins
-        below = 0 if known is None else known.below
-        return dict([keyring.wrapped(key, seal.key, self._masters, chained, below)])
+    def new_own_documents(self, key: SessionKey, transform: Transform) -> dict[str, bytes]:
+        assert isinstance(transform, DataKey)  # from `session_transform`
+        cipher = self._sessions.get(key)
+        chained = 0 if cipher is None or cipher.chain is None else cipher.chain.begins
+        below = 0 if cipher is None else cipher.below
+        return dict([keyring.wrap_key(key, transform.key, self._masters, chained, below)])
 
     def forget(self, key: SessionKey) -> None:
         self._sessions.pop(key, None)
         self._facts.pop(key, None)
         self._writers.pop(key, None)
 
-    # the chain
+    # the hash chain
 
-    async def following(
-        self, store: Store, key: SessionKey, asked: ReadRequest, records: Sequence[Record]
+    async def chain_reader(
+        self, store: Store, key: SessionKey, request: ReadRequest, records: Sequence[Record]
     ) -> ChainReader | None:
         if not records and key not in self._sessions:
             return None
-        first = next((one.payload for one in records if one.kind != EPOCH), b"")
-        known = await self._of_session(store, key, first)
-        if known is None or known.chain is None:
+        first = next((record.payload for record in records if record.kind != EPOCH), b"")
+        cipher = await self._cipher(store, key, first)
+        if cipher is None or cipher.chain is None:
             return None
-        told = partial(self._told, store, key)
+        facts = partial(self._read_facts, store, key)
         trimmed = partial(self._trimmed, store, key)
-        return ChainReader(store, key, known.chain, told, trimmed, asked)
+        return ChainReader(store, key, cipher.chain, facts, trimmed, request)
 
-    async def _told(self, store: Store, key: SessionKey, fresh: bool) -> Facts:  # noqa: FBT001  # a port
+    async def _read_facts(self, store: Store, key: SessionKey, fresh: bool) -> Facts:  # noqa: FBT001  # a callback's signature
         return await self.facts(store, key, fresh=fresh)
 
-    def followed(self, key: SessionKey, link: ChainLink | None) -> None:
+    def note_link(self, key: SessionKey, link: ChainLink | None) -> None:
         writer = self._writers.get(key)
         if writer is not None and link is not None:
-            writer.note(link)
+            writer.note_link(link)
 
-    async def sealer(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
+    async def batch_transform(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
         key = batch.key
-        known = await self._of_session(store, key)
-        if known is None:
+        cipher = await self._cipher(store, key)
+        if cipher is None:
             return None
-        if known.chain is None:
-            message = f"epoch {batch.epoch} of {key} may not write: its session was not taken here"
+        if cipher.chain is None:
+            message = (
+                f"epoch {batch.epoch} of {key} may not write: its lease was not acquired through "
+                "this store"
+            )
             raise LeaseLostError(message, key=str(key), epoch=batch.epoch)
-        writer = await self._writer(store, key, batch.epoch, known.chain)
+        writer = await self._writer(store, key, batch.epoch, cipher.chain)
         before = batch.first - 1
-        if writer.link(before) is None and writer.coming != before:
-            writer.note(await self._link_at(store, key, writer, before))
-        writer.coming = before + len(batch.records)
-        return writer.sealed
+        if writer.link(before) is None and writer.pending_end != before:
+            writer.note_link(await self._link_after(store, key, writer, before))
+        writer.pending_end = before + len(batch.records)
+        return writer.encrypt
 
     async def _writer(
         self, store: Store, key: SessionKey, epoch: int, chain: RecordChain
@@ -445,125 +473,126 @@ class _Encryption:
         after = max(facts.as_of_seq, chain.begins - 1)
         async with aclosing(store.read_log(key, after=after)) as log:
             async for chunk in log:
-                for one in chunk.records:
-                    if one.kind != EPOCH:  # it may be sent again, and has to be the same then
-                        writer.fold(chain.opened(one).folded, one.seq)
-        writer.fold(facts.as_of_seq)
+                for record in chunk.records:
+                    if record.kind != EPOCH:
+                        # A batch sent again has to name the same fold, to give the same bytes.
+                        writer.note_fold(chain.decrypt(record).folded, record.seq)
+        writer.note_fold(facts.as_of_seq)
         self._writers[key] = writer
         return writer
 
-    async def _link_at(
+    async def _link_after(
         self, store: Store, key: SessionKey, writer: ChainWriter, seq: int
     ) -> ChainLink:
-        """Return the link behind a record: the last sealed one up to it tells."""
+        """Return the link after a record, from the last encrypted record up to it."""
         chain = writer.chain
         facts = await self.facts(store, key, fresh=False)
-        link = None if facts.is_lost else facts.link
-        for known in (writer.link(seq), chain.start, link):
+        folded = None if facts.is_lost else facts.link
+        for known in (writer.link(seq), chain.start, folded):
             if known is not None and known.seq == seq:
                 return known
         epochs: list[Record] = []
         async with aclosing(store.read_log(key, before=seq + 1, reverse=True)) as log:
             async for chunk in log:
-                for one in chunk.records:
-                    if one.kind == EPOCH:
-                        epochs.append(one)
-                    base = _base(chain, one, link)
-                    if base is not None:
-                        reached = chain.reached(base, epochs[::-1])
-                        if reached.seq == seq:
-                            return reached
-        raise broken(seq, "there is nothing that it could go on behind")
+                for record in chunk.records:
+                    if record.kind == EPOCH:
+                        epochs.append(record)
+                    known = _known_link(chain, record, folded)
+                    if known is not None:
+                        link = chain.link_after_epochs(known, epochs[::-1])
+                        if link.seq == seq:
+                            return link
+        raise chain_error(seq, "no record is known that it follows")
 
-    async def proof(self, store: Store, manifest: Manifest) -> ManifestProof | None:
+    async def prove(self, store: Store, manifest: Manifest) -> ManifestProof | None:
         key = manifest.key
-        known = await self._of_session(store, key)
-        if known is None or known.chain is None:
+        cipher = await self._cipher(store, key)
+        if cipher is None or cipher.chain is None:
             return None
-        writer = await self._writer(store, key, manifest.epoch, known.chain)
+        writer = await self._writer(store, key, manifest.epoch, cipher.chain)
         link = None
-        if manifest.as_of_seq >= known.chain.begins - 1:
-            link = await self._link_at(store, key, writer, manifest.as_of_seq)
+        if manifest.as_of_seq >= cipher.chain.begins - 1:
+            link = await self._link_after(store, key, writer, manifest.as_of_seq)
         facts = await self.facts(store, key, fresh=False)
         end = facts.unproven_end or (manifest.as_of_seq if facts.is_lost else 0)
         return proof_of(manifest, link, unproven_end=end)
 
-    def folded(self, manifest: Manifest, proof: ManifestProof) -> None:
-        self._keep(manifest.key, facts_of(proof))
+    def note_fold(self, manifest: Manifest, proof: ManifestProof) -> None:
+        self._cache_facts(manifest.key, facts_of(proof))
         writer = self._writers.get(manifest.key)
         if writer is not None and writer.epoch == manifest.epoch:
-            writer.fold(manifest.as_of_seq)
+            writer.note_fold(manifest.as_of_seq)
 
-    async def trimming(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
-        found = await keyring.find(store, key, self._masters)
-        if found is None or found.manifest is None or not found.chained:
+    async def record_trim(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
+        entry = await keyring.find(store, key, self._masters)
+        if entry is None or entry.manifest is None or not entry.chained:
             return
         below = min(below, await store.head(key) + 1)
-        if below <= found.below:
+        if below <= entry.below:
             return
         tenant = await self._tenant(store, key.tenant)
-        hidden = self._hidden(found, tenant)
-        assert hidden is not None  # a chained session has one, or is damaged
+        hidden = self._hidden(entry, tenant)
+        assert hidden is not None  # a session with a chain has one, or `_hidden` raises
         assert hidden.proof is not None  # likewise
         proof = msgspec.structs.replace(hidden.proof, epoch=epoch)
-        manifest = msgspec.structs.replace(found.manifest, epoch=epoch)
+        manifest = msgspec.structs.replace(entry.manifest, epoch=epoch)
         hidden = msgspec.structs.replace(hidden, proof=proof)
-        made = keyring.wrapped(key, found.key, self._masters, found.chained, below)
-        await keyring.write(store, made, sealed_in(manifest, hidden, tenant))
-        self._keep(key, facts_of(proof))
-        known = self._sessions.get(key)
-        if known is not None:
-            self._sessions[key] = known._replace(name=made[0], below=below)
+        document = keyring.wrap_key(key, entry.key, self._masters, entry.chained, below)
+        await keyring.write(store, document, with_hidden(manifest, hidden, tenant))
+        self._cache_facts(key, facts_of(proof))
+        cipher = self._sessions.get(key)
+        if cipher is not None:
+            self._sessions[key] = cipher._replace(name=document[0], below=below)
 
     async def _trimmed(self, store: Store, key: SessionKey) -> int:
-        found = await keyring.find(store, key, self._masters)
-        return 0 if found is None else found.below
+        entry = await keyring.find(store, key, self._masters)
+        return 0 if entry is None else entry.below
 
-    async def unproven(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
-        """Say why a manifest that proves nothing may not be used; None where that is well."""
+    async def unproven_reason(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
         manifest = inner.manifest
-        known = self._sessions.get(key)
-        if known is not None and manifest is not None and known.name not in manifest.documents:
-            self.forget(key)  # wrapped anew, or another life
+        cipher = self._sessions.get(key)
+        if cipher is not None and manifest is not None and cipher.name not in manifest.documents:
+            self.forget(key)  # the key was wrapped again, or the session has a new generation
         if manifest is None and not await self._lacks_manifest(store, key):
             return None
-        found = await keyring.find(store, key, self._masters)
-        if found is None:
+        entry = await keyring.find(store, key, self._masters)
+        if entry is None:
             return None
-        tenant = await self.of_tenant(store, key.tenant, make=False)
-        self._keep(key, self._facts_in(found, tenant))
-        if found.manifest is None:
-            return _MISSING if found.chained else None
+        tenant = await self.tenant_transform(store, key.tenant, create=False)
+        self._cache_facts(key, self._facts_in(entry, tenant))
+        if entry.manifest is None:
+            return _MISSING if entry.chained else None
         try:
-            hidden = self._hidden(found, tenant)
+            hidden = self._hidden(entry, tenant)
         except CorruptRecordError as error:
-            if not found.chained:
+            if not entry.chained:
                 raise
             return str(error)
         return None if hidden is None or hidden.proof is None else hidden.proof.lost or None
 
     async def _lacks_manifest(self, store: Store, key: SessionKey) -> bool:
-        """Say whether a session ought to have a manifest: it gets one before its first record."""
+        """Return whether a session must have a manifest: it is written before the first record."""
         return await store.head(key) > 0 and await keyring.holds_records(store, key)
 
-    def proven(self, manifest: Manifest, hidden: HiddenManifest) -> None:
-        known = self._sessions.get(manifest.key)
-        if known is not None and known.name not in manifest.documents:
-            self._sessions.pop(manifest.key)  # wrapped anew, or another life
+    def note_proof(self, manifest: Manifest, hidden: HiddenManifest) -> None:
+        cipher = self._sessions.get(manifest.key)
+        if cipher is not None and cipher.name not in manifest.documents:
+            # The key was wrapped again, or the session has a new generation.
+            self._sessions.pop(manifest.key)
         if hidden.proof is not None:
-            self._keep(manifest.key, facts_of(hidden.proof))
+            self._cache_facts(manifest.key, facts_of(hidden.proof))
 
 
 _MISSING = "the manifest is missing or damaged, and the session had one"
 
 
-def _unproven(manifest: Manifest) -> CorruptRecordError:
+def _not_written_with_key(manifest: Manifest) -> CorruptRecordError:
     message = f"the manifest of {manifest.key} was not written with the key"
     return CorruptRecordError(message, key=str(manifest.key))
 
 
-def _opens(seal: DataKey, data: bytes) -> bool:
+def _has_encrypted(data_key: DataKey, data: bytes) -> bool:
     if not data:
         return True
     raw = from_text(data, "a record") if data[:1] == b'"' else data
-    return seal.opens(raw)
+    return data_key.has_encrypted(raw)

@@ -1,8 +1,8 @@
-"""Keys: the master's, which its owner keeps, and data keys, which it wraps.
+"""Master keys and data keys: key wrapping, and authenticated encryption (AES-256-GCM).
 
-A data key seals one session, or what a tenant's sessions share. The store holds it only wrapped
-by the master key; without that it is worth nothing, and destroying the wrapped key destroys
-what it sealed. Rotating the master key wraps the data keys anew and touches nothing else.
+A data key encrypts one session, or what the sessions of a tenant share. The store holds it only
+wrapped by the master key, which you keep elsewhere. Destroying the wrapped key destroys what the
+data key encrypted. A rotation of the master key wraps the data keys again and changes nothing else.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ from perdure.errors import (
 )
 from perdure.records.json import decode
 from perdure.stores.wrapped.compressed import Compression
-from perdure.stores.wrapped.transform import Place, from_text, said, to_text
-
-# Keys: the master's, which its owner keeps, and data keys, which it wraps
-
+from perdure.stores.wrapped.transform import Place, describe_place, from_text, to_text
 
 KEY_VARIABLE = "PERDURE_KEY"
 KEY_FILE_VARIABLE = "PERDURE_KEY_FILE"
@@ -59,39 +56,39 @@ def ciphers() -> Any:
     return aead
 
 
-class Wrapped(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A data key as the store has it."""
+class WrappedKey(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A wrapped data key, as the store holds it."""
 
     format: int
     master: str
-    """The id of the master key that opens it."""
+    """The id of the master key that unwraps it."""
     key: str
-    """Nonce and sealed key, in base64."""
+    """Nonce and encrypted key, in base64."""
     chained: int = 0
-    """The first record that is linked to those before it; 0 in format 1, which links none."""
+    """The first record with a link hash; 0 in format 1, which has none."""
     below: int = 0
-    """Records before this one were removed by perdure."""
+    """The record before which a trim removed all."""
 
 
 class UnwrappedKey(msgspec.Struct, frozen=True):
-    """A data key, and what is known of it."""
+    """A data key, and what was stored with it."""
 
     key: bytes
     is_current: bool
     """Whether the current master key wraps it."""
     chained: int
-    """The first record that is linked, 0 for none."""
+    """The first record with a link hash, 0 for none."""
     below: int
-    """Records before this one were removed by perdure."""
+    """The record before which a trim removed all."""
 
 
 @final
 class MasterKeys:
-    """The master key, and older ones that may still be needed to read.
+    """The master key, and older ones that are still needed for reading.
 
     Args:
-        current: 32 bytes, or their base64 or hex; it wraps what is written from here on.
-        older: Keys that were current before.
+        current: 32 bytes, or their base64 or hex; it wraps each new data key.
+        older: Earlier master keys.
 
     Raises:
         ConfigError: A key is not 32 bytes.
@@ -104,25 +101,25 @@ class MasterKeys:
         keys = [_key(key) for key in (current, *older)]
         self._keys: dict[str, bytes] = {_id(key): key for key in reversed(keys)}
         self.current: str = _id(keys[0])
-        """The id of the key that wraps; says nothing about the key."""
+        """The id of the key that wraps; it reveals nothing about the key."""
 
     def __repr__(self) -> str:
         return f"MasterKeys(<{self.current} and {len(self._keys) - 1} older>)"
 
     @staticmethod
     def new() -> str:
-        """Return a new key, in base64: keep it where the store is not."""
+        """Return a new key, in base64: keep it apart from the store."""
         return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
         """Return the keys of ``PERDURE_KEY``, or of the file that ``PERDURE_KEY_FILE`` names.
 
-        Several keys stand apart by commas or white space, the current one first.
+        Several keys are separated by commas or white space, the current one first.
 
         Raises:
-            ConfigError: Neither is set, what they hold is no key, or others than its owner
-                have rights to the file.
+            ConfigError: Neither is set, the value is not a key, or users other than its owner
+                have access to the file.
 
         """
         values = os.environ if environment is None else environment
@@ -139,25 +136,35 @@ class MasterKeys:
         return cls(*keys)
 
     def wrap(self, key: bytes, place: bytes, chained: int = 0, below: int = 0) -> bytes:
-        """Return a data key as the store may have it, bound to its place and its format."""
+        """Return a data key wrapped by the current master key.
+
+        Args:
+            key: The data key.
+            place: The associated data that identifies the key's owner.
+            chained: The first record with a link hash, 0 for none.
+            below: The record before which a trim removed all.
+
+        """
         nonce = secrets.token_bytes(_NONCE)
-        bound = _bound(place, chained, below)
-        sealed = ciphers().AESGCM(self._keys[self.current]).encrypt(nonce, key, bound)
-        text = base64.b64encode(nonce + sealed).decode()
-        return msgspec.json.encode(Wrapped(2 if chained else 1, self.current, text, chained, below))
+        associated = _associated_data(place, chained, below)
+        encrypted = ciphers().AESGCM(self._keys[self.current]).encrypt(nonce, key, associated)
+        text = base64.b64encode(nonce + encrypted).decode()
+        return msgspec.json.encode(
+            WrappedKey(2 if chained else 1, self.current, text, chained, below)
+        )
 
     def unwrap(self, data: bytes, place: bytes, what: str) -> UnwrappedKey:
         """Return a data key.
 
         Raises:
-            ConfigError: None of the keys opens it.
+            ConfigError: None of the master keys unwraps it.
             CorruptRecordError: It is damaged.
             UnsupportedVersionError: A newer release wrapped it.
 
         """
         try:
-            wrapped = decode(data, Wrapped)
-            sealed = base64.b64decode(wrapped.key, validate=True)
+            wrapped = decode(data, WrappedKey)
+            encrypted = base64.b64decode(wrapped.key, validate=True)
         except (FormatError, binascii.Error, ValueError) as error:
             raise _damaged(what) from error
         if wrapped.format > FORMAT:
@@ -173,13 +180,10 @@ class MasterKeys:
             raise ConfigError(message, option=KEY_VARIABLE, master=wrapped.master)
         from cryptography.exceptions import InvalidTag
 
+        associated = _associated_data(place, wrapped.chained, wrapped.below)
         try:
             key = (
-                ciphers()
-                .AESGCM(master)
-                .decrypt(
-                    sealed[:_NONCE], sealed[_NONCE:], _bound(place, wrapped.chained, wrapped.below)
-                )
+                ciphers().AESGCM(master).decrypt(encrypted[:_NONCE], encrypted[_NONCE:], associated)
             )
         except (InvalidTag, ValueError) as error:
             raise _damaged(what) from error
@@ -187,7 +191,7 @@ class MasterKeys:
 
 
 def _text_of(path: str) -> str:
-    """Return what a key file holds, if it is its owner's alone, as ssh wants its keys."""
+    """Return the text of a key file, if only its owner has access, as ssh requires of its keys."""
     try:
         with Path(path).expanduser().open(encoding="ascii") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -200,14 +204,14 @@ def _text_of(path: str) -> str:
         raise ConfigError(message, option=KEY_FILE_VARIABLE) from error
     if sys.platform != "win32" and mode & _OTHERS:
         message = (
-            f"the key file {path} is open to others than its owner (mode {mode:04o}), so the key "
-            f"may be known to them: chmod 600 {shlex.quote(path)}, and take a new key if in doubt"
+            f"the key file {path} is accessible to other users (mode {mode:04o}), who may know the "
+            f"key: chmod 600 {shlex.quote(path)}, and use a new key if in doubt"
         )
         raise ConfigError(message, option=KEY_FILE_VARIABLE, mode=mode)
     return text
 
 
-def _bound(place: bytes, chained: int, below: int) -> bytes:
+def _associated_data(place: bytes, chained: int, below: int) -> bytes:
     return b"%b chained from %d, from %d on" % (place, chained, below) if chained else place
 
 
@@ -241,11 +245,12 @@ def _id(key: bytes) -> str:
     return hashlib.blake2b(b"perdure master", key=key, digest_size=6).hexdigest()
 
 
-# A data key at work: AES-256-GCM, bound to a place, the same for the same bytes
+# Encryption with a data key
 #
-# The nonce is a keyed hash of place and bytes, so that sending a batch again sends the same bytes,
-# and two different ones never share a nonce but by a collision of 96 bits. What this shows is only
-# that the same was written to the same place twice.
+# AES-256-GCM is deterministic here: the nonce is a keyed hash of the associated data and the bytes.
+# So a batch that is sent again has the same bytes, and two different plaintexts share a nonce only
+# by a collision of 96 bits. The store can see only that the same bytes were written to the same
+# place twice.
 
 
 _VERSION = b"\x01"
@@ -254,104 +259,110 @@ _ID = 8
 _TAG = 16
 _HEAD = 1 + _ID + _NONCE
 GROWTH = _HEAD + _TAG + 1
-"""By how many bytes sealing makes anything longer."""
+"""By how many bytes encryption makes data longer."""
 
 
 @final
 class DataKey:
-    """Seal what belongs to one owner: a session, or a tenant.
+    """Transform that encrypts the data of one owner: a session or a tenant.
 
     Args:
         key: 32 random bytes.
-        whose: The owner, part of every place.
-        packing: Applied before sealing, if any.
+        owner: The owner, part of the associated data.
+        compression: Applied before encryption, if any.
 
     """
 
-    def __init__(self, key: bytes, whose: Place, packing: Compression | None) -> None:
+    def __init__(self, key: bytes, owner: Place, compression: Compression | None) -> None:
         aead = ciphers()
         self._aead: Any = aead.AESGCM(derived(key, b"seal", 32))
         self._names: Any = aead.AESSIV(derived(key, b"names", 64))
         self._nonces = hashlib.blake2b(key=derived(key, b"nonces", 32), digest_size=_NONCE)
-        self._whose = whose
-        self._packing = packing
+        self._owner = owner
+        self._compression = compression
         self.key: bytes = key
         self.id: bytes = derived(key, b"id", _ID)
-        """Stands in front of what it sealed."""
-        self._start = _VERSION + self.id
+        """Id of the key, a prefix of everything that it encrypted."""
+        self._prefix = _VERSION + self.id
 
-    def seal(self, place: Place, data: bytes) -> bytes:
-        """Return the bytes sealed to a place."""
-        data = b"\x00" + data if self._packing is None else self._packing.pack(data)
-        bound = self._bound(place)
+    def transform(self, place: Place, data: bytes) -> bytes:
+        """Return the bytes encrypted, with their place as associated data."""
+        data = b"\x00" + data if self._compression is None else self._compression.compress(data)
+        associated = self._associated_data(place)
         nonces = self._nonces.copy()
-        nonces.update(b"%d " % len(bound))
-        nonces.update(bound)
+        nonces.update(b"%d " % len(associated))
+        nonces.update(associated)
         nonces.update(data)
         nonce = nonces.digest()
-        return b"".join((self._start, nonce, self._aead.encrypt(nonce, data, bound)))
+        return b"".join((self._prefix, nonce, self._aead.encrypt(nonce, data, associated)))
 
-    def open(self, place: Place, data: bytes) -> bytes:
-        """Return the bytes again."""
+    def restore(self, place: Place, data: bytes) -> bytes:
+        """Return the decrypted bytes.
+
+        Raises:
+            CorruptRecordError: They are damaged, or were encrypted for another place or by
+                another key.
+
+        """
         from cryptography.exceptions import InvalidTag
 
-        what = said((*self._whose, *place))
+        what = describe_place((*self._owner, *place))
         try:
-            if not data.startswith(self._start):
-                raise ValueError  # noqa: TRY301  # damaged like the rest
-            nonce, sealed = data[_HEAD - _NONCE : _HEAD], data[_HEAD:]
-            opened: bytes = self._aead.decrypt(nonce, sealed, self._bound(place))
+            if not data.startswith(self._prefix):
+                raise ValueError  # noqa: TRY301  # the same error as for damaged bytes
+            nonce, encrypted = data[_HEAD - _NONCE : _HEAD], data[_HEAD:]
+            plain: bytes = self._aead.decrypt(nonce, encrypted, self._associated_data(place))
         except (InvalidTag, ValueError) as error:
             message = (
-                f"{what} is damaged, or was sealed for another place or with another key; it was "
-                "left as it is: restore it from a copy"
+                f"{what} is damaged, or was encrypted for another place or with another key; it "
+                "was left unchanged: restore it from a copy"
             )
             raise CorruptRecordError(message, what=what) from error
-        if opened[:1] == b"\x00":
-            return opened[1:]
-        self._packing = self._packing or Compression()  # somebody else packs
-        return self._packing.unpack(opened, what, place[0])
+        if plain[:1] == b"\x00":
+            return plain[1:]
+        self._compression = self._compression or Compression()  # another writer compresses
+        return self._compression.decompress(plain, what, place[0])
 
-    def opens(self, data: bytes) -> bool:
-        """Say whether this key sealed the bytes, as far as they say."""
-        return data.startswith(self._start)
+    def has_encrypted(self, data: bytes) -> bool:
+        """Return whether the bytes have this key's id; their authenticity is not checked."""
+        return data.startswith(self._prefix)
 
-    def seal_payload(self, place: Place, payload: bytes) -> bytes:
-        """Return a payload sealed, as a JSON string."""
-        return to_text(self.seal(place, payload))
+    def transform_payload(self, place: Place, payload: bytes) -> bytes:
+        """Return a payload encrypted, as a JSON string."""
+        return to_text(self.transform(place, payload))
 
-    def open_payload(self, place: Place, payload: bytes) -> bytes:
-        """Return a payload again."""
-        return self.open(place, from_text(payload, said((*self._whose, *place))))
+    def restore_payload(self, place: Place, payload: bytes) -> bytes:
+        """Return a decrypted payload."""
+        return self.restore(place, from_text(payload, describe_place((*self._owner, *place))))
 
     def token(self, text: str) -> str:
-        """Return a text sealed so that the same text is the same token."""
-        sealed: bytes = self._names.encrypt(text.encode("utf-8", "surrogatepass") or b"\0", None)
-        return sealed.hex()
+        """Return a text encrypted deterministically (AES-SIV): equal texts give equal tokens."""
+        encrypted: bytes = self._names.encrypt(text.encode("utf-8", "surrogatepass") or b"\0", None)
+        return encrypted.hex()
 
-    def name(self, blob: str) -> str:
-        """Return the inner name of a blob: sealed, so that it does not tell the content."""
+    def inner_name(self, name: str) -> str:
+        """Return a blob's inner name: encrypted, since the plain one is a hash of the content."""
         try:
-            raw = bytes.fromhex(blob)
+            raw = bytes.fromhex(name)
         except ValueError:
-            raw = blob.encode()
-        sealed: bytes = self._names.encrypt((raw or b"\0")[:48], None)
-        return "x" + sealed.hex()
+            raw = name.encode()
+        encrypted: bytes = self._names.encrypt((raw or b"\0")[:48], None)
+        return "x" + encrypted.hex()
 
-    def named(self, inner: str) -> str | None:
-        """Return the name of an inner blob, None if this key did not name it."""
+    def outer_name(self, inner: str) -> str | None:
+        """Return a blob's name from its inner name; None if this key did not name it."""
         from cryptography.exceptions import InvalidTag
 
         try:
-            opened: bytes = self._names.decrypt(bytes.fromhex(inner[1:]), None)
+            plain: bytes = self._names.decrypt(bytes.fromhex(inner[1:]), None)
         except (InvalidTag, ValueError):
             return None
-        return opened.hex()
+        return plain.hex()
 
-    def _bound(self, place: Place) -> bytes:
-        return msgspec.json.encode(("perdure", 1, self._whose, place))
+    def _associated_data(self, place: Place) -> bytes:
+        return msgspec.json.encode(("perdure", 1, self._owner, place))
 
 
 def derived(key: bytes, use: bytes, size: int) -> bytes:
-    """Return a key for one use, made of another."""
+    """Return a key for one use, derived from another key."""
     return hashlib.blake2b(b"perdure " + use, key=key, digest_size=size).digest()

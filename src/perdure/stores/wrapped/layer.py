@@ -1,10 +1,10 @@
-"""A store around a store: the port, with everything that people wrote sealed on its way in.
+"""Store that transforms all content on its way to an inner store: base of the wrappers.
 
-What the inner store must know stays as it is: keys, seqs, epochs, kinds, ends of groups, times,
-counters and the names of documents. All else (payloads, documents, blobs, what is in an
-inbox, titles, owners, tags) reaches it sealed. Leases and fencing are the inner store's.
+The inner store sees keys, seqs, epochs, kinds, group ends, times, counters and document names.
+All other data (payloads, documents, blobs, inbox items, titles, owners, tags) is transformed:
+encrypted or compressed. Leases and fencing are the inner store's.
 
-Sealing much is done in a thread; cancelling a call then is as with the inner store.
+Large amounts are transformed in a thread; cancellation behaves as in the inner store.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from perdure.store import (
     open_read_only,
 )
 from perdure.stores.wrapped.batches import (
-    done,
-    opened_item,
-    opened_letter,
-    opened_records,
-    posted,
+    in_thread_if_large,
+    inbox_place,
     require_hashed,
-    sealed_batch,
-    sealed_blobs,
-    sealed_letter,
+    restore_item,
+    restore_letter,
+    restore_records,
+    transform_batch,
+    transform_blobs,
+    transform_letter,
 )
 from perdure.stores.wrapped.chain import ChainLink
 from perdure.stores.wrapped.chain_reader import ChainReader, ReadRequest
@@ -67,30 +67,149 @@ from perdure.stores.wrapped.manifests import (
     HiddenManifest,
     ManifestProof,
     folded_of,
-    hidden_in,
-    inner_of,
-    is_ours,
-    listed,
-    opened_documents,
-    outer_of,
-    sealed_document,
-    unfit,
+    has_hidden,
+    inner_manifest,
+    mismatched,
+    outer_manifest,
+    read_hidden,
+    restore_documents,
+    restore_info,
+    transform_document,
     unproven_tail,
 )
 from perdure.stores.wrapped.transform import Transform
 
-# The calls that a wrapper passes on as they are
+
+class SupportsTransform(Protocol):
+    """Provider of the transforms of sessions and tenants, and of their data in the inner store."""
+
+    kind: str
+    """What this does to a store, as text for its location."""
+    hidden_agent: str | None
+    """An agent id that the wrapper uses for its own sessions."""
+    accepts_plain: bool
+    """Whether data that was stored without the wrapper is read unchanged."""
+
+    def max_payload_bytes(self, inner_max: int) -> int:
+        """Return the size of the largest payload that has ``inner_max`` bytes once transformed."""
+        ...
+
+    def overhead(self) -> int:
+        """Return by how many bytes a small blob grows."""
+        ...
+
+    async def require_compatible(self, store: Store) -> None:
+        """Raise if the store's content was written without this wrapper."""
+        ...
+
+    async def require_readable(self, store: Store, key: SessionKey) -> None:
+        """Raise if a session could not be read; called before its lease is acquired."""
+        ...
+
+    async def begin(self, store: Store, lease: HeldLease) -> None:
+        """Prepare a session whose lease was just acquired."""
+        ...
+
+    async def session_transform(
+        self, store: Store, key: SessionKey, data: bytes = b""
+    ) -> Transform | None:
+        """Return a session's transform, which can restore ``data``; None if it has none."""
+        ...
+
+    async def tenant_transform(
+        self, store: Store, tenant: str, *, create: bool
+    ) -> Transform | None:
+        """Return the transform of a tenant's blobs, listings and inboxes; None if it has none."""
+        ...
+
+    async def chain_reader(
+        self, store: Store, key: SessionKey, request: ReadRequest, records: Sequence[Record]
+    ) -> ChainReader | None:
+        """Return the verifying reader of a log that begins with ``records``; None without chain."""
+        ...
+
+    def note_link(self, key: SessionKey, link: ChainLink | None) -> None:
+        """Remember the link after a log's last record."""
+        ...
+
+    async def batch_transform(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
+        """Return the function that transforms a batch; None if its session has no transform."""
+        ...
+
+    async def prove(self, store: Store, manifest: Manifest) -> ManifestProof | None:
+        """Return the proof of a manifest; None if the session has no hash chain."""
+        ...
+
+    def note_fold(self, manifest: Manifest, proof: ManifestProof) -> None:
+        """Remember a fold that is durable."""
+        ...
+
+    async def record_trim(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
+        """Make durable that the records before ``below`` are about to be removed."""
+        ...
+
+    async def unproven_reason(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
+        """Return why documents without a proof may not be used; None if they may."""
+        ...
+
+    def note_proof(self, manifest: Manifest, hidden: HiddenManifest) -> None:
+        """Remember what a manifest proves."""
+        ...
+
+    def cached_transform(self, key: SessionKey) -> Transform | None:
+        """Return a recently used session's transform without awaiting; None if not cached."""
+        ...
+
+    def is_own(self, name: str) -> bool:
+        """Return whether a document of this name is the wrapper's own."""
+        ...
+
+    def new_own_documents(self, key: SessionKey, transform: Transform) -> dict[str, bytes]:
+        """Return the wrapper's own documents for a session whose manifest lost them."""
+        ...
+
+    def forget(self, key: SessionKey) -> None:
+        """Drop everything that is cached for a session."""
+        ...
 
 
-class Passing:
-    """Leases, heads and the like: they hold nothing that people wrote."""
+def max_restored_bytes(store: Store) -> int:
+    """Return the largest size of a restored record or inbox item, in bytes."""
+    return max(store.capabilities.max_record_bytes, MAX_RECORD_BYTES)
 
-    def __init__(self, store: Store) -> None:
+
+class _PendingTransform(NamedTuple):
+    transform: Callable[[Batch], Batch]
+    size: int
+
+
+class TransformingStore:
+    """Base class of the wrapper stores.
+
+    It does not derive from `DelegatingStore`, which forwards unknown attributes, and defines each
+    call of the port itself. So nothing reaches the inner store untransformed by inheritance: a
+    call that is added to the port, or a backend's extra such as a folder for plain files, is
+    missing here until it is written.
+    """
+
+    def __init__(self, store: Store, wrapper: SupportsTransform) -> None:
         self._store = store
+        self._wrapper = wrapper
+        self._max_payload = wrapper.max_payload_bytes(store.capabilities.max_record_bytes)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The inner store's, with a smaller limit for records."""
+        return msgspec.structs.replace(self._store.capabilities, max_record_bytes=self._max_payload)
+
+    @property
+    def location(self) -> str:
+        """The inner store's location, and what this wrapper does."""
+        return f"{self._store.location} ({self._wrapper.kind})"
 
     @property
     def owner(self) -> str:
-        """The inner store's id as a holder of leases."""
+        """The inner store's id as a lease holder."""
         return self._store.owner
 
     @property
@@ -99,228 +218,69 @@ class Passing:
         path: str | None = getattr(self._store, "local_path", None)
         return path
 
-    async def aclose(self) -> None:
-        """Close the inner store."""
-        await self._store.aclose()
-
-    async def head(self, key: SessionKey) -> int:
-        return await self._store.head(key)
-
-    async def release(self, key: SessionKey, epoch: int) -> None:
-        await self._store.release(key, epoch)
-
-    async def heartbeat(self) -> HeartbeatRequests:
-        return await self._store.heartbeat()
-
-    async def news(self, at_most: float) -> None:
-        await self._store.news(at_most)
-
-    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        await self._store.request_handover(key, holder)
-
-    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._store.settle(key, epoch, op_ids)
-
-    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        # A store that keeps no dead letters may not know the option.
-        return await (
-            self._store.waiting(dead_letters=True) if dead_letters else self._store.waiting()
-        )
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._store.drop_dead_letters(key, op_ids)
-
-    async def scrub(self) -> None:
-        await self._store.scrub()
-
-
-# A store around a store: the port, with everything that people wrote sealed on its way in
-
-
-class SupportsTransform(Protocol):
-    """Bring the seals, with whatever the inner store keeps for them."""
-
-    kind: str
-    """What this does to a store, for people."""
-    hidden: str | None
-    """An agent id that is the wrapper's own."""
-    takes_plain: bool
-    """Whether what was kept without the wrapper is read as it is."""
-
-    def fits(self, most: int) -> int:
-        """Return the largest payload whose sealed form has at most so many bytes."""
-        ...
-
-    def overhead(self) -> int:
-        """Return how many bytes a small blob grows by."""
-        ...
-
-    async def require_fit(self, store: Store) -> None:
-        """Raise for a store whose contents this wrapper would not read, or would mix."""
-        ...
-
-    async def check(self, store: Store, key: SessionKey) -> None:
-        """Raise before a session is taken that could not be read."""
-        ...
-
-    async def begin(self, store: Store, grant: HeldLease) -> None:
-        """Prepare a session that was just acquired."""
-        ...
-
-    async def of_session(
-        self, store: Store, key: SessionKey, data: bytes = b""
-    ) -> Transform | None:
-        """Return the seal of a session, which opens ``data``; None if it has none."""
-        ...
-
-    async def of_tenant(self, store: Store, tenant: str, *, make: bool) -> Transform | None:
-        """Return the seal of a tenant's blobs, listings and inboxes; None if it has none."""
-        ...
-
-    async def following(
-        self, store: Store, key: SessionKey, asked: ReadRequest, records: Sequence[Record]
-    ) -> ChainReader | None:
-        """Return what follows the chain of a log, of which the first records are there."""
-        ...
-
-    def followed(self, key: SessionKey, link: ChainLink | None) -> None:
-        """Take note of the link behind a log's last record."""
-        ...
-
-    async def sealer(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
-        """Return what seals a batch; None if its session has no seal."""
-        ...
-
-    async def proof(self, store: Store, manifest: Manifest) -> ManifestProof | None:
-        """Return what proves a manifest; None where nothing does."""
-        ...
-
-    def folded(self, manifest: Manifest, proof: ManifestProof) -> None:
-        """Take note of a fold that is durable."""
-        ...
-
-    async def trimming(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
-        """Make durable that the records before one are to be removed."""
-        ...
-
-    async def unproven(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
-        """Say why documents without a proof may not be used; None where they may."""
-        ...
-
-    def proven(self, manifest: Manifest, hidden: HiddenManifest) -> None:
-        """Take note of what a manifest proves."""
-        ...
-
-    def at_hand(self, key: SessionKey) -> Transform | None:
-        """Return the seal of a session that was used before, without waiting."""
-        ...
-
-    def is_own(self, name: str) -> bool:
-        """Say whether a document of this name is the wrapper's own."""
-        ...
-
-    def own_anew(self, key: SessionKey, seal: Transform) -> dict[str, bytes]:
-        """Return the wrapper's own documents of a session that no manifest names any more."""
-        ...
-
-    def forget(self, key: SessionKey) -> None:
-        """Drop what is remembered of a session."""
-        ...
-
-
-def largest_record(store: Store) -> int:
-    """Return the most bytes that a record or a post may have once it is opened."""
-    return max(store.capabilities.max_record_bytes, MAX_RECORD_BYTES)
-
-
-class _ToSeal(NamedTuple):
-    seal: Callable[[Batch], Batch]
-    size: int
-
-
-class TransformingStore(Passing):
-    """The port, sealed. What both wrappers share; not for use by itself."""
-
-    def __init__(self, store: Store, seals: SupportsTransform) -> None:
-        super().__init__(store)
-        self._seals = seals
-        self._most = seals.fits(store.capabilities.max_record_bytes)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The inner store's, with records a little smaller."""
-        return msgspec.structs.replace(self._store.capabilities, max_record_bytes=self._most)
-
-    @property
-    def location(self) -> str:
-        """Where the inner store keeps things, and what is done to them."""
-        return f"{self._store.location} ({self._seals.kind})"
-
     async def open(self) -> None:
-        """Open the inner store, and see that it is one for this wrapper.
+        """Open the inner store, and check that it is compatible with this wrapper.
 
         Raises:
-            ConfigError: What it holds was written without.
+            ConfigError: Its content was written without this wrapper.
 
         """
         await self._store.open()
-        await self._require_fit_store()
+        await self._require_compatible()
 
     async def open_read_only(self) -> None:
-        """Open the inner store to read it, and see that it is one for this wrapper."""
+        """Open the inner store read-only, and check that it is compatible with this wrapper."""
         await open_read_only(self._store)
-        await self._require_fit_store()
+        await self._require_compatible()
 
-    async def _require_fit_store(self) -> None:
+    async def _require_compatible(self) -> None:
         try:
-            await self._seals.require_fit(self._store)
+            await self._wrapper.require_compatible(self._store)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._store.aclose()
             raise
 
     async def _session(self, key: SessionKey, data: bytes = b"") -> Transform:
-        seal = await self._seals.of_session(self._store, key, data)
-        if seal is None:
+        transform = await self._wrapper.session_transform(self._store, key, data)
+        if transform is None:
             message = (
-                f"the key of {key} is not there, and what it sealed is: restore its documents "
-                "from a copy"
+                f"the data key of {key} is missing, but data encrypted with it exists: restore its "
+                "documents from a copy"
             )
             raise CorruptRecordError(message, key=str(key))
-        return seal
+        return transform
 
     async def _tenant(self, tenant: str) -> Transform:
-        seal = await self._seals.of_tenant(self._store, tenant, make=True)
-        assert seal is not None  # it was made
-        return seal
+        transform = await self._wrapper.tenant_transform(self._store, tenant, create=True)
+        assert transform is not None  # it was created
+        return transform
 
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Seal each batch, and append."""
-        found = [await self._sealer(batch) for batch in batches]
-        size = sum(one.size for one in found if isinstance(one, _ToSeal))
+        pending = [await self._pending_transform(batch) for batch in batches]
+        size = sum(job.size for job in pending if isinstance(job, _PendingTransform))
 
-        def seal_all() -> list[Batch | Outcome]:
+        def transform_all() -> list[Batch | Outcome]:
             return [
-                one.seal(batch) if isinstance(one, _ToSeal) else one
-                for one, batch in zip(found, batches, strict=True)
+                job.transform(batch) if isinstance(job, _PendingTransform) else job
+                for job, batch in zip(pending, batches, strict=True)
             ]
 
-        sealed = await done(size, seal_all)
-        rest = [one for one in sealed if isinstance(one, Batch)]
-        outcomes = iter(await self._store.append_many(rest) if rest else ())
-        return [one if isinstance(one, Outcome) else next(outcomes) for one in sealed]
+        results = await in_thread_if_large(size, transform_all)
+        transformed = [result for result in results if isinstance(result, Batch)]
+        outcomes = iter(await self._store.append_many(transformed) if transformed else ())
+        return [result if isinstance(result, Outcome) else next(outcomes) for result in results]
 
-    async def _sealer(self, batch: Batch) -> _ToSeal | Outcome:
+    async def _pending_transform(self, batch: Batch) -> _PendingTransform | Outcome:
         try:
             size = self._require_fit(batch)
-            seal = await self._seals.sealer(self._store, batch)
-            if seal is None:
-                message = f"epoch {batch.epoch} of {batch.key} may not write: nobody has it"
-                lost = LeaseLostError(message, key=str(batch.key), epoch=batch.epoch, newest=0)
-                return Outcome(Status.CONFLICT, lost)
-            return _ToSeal(seal, size)
+            transform = await self._wrapper.batch_transform(self._store, batch)
+            if transform is None:
+                error = _no_lease(batch.key, batch.epoch)
+                return Outcome(Status.CONFLICT, error)
+            return _PendingTransform(transform, size)
         except LeaseLostError as error:
             return Outcome(Status.CONFLICT, error)
         except StoreUnavailableError as error:
@@ -337,12 +297,12 @@ class TransformingStore(Passing):
         return sum(sizes)
 
     def _require_size(self, key: SessionKey, what: str, sizes: Sequence[int]) -> None:
-        """Refuse what would not be opened again, however small it is once it is packed."""
+        """Refuse payloads above the limit for restored ones, however well they compress."""
         largest = max(sizes, default=0)
-        if largest > self._most:
+        if largest > self._max_payload:
             message = (
-                f"{what} {key} has {largest} bytes, the limit is {self._most}: keep large values "
-                "as blobs"
+                f"{what} {key} has {largest} bytes, the limit is {self._max_payload}: keep large "
+                "values as blobs"
             )
             raise TooLargeError(message, key=str(key), size=largest)
 
@@ -355,271 +315,308 @@ class TransformingStore(Passing):
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records, and open them."""
         chunks = self._store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
-        asked = ReadRequest(after, before, limit, reverse)
-        following: ChainReader | None = None
+        request = ReadRequest(after, before, limit, reverse)
+        wrapper, reader = self._wrapper, None
         settled, is_first = True, True
         async with aclosing(chunks):
             async for chunk in chunks:
                 settled = settled and chunk.settled
                 if is_first and chunk.records:
                     is_first = False
-                    following = await self._seals.following(self._store, key, asked, chunk.records)
-                if following is None:
-                    yield LogChunk(await self.opened(key, chunk.records), chunk.settled)
-                elif records := await following.take(chunk.records):
-                    yield LogChunk(tuple(records), settled)
+                    reader = await wrapper.chain_reader(self._store, key, request, chunk.records)
+                if reader is None:
+                    records = await self.restore_session_records(key, chunk.records)
+                    yield LogChunk(records, chunk.settled)
+                elif verified_records := await reader.verify(chunk.records):
+                    yield LogChunk(tuple(verified_records), settled)
         if is_first:
-            following = await self._seals.following(self._store, key, asked, ())
-        if following is not None:
-            records = await following.rest()
+            reader = await wrapper.chain_reader(self._store, key, request, ())
+        if reader is not None:
+            pending = await reader.finish()
             if not reverse and before is None and limit is None:
-                self._seals.followed(key, following.link)
-            if records or not settled:
-                yield LogChunk(tuple(records), settled)
+                wrapper.note_link(key, reader.link)
+            if pending or not settled:
+                yield LogChunk(tuple(pending), settled)
 
-    async def opened(self, key: SessionKey, records: Sequence[Record]) -> tuple[Record, ...]:
-        """Return records as they were before they were sealed.
+    async def restore_session_records(
+        self, key: SessionKey, records: Sequence[Record]
+    ) -> tuple[Record, ...]:
+        """Return the original records of transformed ones that have no link hashes.
 
         Raises:
-            ConfigError: No key that was given opens them.
-            CorruptRecordError: One is damaged, or belongs elsewhere.
+            ConfigError: None of the given master keys decrypts them.
+            CorruptRecordError: A record is damaged or belongs to another place.
 
         """
-        first = next((one for one in records if one.kind != EPOCH), None)
+        first = next((record for record in records if record.kind != EPOCH), None)
         if first is None:
             return tuple(records)
-        seal = await self._session(key, first.payload)
-        size = sum(len(one.payload) for one in records)
-        return await done(size, lambda: opened_records(seal, records))
+        transform = await self._session(key, first.payload)
+        size = sum(len(record.payload) for record in records)
+        return await in_thread_if_large(size, lambda: restore_records(transform, records))
 
-    def seal_spill(
+    def transform_spill(
         self, key: SessionKey, epoch: int, base: int, entries: Sequence[Entry]
     ) -> tuple[Entry, ...] | None:
-        """Seal what is kept beside the store at shutdown, at once; None without the key at hand."""
-        seal = self._seals.at_hand(key)
-        if seal is None:
+        """Transform the entries of a spill file at shutdown, without awaiting.
+
+        Returns None if the session's data key is not cached: plain text must not be spilled.
+        """
+        transform = self._wrapper.cached_transform(key)
+        if transform is None:
             return None
-        return sealed_batch(seal, Batch(key, epoch, base + 1, tuple(entries))).records
+        return transform_batch(transform, Batch(key, epoch, base + 1, tuple(entries))).records
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Remove records, and remember that it was perdure who did."""
-        await self._seals.trimming(self._store, key, epoch, below)
+        # First, so that a reader never takes the removal for a forgery.
+        await self._wrapper.record_trim(self._store, key, epoch, below)
         return await self._store.trim(key, epoch, below)
+
+    async def head(self, key: SessionKey) -> int:
+        return await self._store.head(key)
 
     # documents
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """Read documents, and open them."""
         inner = await self._store.read_documents(key, names)
         manifest = inner.manifest
         hidden = await self._hidden(key, inner)
         if manifest is not None and hidden is not None and _proves(hidden):
-            self._seals.proven(manifest, hidden)
-        elif why := await self._seals.unproven(self._store, inner, key):
-            return self._unproven(inner, why, _tail(key, hidden, why))
+            self._wrapper.note_proof(manifest, hidden)
+        elif reason := await self._wrapper.unproven_reason(self._store, inner, key):
+            return self._unproven(inner, reason, _tail(key, hidden, reason))
         if manifest is None or hidden is None or hidden.is_begun:
             return self._foreign(inner)
-        outer = outer_of(manifest, hidden)
-        lost = [name for name in inner.damaged if not self._seals.is_own(name)]
-        wanted = {name: one for name, one in inner.found.items() if not self._seals.is_own(name)}
-        found: dict[str, Document] = {}
-        if wanted:
-            seal = await self._session(key, next(iter(wanted.values())).data)
-            size = sum(len(one.data) for one in wanted.values())
-            found = await done(size, lambda: opened_documents(seal, wanted, hidden))
-        damaged = (*lost, *(name for name in wanted if name not in found))
-        sealed = {**inner.remains, **{name: one.data for name, one in wanted.items()}}
-        remains = {name: sealed[name] for name in damaged if name in sealed}
+        own = self._wrapper.is_own
+        unreadable = [name for name in inner.damaged if not own(name)]
+        readable = {name: document for name, document in inner.found.items() if not own(name)}
+        restored: dict[str, Document] = {}
+        if readable:
+            transform = await self._session(key, next(iter(readable.values())).data)
+            size = sum(len(document.data) for document in readable.values())
+            restored = await in_thread_if_large(
+                size, lambda: restore_documents(transform, readable, hidden)
+            )
+        damaged = (*unreadable, *(name for name in readable if name not in restored))
+        stored = inner.remains | {name: document.data for name, document in readable.items()}
+        remains = {name: stored[name] for name in damaged if name in stored}
         tail = _tail(key, hidden) or inner.unproven_tail
-        return Documents(outer, found, damaged, remains=remains, unproven_tail=tail)
+        outer = outer_manifest(manifest, hidden)
+        return Documents(outer, restored, damaged, remains=remains, unproven_tail=tail)
 
     async def _hidden(self, key: SessionKey, inner: Documents) -> HiddenManifest | None:
         manifest = inner.manifest
-        if manifest is None or not is_ours(manifest.about.title):
+        if manifest is None or not has_hidden(manifest.about.title):
             return None
-        tenant = await self._seals.of_tenant(self._store, key.tenant, make=False)
+        tenant = await self._wrapper.tenant_transform(self._store, key.tenant, create=False)
         try:
-            return hidden_in(manifest, tenant)
+            return read_hidden(manifest, tenant)
         except CorruptRecordError:
-            if await self._seals.unproven(self._store, inner, key):
-                return None  # which is told
+            if await self._wrapper.unproven_reason(self._store, inner, key):
+                return None  # the caller reports the reason
             raise
 
-    def _unproven(self, inner: Documents, why: str, tail: str) -> Documents:
-        """Answer for a manifest that is not what was written: all that it lists is damaged."""
+    def _unproven(self, inner: Documents, reason: str, tail: str) -> Documents:
+        """Return the result for a manifest that was lost or forged: all documents are damaged."""
         listed = () if inner.manifest is None else tuple(inner.manifest.documents)
-        names = [name for name in (*listed, *inner.damaged) if not self._seals.is_own(name)]
-        lost = tuple(dict.fromkeys(names)) or (SESSION,)
-        found = {name: one.data for name, one in inner.found.items()}
-        remains = {name: data for name, data in {**inner.remains, **found}.items() if name in lost}
-        because = dict.fromkeys(lost, why)
-        return Documents(damaged=lost, why=because, remains=remains, unproven_tail=tail)
+        names = [name for name in (*listed, *inner.damaged) if not self._wrapper.is_own(name)]
+        damaged = tuple(dict.fromkeys(names)) or (SESSION,)
+        stored = inner.remains | {name: document.data for name, document in inner.found.items()}
+        remains = {name: data for name, data in stored.items() if name in damaged}
+        reasons = dict.fromkeys(damaged, reason)
+        return Documents(damaged=damaged, why=reasons, remains=remains, unproven_tail=tail)
 
     def _foreign(self, inner: Documents) -> Documents:
-        """Answer for a manifest that no engine has folded through this wrapper yet."""
+        """Return the result for a manifest that was never folded through this wrapper."""
         manifest = inner.manifest
         if manifest is None:
-            left = [name for name in inner.damaged if not self._seals.is_own(name)]
-            remains = {name: inner.remains[name] for name in left if name in inner.remains}
-            return Documents(damaged=tuple(left), remains=remains)
+            damaged = [name for name in inner.damaged if not self._wrapper.is_own(name)]
+            remains = {name: inner.remains[name] for name in damaged if name in inner.remains}
+            return Documents(damaged=tuple(damaged), remains=remains)
         if self._own(manifest):
             return Documents()
-        return inner if self._seals.takes_plain else Documents()
+        return inner if self._wrapper.accepts_plain else Documents()
 
     def _own(self, manifest: Manifest | None) -> dict[str, FoldedDocument]:
         listed = {} if manifest is None else manifest.documents
-        return {name: one for name, one in listed.items() if self._seals.is_own(name)}
+        return {name: entry for name, entry in listed.items() if self._wrapper.is_own(name)}
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Seal documents and what their manifest tells, and write them."""
-        if taken := self._own(manifest):
-            message = f"documents named as {min(taken)} are this store's own: choose another name"
-            raise NotStorableError(message, key=str(key), documents=sorted(taken))
-        seal = await self._seals.of_session(self._store, key)
-        if seal is None:
-            message = f"epoch {manifest.epoch} of {key} may not write: nobody has it"
-            raise LeaseLostError(message, key=str(key), epoch=manifest.epoch, newest=0)
+        if reserved := self._own(manifest):
+            message = (
+                f"documents named like {min(reserved)} are this store's own: choose another name"
+            )
+            raise NotStorableError(message, key=str(key), documents=sorted(reserved))
+        transform = await self._wrapper.session_transform(self._store, key)
+        if transform is None:
+            raise _no_lease(key, manifest.epoch)
         tenant = await self._tenant(key.tenant)
         before = (await self._store.read_documents(key, ())).manifest
         plain = {name: documents[name] for name in documents if name in manifest.documents}
-        proof = await self._seals.proof(self._store, manifest)
+        proof = await self._wrapper.prove(self._store, manifest)
 
-        def seal_all() -> dict[str, bytes]:
+        def transform_all() -> dict[str, bytes]:
+            listed = manifest.documents
             return {
-                name: sealed_document(seal, name, data, proof, manifest.documents[name].as_of_seq)
+                name: transform_document(transform, name, data, proof, listed[name].as_of_seq)
                 for name, data in plain.items()
             }
 
-        sealed = await done(sum(map(len, plain.values())), seal_all)
+        transformed = await in_thread_if_large(sum(map(len, plain.values())), transform_all)
         own = self._own(before)
-        anew = {} if own else self._seals.own_anew(key, seal)
-        own |= {name: folded_of(data, manifest.as_of_seq) for name, data in anew.items()}
-        inner = inner_of(manifest, sealed, before, own, tenant, proof)
-        for name in unfit(manifest, plain):  # the engine's own promise is broken: say it later
-            lost = msgspec.structs.replace(inner.documents[name], sha256="0" * 64)
-            inner.documents[name] = lost
-        await self._store.write_documents(key, sealed | anew, inner)
+        new_own = {} if own else self._wrapper.new_own_documents(key, transform)
+        own |= {name: folded_of(data, manifest.as_of_seq) for name, data in new_own.items()}
+        inner = inner_manifest(manifest, transformed, before, own, tenant, proof)
+        # A document that is not the one the engine listed is stored with a hash that no bytes
+        # have, so that reading reports it as damaged.
+        for name in mismatched(manifest, plain):
+            entry = msgspec.structs.replace(inner.documents[name], sha256="0" * 64)
+            inner.documents[name] = entry
+        await self._store.write_documents(key, transformed | new_own, inner)
         if proof is not None:
-            self._seals.folded(manifest, proof)
+            self._wrapper.note_fold(manifest, proof)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Seal blobs under names of their own, and keep them."""
-        await done(sum(map(len, blobs.values())), lambda: require_hashed(blobs))
+        await in_thread_if_large(sum(map(len, blobs.values())), lambda: require_hashed(blobs))
         if not blobs:
             return
-        seal = await self._tenant(tenant)
-        sealed = await sealed_blobs(seal, blobs)
-        await self._store.put_blobs(tenant, {seal.name(name): sealed[name] for name in sealed})
+        transform = await self._tenant(tenant)
+        transformed = await transform_blobs(transform, blobs)
+        inner = {transform.inner_name(name): data for name, data in transformed.items()}
+        await self._store.put_blobs(tenant, inner)
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        """Return a blob, opened and verified; None when there is none."""
-        seal = await self._seals.of_tenant(self._store, tenant, make=False)
-        if seal is None:
+        """Return a blob, restored and verified against its name; None if there is none."""
+        transform = await self._wrapper.tenant_transform(self._store, tenant, create=False)
+        if transform is None:
             return None
-        data = await self._store.get_blob(tenant, seal.name(name))
+        data = await self._store.get_blob(tenant, transform.inner_name(name))
         if data is None:
-            return await self._store.get_blob(tenant, name) if self._seals.takes_plain else None
-        return await done(len(data), lambda: verified(name, seal.open(("blob", name), data)))
+            accepts_plain = self._wrapper.accepts_plain
+            return await self._store.get_blob(tenant, name) if accepts_plain else None
+        return await in_thread_if_large(
+            len(data), lambda: verified(name, transform.restore(("blob", name), data))
+        )
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """The bytes are those that people put, where blobs are not packed."""
+        """Remove unreachable blobs; the freed bytes count their size before encryption."""
         inner = await self._inner_names(tenant, reachable)
         swept = await self._store.sweep(tenant, inner, older_than)
-        freed = max(swept.bytes - swept.removed * self._seals.overhead(), 0)
+        freed = max(swept.bytes - swept.removed * self._wrapper.overhead(), 0)
         return msgspec.structs.replace(swept, bytes=freed)
 
     async def blob_names(self, tenant: str) -> list[str]:
-        seal = await self._seals.of_tenant(self._store, tenant, make=False)
+        transform = await self._wrapper.tenant_transform(self._store, tenant, create=False)
         names: set[str] = set()
         for inner in await self._store.blob_names(tenant):
             if inner.startswith("x"):
-                name = seal.named(inner) if seal is not None else None
+                name = transform.outer_name(inner) if transform is not None else None
                 if name is not None:
                     names.add(name)
-            elif self._seals.takes_plain:
+            elif self._wrapper.accepts_plain:
                 names.add(inner)
         return sorted(names)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
         inner = await self._inner_names(tenant, names)
-        there = set(inner).intersection(await self._store.blob_names(tenant))
+        existing = set(inner).intersection(await self._store.blob_names(tenant))
         freed = await self._store.remove_blobs(tenant, inner)
-        return max(freed - len(there) * self._seals.overhead(), 0)
+        return max(freed - len(existing) * self._wrapper.overhead(), 0)
 
     async def _inner_names(self, tenant: str, names: Collection[str]) -> list[str]:
-        seal = await self._seals.of_tenant(self._store, tenant, make=False)
-        plain = list(names) if self._seals.takes_plain else []
-        return plain if seal is None else [*map(seal.name, names), *plain]
+        transform = await self._wrapper.tenant_transform(self._store, tenant, create=False)
+        plain = list(names) if self._wrapper.accepts_plain else []
+        return plain if transform is None else [*map(transform.inner_name, names), *plain]
 
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Who has the wrapper's own sessions is its own affair."""
-        return None if key.agent == self._seals.hidden else await self._store.holder(key)
+        """Return the lease's state; None for the wrapper's own sessions."""
+        return None if key.agent == self._wrapper.hidden_agent else await self._store.holder(key)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """Take the session, and see that it can be read and written."""
-        if key.agent == self._seals.hidden:
+        """Acquire the lease of a session that this wrapper can read and write."""
+        if key.agent == self._wrapper.hidden_agent:
             message = f"the agent id {key.agent!r} is this store's own: choose another"
             raise ConfigError(message, option="agent id", value=key.agent)
         if after:
-            await self._seals.check(self._store, key)
-        grant = await self._store.acquire(key, after=after)
+            await self._wrapper.require_readable(self._store, key)
+        lease = await self._store.acquire(key, after=after)
         try:
-            await self._seals.begin(self._store, grant)
-        except BaseException:  # nobody knows that it was taken
+            await self._wrapper.begin(self._store, lease)
+        except BaseException:  # the caller never learns of the lease, so release it here
             with anyio.CancelScope(shield=True), suppress(PerdureError):
-                await self._store.release(key, grant.epoch)
+                await self._store.release(key, lease.epoch)
             raise
-        return grant
+        return lease
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        await self._store.release(key, epoch)
+
+    async def heartbeat(self) -> HeartbeatRequests:
+        return await self._store.heartbeat()
+
+    async def news(self, at_most: float) -> None:
+        await self._store.news(at_most)
+
+    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
+        await self._store.request_handover(key, holder)
 
     # inbox
 
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """Seal items, and leave them for a session."""
         if not items:
             return await self._store.post(key, (), limit=limit)
         self._require_size(key, "a post to", [len(item.payload) for item in items])
-        seal = await self._tenant(key.tenant)
-        sealed = [
+        transform = await self._tenant(key.tenant)
+        transformed = [
             msgspec.structs.replace(
-                item, payload=seal.seal_payload(posted(key, item), item.payload)
+                item, payload=transform.transform_payload(inbox_place(key, item), item.payload)
             )
             for item in items
         ]
-        return await self._store.post(key, sealed, limit=limit)
+        return await self._store.post(key, transformed, limit=limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """Return what waits for a session, opened."""
         items = await self._store.take(key, epoch, limit=limit)
         if not items:
             return []
-        seal = await self._tenant(key.tenant)
-        return [opened_item(seal, key, item) for item in items]
+        transform = await self._tenant(key.tenant)
+        return [restore_item(transform, key, item) for item in items]
+
+    async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+        await self._store.settle(key, epoch, op_ids)
+
+    async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
+        # A store that keeps no dead letters may not know the option.
+        return await (
+            self._store.waiting(dead_letters=True) if dead_letters else self._store.waiting()
+        )
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Seal dead letters, and set them aside."""
-        seal = await self._tenant(key.tenant)
-        await self._store.reject(key, epoch, [sealed_letter(seal, key, one) for one in letters])
+        transform = await self._tenant(key.tenant)
+        transformed = [transform_letter(transform, key, letter) for letter in letters]
+        await self._store.reject(key, epoch, transformed)
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return dead letters, opened."""
         letters = await self._store.dead_letters(key)
         if not letters:
             return []
-        seal = await self._tenant(key.tenant)
-        by_key = not self._seals.takes_plain
-        return [opened_letter(seal, key, one, by_key=by_key) for one in letters]
+        transform = await self._tenant(key.tenant)
+        by_key = not self._wrapper.accepts_plain
+        return [restore_letter(transform, key, letter, by_key=by_key) for letter in letters]
+
+    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
+        return await self._store.drop_dead_letters(key, op_ids)
 
     # directory
 
@@ -633,43 +630,57 @@ class TransformingStore(Passing):
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        seal = await self._seals.of_tenant(self._store, tenant, make=False)
-        if seal is None and (owner is not None or tag is not None):
+        transform = await self._wrapper.tenant_transform(self._store, tenant, create=False)
+        if transform is None and (owner is not None or tag is not None):
             return []
-        found: list[SessionInfo] = []
-        while len(found) < limit:
+        hidden_agent = self._wrapper.hidden_agent
+        sessions: list[SessionInfo] = []
+        while len(sessions) < limit:
             page = await self._store.sessions(
                 tenant=tenant,
-                owner=owner if owner is None or seal is None else seal.token(owner),
-                tag=tag if tag is None or seal is None else seal.token(tag),
+                owner=owner if owner is None or transform is None else transform.token(owner),
+                tag=tag if tag is None or transform is None else transform.token(tag),
                 prefix=prefix,
                 after=after,
-                limit=limit - len(found),
+                limit=limit - len(sessions),
             )
-            found += [listed(one, seal) for one in page if one.key.agent != self._seals.hidden]
+            sessions += [
+                restore_info(info, transform) for info in page if info.key.agent != hidden_agent
+            ]
             if not page:
                 break
             after = page[-1].key
-        return found
+        return sessions
 
     async def tenants(self) -> list[str]:
-        found = await self._store.tenants()
-        if self._seals.hidden is None or "" not in found:
-            return found
-        # The mark of encryption lies with the unnamed tenant, who may have nothing else.
-        there = await self.sessions(limit=1) or await self._store.blob_names("")
-        return found if there else [name for name in found if name]
+        tenants = await self._store.tenants()
+        if self._wrapper.hidden_agent is None or "" not in tenants:
+            return tenants
+        # The mark of an encrypted store is a key of the unnamed tenant, which may own nothing else.
+        has_content = await self.sessions(limit=1) or await self._store.blob_names("")
+        return tenants if has_content else [name for name in tenants if name]
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove what the session owns, its key included."""
+        """Delete everything that the session owns, its data key included."""
         await self._store.delete(key, epoch)
-        self._seals.forget(key)
+        self._wrapper.forget(key)
+
+    async def scrub(self) -> None:
+        await self._store.scrub()
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
 
 
-def _tail(key: SessionKey, hidden: HiddenManifest | None, why: str = "") -> str:
-    """Say why a log may not be complete; empty where nothing says so."""
+def _no_lease(key: SessionKey, epoch: int) -> LeaseLostError:
+    message = f"epoch {epoch} of {key} may not write: the session has no holder"
+    return LeaseLostError(message, key=str(key), epoch=epoch, newest=0)
+
+
+def _tail(key: SessionKey, hidden: HiddenManifest | None, reason: str = "") -> str:
+    """Return why a log may be incomplete; empty if there is no sign of it."""
     end = 0 if hidden is None or hidden.proof is None else hidden.proof.unproven_end
-    return unproven_tail(key, end, why) if end or why else ""
+    return unproven_tail(key, end, reason) if end or reason else ""
 
 
 def _proves(hidden: HiddenManifest) -> bool:

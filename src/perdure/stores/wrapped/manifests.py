@@ -1,8 +1,8 @@
-"""Manifests in two forms: the engine's, and what the inner store may know of it.
+"""Manifests in two forms: the engine's outer manifest, and the inner one that the store sees.
 
-The inner manifest lists the sealed bytes' hashes. What only the engine should see (the plain
-hashes and sizes, title, owner and tags) travels in its title, sealed; owner and tags are
-tokens as well, so that a listing can be asked for them. Pure.
+The inner manifest lists the hashes of the transformed documents. What only the engine may see
+(the plain hashes and sizes, title, owner and tags) is in the inner manifest's title, transformed.
+Owner and tags are tokens in addition, so that listings can filter by them. Pure.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ _LOST = "0" * 64
 
 
 class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a manifest has to be, and what its log was when it was written."""
+    """The fields that a manifest must have, and the state of its log when it was written."""
 
     epoch: int
     as_of_seq: int
     rest: str
-    """A hash of its counters and of its base."""
+    """A hash of the manifest's format, counters and base."""
     digest: str = ""
-    """The link behind ``as_of_seq``, in hex; empty where nothing was folded by it."""
+    """The link hash after ``as_of_seq``, in hex; empty if nothing was folded."""
     run: int = 0
     lost: str = ""
-    """Why there is no fold: what was wrong with the manifest before this one."""
+    """What was wrong with the previous manifest, so that there is no fold; empty if nothing."""
     unproven_end: int = 0
-    """The last record when a manifest was found lost or forged: records behind it may have been
-    cut off. It stays through the folds that follow, until somebody accepts the log."""
+    """The last record when a manifest was found to be lost or forged: records after it may have
+    been cut off. Later folds keep it until the log is accepted."""
 
 
 class HiddenManifest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the inner store does not see."""
+    """The part of a manifest that the inner store does not see."""
 
     about: About
     documents: dict[str, FoldedDocument]
     proof: ManifestProof | None = None
-    """Missing in manifests of sessions that nobody has opened since there are chains."""
+    """None for a session that was not opened since hash chains were introduced."""
     is_begun: bool = False
-    """Whether nothing was folded yet: the manifest is there for the key alone."""
+    """Whether nothing was folded yet: the manifest only lists the data key's document."""
 
 
 def proof_of(
     manifest: Manifest, link: ChainLink | None = None, *, lost: str = "", unproven_end: int = 0
 ) -> ManifestProof:
-    """Return what proves an inner manifest."""
+    """Return the proof of an inner manifest."""
     return ManifestProof(
         manifest.epoch,
         manifest.as_of_seq,
-        _rest(manifest),
+        _counters_hash(manifest),
         "" if link is None else link.digest.hex(),
         0 if link is None else link.run,
         lost,
@@ -68,153 +68,166 @@ def proof_of(
     )
 
 
-def _rest(manifest: Manifest) -> str:
+def _counters_hash(manifest: Manifest) -> str:
     counters = sorted(manifest.counters.items())
     return _sha256(msgspec.json.encode((manifest.format, counters, manifest.base)))
 
 
 def require_proven(manifest: Manifest, proof: ManifestProof) -> None:
-    """See that an inner manifest is the one that was written.
+    """Check that an inner manifest is the one that its proof was written for.
 
     Raises:
-        CorruptRecordError: It is not.
+        CorruptRecordError: It was changed.
 
     """
-    there = (manifest.epoch, manifest.as_of_seq, _rest(manifest))
-    if there != (proof.epoch, proof.as_of_seq, proof.rest):
+    actual = (manifest.epoch, manifest.as_of_seq, _counters_hash(manifest))
+    if actual != (proof.epoch, proof.as_of_seq, proof.rest):
         message = f"the manifest of {manifest.key} was changed without the key"
         raise CorruptRecordError(message, key=str(manifest.key))
 
 
 def facts_of(proof: ManifestProof) -> Facts:
-    """Return what a manifest proves of its log."""
+    """Return what a manifest proves about its log."""
     digest = bytes.fromhex(proof.digest)
     link = ChainLink(proof.as_of_seq, digest, proof.run) if digest else None
     end = proof.unproven_end or (proof.as_of_seq if proof.lost else 0)
     return Facts(proof.as_of_seq, proof.epoch, link, bool(proof.lost), end)
 
 
-def unproven_tail(key: SessionKey, end: int = 0, why: str = "") -> str:
-    """Say that a log may have been longer, as far as anybody knows."""
-    said = f"was lost or forged when it ended at record {end}" if end else f"proves nothing ({why})"
-    where = f"record {end}" if end else "its end"
+def unproven_tail(key: SessionKey, end: int = 0, reason: str = "") -> str:
+    """Return the warning that a log may have been longer.
+
+    Args:
+        key: The session.
+        end: The last record when its manifest was found to be lost or forged, 0 if unknown.
+        reason: What is wrong with the manifest.
+
+    """
+    problem = (
+        f"was lost or forged when the log ended at record {end}"
+        if end
+        else f"proves nothing ({reason})"
+    )
+    position = f"record {end}" if end else "its end"
     return (
-        f"the log of {key} may be incomplete: its manifest {said}, and whether records behind "
-        f"{where} were cut off before that cannot be known"
+        f"the log of {key} may be incomplete: its manifest {problem}, and whether records after "
+        f"{position} were cut off before that cannot be known"
     )
 
 
-def place_of(key: SessionKey) -> Place:
-    """Return the place of what a manifest hides."""
+def manifest_place(key: SessionKey) -> Place:
+    """Return the place of a manifest's hidden part."""
     return ("manifest", key.agent, key.session)
 
 
-def is_ours(title: str | None) -> bool:
-    """Say whether a manifest was made here."""
+def has_hidden(title: str | None) -> bool:
+    """Return whether a manifest's title contains a hidden part."""
     return title is not None and title.startswith(_MARK)
 
 
-def inner_of(
+def inner_manifest(
     manifest: Manifest,
-    sealed: Mapping[str, bytes],
+    transformed: Mapping[str, bytes],
     before: Manifest | None,
     own: Mapping[str, FoldedDocument],
-    seal: Transform,
+    transform: Transform,
     proof: ManifestProof | None = None,
 ) -> Manifest:
-    """Return what the inner store is given.
+    """Return the inner manifest of an outer one.
 
     Args:
-        manifest: The engine's.
-        sealed: The documents that are written now.
-        before: The inner manifest until now, which knows the others.
+        manifest: The outer manifest.
+        transformed: The documents that are written now.
+        before: The inner manifest until now, which lists the other documents.
         own: The wrapper's own documents.
-        seal: The tenant's.
-        proof: What proves the manifest, where the session is chained.
+        transform: The tenant's.
+        proof: The manifest's proof, if the session has a hash chain.
 
     """
     known = before.documents if before else {}
     documents: dict[str, FoldedDocument] = {}
     for name, folded in manifest.documents.items():
-        data = sealed.get(name)
+        data = transformed.get(name)
         old = known.get(name)
         if data is not None:
-            there = folded_of(data, folded.as_of_seq)
+            entry = folded_of(data, folded.as_of_seq)
         else:
-            there = FoldedDocument(folded.as_of_seq, old.sha256 if old else _LOST, folded.size)
-        documents[name] = there
+            entry = FoldedDocument(folded.as_of_seq, old.sha256 if old else _LOST, folded.size)
+        documents[name] = entry
     for name, folded in own.items():
         documents[name] = msgspec.structs.replace(folded, as_of_seq=manifest.as_of_seq)
     about = manifest.about
-    return sealed_in(
+    return with_hidden(
         msgspec.structs.replace(manifest, documents=documents),
         HiddenManifest(about, manifest.documents, proof),
-        seal,
+        transform,
     )
 
 
-def sealed_in(manifest: Manifest, hidden: HiddenManifest, seal: Transform) -> Manifest:
-    """Return an inner manifest with what it hides."""
+def with_hidden(manifest: Manifest, hidden: HiddenManifest, transform: Transform) -> Manifest:
+    """Return an inner manifest with a hidden part in its title."""
     about = hidden.about
-    payload = seal.seal_payload(place_of(manifest.key), msgspec.json.encode(hidden))
+    payload = transform.transform_payload(manifest_place(manifest.key), msgspec.json.encode(hidden))
     return msgspec.structs.replace(
         manifest,
         about=msgspec.structs.replace(
             about,
             title=_MARK + payload.decode(),
-            owner=None if about.owner is None else seal.token(about.owner),
-            tags=tuple(map(seal.token, about.tags)),
+            owner=None if about.owner is None else transform.token(about.owner),
+            tags=tuple(map(transform.token, about.tags)),
         ),
     )
 
 
 def folded_of(data: bytes, as_of_seq: int) -> FoldedDocument:
-    """Return what a manifest says of a document with these bytes."""
+    """Return the manifest's entry for a document with these bytes."""
     return FoldedDocument(as_of_seq, _sha256(data), len(data))
 
 
-def outer_of(inner: Manifest, hidden: HiddenManifest) -> Manifest:
-    """Return the engine's manifest."""
+def outer_manifest(inner: Manifest, hidden: HiddenManifest) -> Manifest:
+    """Return the engine's manifest from an inner one and its hidden part."""
     return msgspec.structs.replace(inner, documents=hidden.documents, about=hidden.about)
 
 
-def listed(info: SessionInfo, seal: Transform | None) -> SessionInfo:
-    """Return a listing's line as it was before it was sealed; what is damaged stays unsaid."""
-    if not is_ours(info.title):
+def restore_info(info: SessionInfo, transform: Transform | None) -> SessionInfo:
+    """Return a listing's original entry; title, owner and tags are left out if damaged."""
+    if not has_hidden(info.title):
         return info
     try:
-        about = _hidden(info.key, info.title, seal).about
+        about = _decode_hidden(info.key, info.title, transform).about
     except CorruptRecordError:
         about = About()
     return msgspec.structs.replace(info, title=about.title, owner=about.owner, tags=about.tags)
 
 
-def hidden_in(inner: Manifest, seal: Transform | None) -> HiddenManifest:
-    """Return what an inner manifest hides.
+def read_hidden(inner: Manifest, transform: Transform | None) -> HiddenManifest:
+    """Return an inner manifest's hidden part.
 
     Raises:
         CorruptRecordError: It is damaged, or the manifest around it was changed.
 
     """
-    hidden = _hidden(inner.key, inner.about.title, seal)
+    hidden = _decode_hidden(inner.key, inner.about.title, transform)
     if hidden.proof is not None:
         require_proven(inner, hidden.proof)
     return hidden
 
 
-def _hidden(key: SessionKey, title: str | None, seal: Transform | None) -> HiddenManifest:
+def _decode_hidden(
+    key: SessionKey, title: str | None, transform: Transform | None
+) -> HiddenManifest:
     message = f"the manifest of {key} is damaged: restore it from a copy"
-    if seal is None or title is None:
+    if transform is None or title is None:
         raise CorruptRecordError(message, key=str(key))
-    opened = seal.open_payload(place_of(key), title.removeprefix(_MARK).encode())
+    payload = transform.restore_payload(manifest_place(key), title.removeprefix(_MARK).encode())
     try:
-        return decode(opened, HiddenManifest)
+        return decode(payload, HiddenManifest)
     except FormatError as error:
         raise CorruptRecordError(message, key=str(key)) from error
 
 
-def unfit(manifest: Manifest, documents: Mapping[str, bytes]) -> Collection[str]:
-    """Return the documents whose bytes are not those that the manifest lists."""
+def mismatched(manifest: Manifest, documents: Mapping[str, bytes]) -> Collection[str]:
+    """Return the names of documents whose bytes have another hash than the manifest lists."""
     return [
         name
         for name, data in documents.items()
@@ -222,43 +235,45 @@ def unfit(manifest: Manifest, documents: Mapping[str, bytes]) -> Collection[str]
     ]
 
 
-def sealed_document(
-    seal: Transform, name: str, data: bytes, proof: ManifestProof | None, as_of: int
+def transform_document(
+    transform: Transform, name: str, data: bytes, proof: ManifestProof | None, as_of: int
 ) -> bytes:
-    """Return a document sealed; a proven one to the record that it is as of, as well."""
+    """Return a document transformed; with a proof, it is also bound to its ``as_of`` record."""
     if proof is None:
-        return seal.seal(("document", name), data)
-    return seal.seal(("folded", name), as_of.to_bytes(8, "big") + data)
+        return transform.transform(("document", name), data)
+    return transform.transform(("folded", name), as_of.to_bytes(8, "big") + data)
 
 
-def opened_documents(
-    seal: Transform, sealed: Mapping[str, Document], hidden: HiddenManifest
+def restore_documents(
+    transform: Transform, inner: Mapping[str, Document], hidden: HiddenManifest
 ) -> dict[str, Document]:
-    """Return documents opened, but for those that are damaged, or are not of this fold.
+    """Return the original documents, without those that are damaged or of an older fold.
 
-    One of a newer fold is good, too: somebody was killed before he had written its manifest.
+    A document of a newer fold is valid: its writer was killed before writing the manifest.
     """
-    found: dict[str, Document] = {}
-    for name, one in sealed.items():
+    documents: dict[str, Document] = {}
+    for name, document in inner.items():
         with suppress(CorruptRecordError):
-            data, as_of = _opened(seal, name, one, hidden)
-            listed = hidden.documents.get(name)
+            data, as_of = _restore_document(transform, name, document, hidden)
+            entry = hidden.documents.get(name)
             if hidden.proof is not None and (
-                listed is None or (listed.sha256 != _sha256(data) and not as_of > listed.as_of_seq)
+                entry is None or (entry.sha256 != _sha256(data) and not as_of > entry.as_of_seq)
             ):
                 continue
-            found[name] = Document(data, one.as_of_seq)
-    return found
+            documents[name] = Document(data, document.as_of_seq)
+    return documents
 
 
-def _opened(seal: Transform, name: str, one: Document, hidden: HiddenManifest) -> tuple[bytes, int]:
-    """Return a document, and the record that its seal proves it to be as of, 0 for none."""
+def _restore_document(
+    transform: Transform, name: str, document: Document, hidden: HiddenManifest
+) -> tuple[bytes, int]:
+    """Return a document, and the record that it is proven to be as of, 0 for none."""
     if hidden.proof is not None:
         with suppress(CorruptRecordError):
-            data = seal.open(("folded", name), one.data)
+            data = transform.restore(("folded", name), document.data)
             as_of = int.from_bytes(data[:8], "big")
-            return data[8:], as_of if as_of == one.as_of_seq else 0
-    return seal.open(("document", name), one.data), 0  # maybe of before there were proofs
+            return data[8:], as_of if as_of == document.as_of_seq else 0
+    return transform.restore(("document", name), document.data), 0  # written before proofs existed
 
 
 def _sha256(data: bytes) -> str:

@@ -1,7 +1,8 @@
-"""What a wrapper does to bytes, and the port that does it; `layer` has the one that brings it.
+"""Reversible transform of bytes: the protocol between a wrapper store and its codec.
 
-A *place* says where bytes belong: what they are, whose, and which. A seal may bind bytes to
-their place, so that they fit nowhere else.
+Encryption and compression implement `Transform`; `layer` applies it to every call of the store
+port. A *place* says where bytes belong: their kind, their owner and their name. Encryption binds
+bytes to their place as associated data, so that they decrypt nowhere else.
 """
 
 from __future__ import annotations
@@ -17,61 +18,61 @@ Place = tuple[str | int | bool, ...]
 
 
 class Transform(Protocol):
-    """Seal bytes of one session, or of one tenant, and open them again."""
+    """Transform the bytes of one session or of one tenant, and restore them."""
 
-    def seal(self, place: Place, data: bytes) -> bytes:
-        """Return what to keep; the same for the same place and bytes."""
+    def transform(self, place: Place, data: bytes) -> bytes:
+        """Return the bytes to store; the same place and bytes always give the same result."""
         ...
 
-    def open(self, place: Place, data: bytes) -> bytes:
-        """Return the bytes again.
+    def restore(self, place: Place, data: bytes) -> bytes:
+        """Return the original bytes.
 
-        Raises CorruptRecordError when they are damaged, or belong elsewhere.
+        Raises CorruptRecordError when they are damaged or belong to another place.
         """
         ...
 
-    def seal_payload(self, place: Place, payload: bytes) -> bytes:
-        """Do the same to a payload, which is JSON and stays it."""
+    def transform_payload(self, place: Place, payload: bytes) -> bytes:
+        """Transform a JSON payload; the result is JSON too."""
         ...
 
-    def open_payload(self, place: Place, payload: bytes) -> bytes:
-        """Return the payload again."""
+    def restore_payload(self, place: Place, payload: bytes) -> bytes:
+        """Return the original payload."""
         ...
 
     def token(self, text: str) -> str:
-        """Return a text as what a listing can be asked for."""
+        """Return the form of a text that listings filter by."""
         ...
 
-    def name(self, blob: str) -> str:
-        """Return the inner name of a blob."""
+    def inner_name(self, name: str) -> str:
+        """Return a blob's name in the inner store."""
         ...
 
-    def named(self, inner: str) -> str | None:
-        """Return the name of an inner blob, None if it is not ours."""
+    def outer_name(self, inner: str) -> str | None:
+        """Return a blob's name from its inner name; None if this transform did not name it."""
         ...
 
 
 def to_text(data: bytes) -> bytes:
-    """Return bytes as a JSON string."""
+    """Return bytes as a JSON string, in base64."""
     return b'"%b"' % base64.b64encode(data)
 
 
 def from_text(payload: bytes, what: str, start: int = 1) -> bytes:
-    """Return the bytes of a JSON string.
+    """Return the bytes of a JSON string, whose base64 begins at ``start``.
 
     Raises:
-        CorruptRecordError: It is none.
+        CorruptRecordError: The payload is not such a string.
 
     """
     try:
         if payload[:1] != b'"' or payload[-1:] != b'"':
-            raise ValueError  # noqa: TRY301  # damaged like the rest
+            raise ValueError  # noqa: TRY301  # the same damage as invalid base64
         return base64.b64decode(payload[start:-1], validate=True)
     except (ValueError, binascii.Error) as error:
-        message = f"{what} is damaged, or was never sealed: restore it from a copy"
+        message = f"{what} is damaged, or was never encrypted: restore it from a copy"
         raise CorruptRecordError(message) from error
 
 
-def said(place: Sequence[str | int | bool]) -> str:
-    """Return a place for people."""
+def describe_place(place: Sequence[str | int | bool]) -> str:
+    """Return a place as text for error messages."""
     return " ".join(str(part) for part in place if part != "")

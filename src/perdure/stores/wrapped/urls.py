@@ -1,4 +1,4 @@
-"""What a URL says of wrappers: ``encrypted+`` before it, ``compression=`` in its query."""
+"""Wrappers named in a store URL: the prefix ``encrypted+`` and the option ``compression=``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from perdure.errors import ConfigError
 from perdure.store import Store
-from perdure.stores.wrapped.compressed import CompressedStore, packing_of
+from perdure.stores.wrapped.compressed import CompressedStore, compression_for
 from perdure.stores.wrapped.encrypted import EncryptedStore
 from perdure.stores.wrapped.keys import MasterKeys
 
@@ -14,43 +14,43 @@ ENCRYPTED = "encrypted+"
 OPTION = "compression="
 
 
-def peeled(url: str, keys: MasterKeys | None = None) -> tuple[str, Callable[[Store], Store]]:
-    """Return the inner store's URL, and what to put around that store.
+def unwrap_url(url: str, keys: MasterKeys | None = None) -> tuple[str, Callable[[Store], Store]]:
+    """Return the inner store's URL, and the function that wraps that store.
 
-    With *keys* the store is encrypted, whether the URL says so or not, and by these.
+    With *keys* the store is encrypted with them, whether or not the URL asks for encryption.
 
-    >>> peeled("sqlite:///x.db?compression=zstd")[0]
+    >>> unwrap_url("sqlite:///x.db?compression=zstd")[0]
     'sqlite:///x.db'
 
     Raises:
-        ConfigError: The key or the compression does not fit.
-        MissingExtraError: What a wrapper needs is not installed.
+        ConfigError: The key or the compression is invalid.
+        MissingExtraError: A package that a wrapper needs is not installed.
 
     """
     is_encrypted = url.lower().startswith(ENCRYPTED)
     inner = url[len(ENCRYPTED) :] if is_encrypted else url
     inner, compression = _without_option(inner)
-    packing_of(compression)  # a name that nobody knows is refused before any key is read
+    compression_for(compression)  # refuse an unknown name before reading any key
     if is_encrypted or keys is not None:
         if is_encrypted and ":" not in inner:
-            message = f"{ENCRYPTED} stands before no store: use encrypted+file:PATH, for example"
+            message = f"{ENCRYPTED} has no store after it: use encrypted+file:PATH, for example"
             raise ConfigError(message, option="url")
-        master = keys or MasterKeys.from_environment()
-        return inner, lambda store: EncryptedStore(store, master, compression=compression)
-    return inner, CompressedStore if compression is not None else _plain
+        masters = keys or MasterKeys.from_environment()
+        return inner, lambda store: EncryptedStore(store, masters, compression=compression)
+    return inner, CompressedStore if compression is not None else _unchanged
 
 
-def _plain(store: Store) -> Store:
+def _unchanged(store: Store) -> Store:
     return store
 
 
 def _without_option(url: str) -> tuple[str, str | None]:
-    before, mark, query = url.rpartition("?")
-    if not mark:
+    base, question_mark, query = url.rpartition("?")
+    if not question_mark:
         return url, None
-    parts = query.split("&")
-    found = [part.removeprefix(OPTION) for part in parts if part.startswith(OPTION)]
-    if not found:
+    options = query.split("&")
+    values = [option.removeprefix(OPTION) for option in options if option.startswith(OPTION)]
+    if not values:
         return url, None
-    rest = "&".join(part for part in parts if not part.startswith(OPTION))
-    return (f"{before}?{rest}" if rest else before), found[-1]
+    others = "&".join(option for option in options if not option.startswith(OPTION))
+    return (f"{base}?{others}" if others else base), values[-1]
