@@ -1,4 +1,9 @@
-"""The right to write a session: when it may be taken, taking it, and who has gone silent."""
+"""Leases: the terms, acquiring one, and which owners have stopped renewing their heartbeat.
+
+A lease is an owner process and an epoch. An owner renews one heartbeat for all of its leases; all
+of them are expired once that heartbeat has not moved for ``ttl`` seconds on the monotonic clock of
+the process that wants a session, so that two clocks are never compared.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +18,18 @@ from perdure.errors import ConfigError, LeaseHeldError, StoreError, StoreUnavail
 from perdure.records.keys import SessionKey
 from perdure.store import HeartbeatRequests, HeldLease, LeaseState, Store
 
-# When a session may be taken from whoever had it: pure decisions
-#
-# A lease is an owner process and an epoch. Owners renew one heartbeat each; all of an owner's
-# leases are expired when its heartbeat has not moved for ``ttl`` on the taker's own monotonic
-# clock (`perdure.lease`), so that no two clocks are ever compared.
-
+T = TypeVar("T")
 
 OnHeld = Literal["handover", "raise", "steal"]
-"""What to do about a session that somebody else holds: ask and wait, give up, or take it."""
+"""What to do about a session that another process holds: ask and wait, raise, or take it."""
 
 
 class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the right to write is kept.
+    """The terms of the leases of one manager.
 
     Args:
         heartbeat: Seconds between two renewals of this process.
-        ttl: Seconds without a renewal after which others may take over.
+        ttl: Seconds without a renewal after which another process may take over.
 
     Raises:
         ConfigError: A value does not fit.
@@ -49,7 +49,7 @@ class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def may_take(holder: LeaseState | None, *, me: str, silent: bool) -> bool:
-    """Say whether a session may be taken now.
+    """Return whether a session may be acquired now.
 
     >>> may_take(None, me="me", silent=False)
     True
@@ -58,33 +58,33 @@ def may_take(holder: LeaseState | None, *, me: str, silent: bool) -> bool:
     """
     if holder is None or holder.released or holder.deleted or holder.alive is False:
         return True
-    # Ours: an open that was abandoned half-way.
+    # Ours: an earlier open was abandoned half-way.
     return silent or holder.owner == me
 
 
-# The watch of owners: which of them have not renewed their heartbeat for the lease's ttl
+# The watch of other owners
 #
-# One watch for a connected manager. Each own heartbeat brings the counters of other owners, each
-# look at a session its holder's. So by the time somebody opens a session, it is mostly known
-# whether its holder is silent, and what one open has found out serves all others.
-# A counter proves nothing about when it was written, so only this process's clock counts, and only
-# as long as its own heartbeats arrive: while it was stopped, or the store took no writes, others
-# could not be seen beating, or could not beat. Checked against a model, which also says what each
-# rule is for (tests/properties/watch_model.py). Should a live owner be taken over all the same,
-# the store's fence keeps its records from being lost or doubled.
+# One watch serves a connected manager. Each of its own heartbeats returns the counters of other
+# owners, and each look at a session returns its holder's. So when a session is opened, it is mostly
+# known already whether its holder is silent, and what one open has found out serves all others.
+# A counter does not prove when it was written. So only this process's clock counts, and only while
+# its own heartbeats arrive: while this process was stopped, or the store accepted no writes, it
+# could not see others renew, or they could not renew. tests/properties/watch_model.py is a model of
+# it, which says what each rule is for. If a live owner is taken over all the same, the store's
+# fence keeps its records from being lost or doubled.
 
 
 _GAP = 1.75
-"""Heartbeats between two own ones from which on the time between them does not count. Whoever
-fails to beat in as long an outage does so again within the ttl, if that is four heartbeats."""
+"""A gap between two own heartbeats, in heartbeat intervals, from which on its time does not count.
+An owner that misses its heartbeat in such an outage renews it within a ttl of four intervals."""
 _FORGET = 2
-"""Ttls after which an owner is forgotten that heartbeats do not tell of, and nobody looked at."""
+"""Ttls after which an owner is forgotten that neither a heartbeat nor a look has named."""
 _MOST = 10_000
-"""Owners that are remembered."""
+"""Owners remembered at most."""
 
 
 class _HeartbeatSeen(msgspec.Struct):
-    """An owner's counter, in time that counts."""
+    """An owner's heartbeat counter; times are those of `OwnerWatch.attended`."""
 
     beat: int
     since: float
@@ -97,7 +97,7 @@ class OwnerWatch:
     """What one process has seen of the heartbeats of others.
 
     Args:
-        lease: The heartbeat's terms.
+        lease: The terms.
         clock: A monotonic clock.
 
     """
@@ -108,10 +108,10 @@ class OwnerWatch:
         self._gap = _GAP * lease.heartbeat
         self._beaten = clock()
         self._counted = 0.0
-        self._seen: dict[str, _HeartbeatSeen] = {}
+        self._owners: dict[str, _HeartbeatSeen] = {}
 
     def attended(self) -> float:
-        """Return the seconds that count by now. Asked for before each look."""
+        """Return the seconds that count so far; read it before each look."""
         since = self.clock() - self._beaten
         return self._counted + since if 0 <= since < self._gap else self._counted
 
@@ -120,48 +120,48 @@ class OwnerWatch:
         self._counted = self.attended()
         self._beaten = self.clock()
 
-    def saw(self, owner: str, beat: int, asked: float) -> bool:
+    def saw(self, owner: str, beat: int, looked_at: float) -> bool:
         """Note an owner's counter; return whether the owner is silent.
 
         Args:
             owner: Whose counter.
-            beat: The counter, as it was read after ``asked``.
-            asked: What ``attended`` was before the look.
+            beat: The counter, read after ``looked_at``.
+            looked_at: What ``attended`` returned before the look.
 
         """
-        seen = self._seen.get(owner)
+        known = self._owners.get(owner)
         now = self.attended()
-        if seen is None or seen.beat != beat:
-            if seen is None and len(self._seen) >= _MOST:
-                del self._seen[next(iter(self._seen))]
-            seen = self._seen[owner] = _HeartbeatSeen(beat, now, now)
-        # Once proven, it holds for as long as the counter is the same, whatever was missed.
-        seen.silent = seen.silent or asked - seen.since >= self._ttl
-        seen.looked = now
-        return seen.silent
+        if known is None or known.beat != beat:
+            if known is None and len(self._owners) >= _MOST:
+                del self._owners[next(iter(self._owners))]
+            known = self._owners[owner] = _HeartbeatSeen(beat, now, now)
+        # Once proven, silence holds for as long as the counter stays the same.
+        known.silent = known.silent or looked_at - known.since >= self._ttl
+        known.looked = now
+        return known.silent
 
-    def saw_all(self, beats: Mapping[str, int], asked: float) -> None:
-        """Note what a heartbeat told of other owners; forget those that are gone."""
+    def saw_all(self, beats: Mapping[str, int], looked_at: float) -> None:
+        """Note the counters that a heartbeat returned; forget owners of which nothing was heard."""
         for owner, counter in beats.items():
-            self.saw(owner, counter, asked)
+            self.saw(owner, counter, looked_at)
         before = self.attended() - _FORGET * self._ttl
-        gone = [owner for owner, seen in self._seen.items() if seen.looked < before]
-        for owner in gone:
-            del self._seen[owner]
+        forgotten = [owner for owner, known in self._owners.items() if known.looked < before]
+        for owner in forgotten:
+            del self._owners[owner]
 
 
 async def beat(store: Store, watch: OwnerWatch) -> HeartbeatRequests:
-    """Renew this owner's heartbeat, and note what it tells of others."""
+    """Renew this owner's heartbeat, and note the counters of other owners."""
     began = watch.attended()
-    asked = await store.heartbeat()
+    requests = await store.heartbeat()
     watch.beaten()
-    if asked.beats is not None:
-        watch.saw_all(asked.beats, began)
-    return asked
+    if requests.beats is not None:
+        watch.saw_all(requests.beats, began)
+    return requests
 
 
 async def look(store: Store, key: SessionKey, watch: OwnerWatch) -> tuple[LeaseState | None, bool]:
-    """Say who has a session, and whether that owner is silent."""
+    """Return who holds a session, and whether that owner is silent."""
     began = watch.attended()
     holder = await store.holder(key)
     if holder is None:
@@ -169,20 +169,18 @@ async def look(store: Store, key: SessionKey, watch: OwnerWatch) -> tuple[LeaseS
     return holder, watch.saw(holder.listed or holder.owner, holder.beat, began)
 
 
-# Taking the right to write a session: look, ask, wait, take
+# Acquiring a lease: look, ask the holder, wait, take
 #
-# The caller gets a `HeldLease`, or a LeaseHeldError that says who has the session and what to do.
-# Cancelling is safe at any point: an epoch that was taken and not used is simply taken over by the
-# next open.
+# Cancelling is safe at any point: the next open takes over an epoch that was acquired but not used.
 
 
 SOON, LATE, SLOWER = 0.002, 0.05, 1.6
-"""Seconds between two looks at a session that somebody else holds: at first, at most; and what
-each pause is longer than the one before. It begins anew with each new holder."""
+"""Seconds between two looks at a session that another process holds: the first pause, the longest,
+and the factor from one to the next. A new holder starts with the first pause again."""
 AGAIN = 1.0
-"""Seconds after which a holder is asked again: it may have lost a letter with its store."""
+"""Seconds after which a holder is asked again: its store may have lost the first request."""
 COURTESY = 0.25
-"""Seconds for which a session that was just given away is left to whoever asked for it."""
+"""Seconds for which a session that was just handed over is left to the process that asked."""
 
 
 async def acquire_lease(
@@ -195,20 +193,20 @@ async def acquire_lease(
     wait: float,
     given: int = 0,
 ) -> HeldLease:
-    """Take the lease of a session, by handover where somebody else holds it.
+    """Acquire the lease of a session, by handover if another process holds it.
 
     Args:
         store: Where the session is.
         key: Which session.
         me: This owner's id.
-        watch: Tells whether its holder has fallen silent; it goes by own heartbeats, so
-            somebody has to beat meanwhile.
+        watch: Knows whether the holder is silent. It counts this process's own heartbeats, so
+            they have to be renewed meanwhile.
         on_held: ``handover`` asks the holder and waits, ``raise`` gives up at once,
-            ``steal`` waits for the holder's expiry without asking. One that is known to be
+            ``steal`` waits for the lease to expire without asking. A holder that is known to be
             silent is not waited for.
         wait: Seconds to wait at most, by the watch's clock.
-        given: The epoch in which we gave the session to somebody who asked, if we did: then
-            whoever asked comes first.
+        given: The epoch in which this process handed the session over, if it did: then the
+            process that asked comes first.
 
     Raises:
         LeaseHeldError: The holder is alive and did not hand over in time.
@@ -222,35 +220,35 @@ async def acquire_lease(
         if _is_due(holder, given) and now - start < COURTESY:
             await asking.pause(given)
         elif may_take(holder, me=me, silent=silent):
-            grant = await asking.take(holder, in_time=now - start < wait + AGAIN)
-            if grant is not None:
-                return grant
+            lease = await asking.take(holder, in_time=now - start < wait + AGAIN)
+            if lease is not None:
+                return lease
         elif holder is not None:
             if on_held == "raise" or now - start >= wait:
-                raise held(key, holder, on_held, now - start)
+                raise lease_held(key, holder, on_held, now - start)
             if on_held == "handover":
                 await asking.ask(holder, now)
             await asking.pause(holder.epoch, at_most=max(wait - (now - start), 0.001))
 
 
 def _is_due(holder: LeaseState | None, given: int) -> bool:
-    """Say whether somebody to whom we gave a session has not taken it yet."""
+    """Return whether the process that a session was handed over to has not acquired it yet."""
     return holder is not None and holder.released and holder.epoch == given
 
 
 class _Asking:
-    """Whom we have asked, and how long to wait until the next look."""
+    """Which holder was asked, and how long to wait until the next look."""
 
     def __init__(self, store: Store, key: SessionKey) -> None:
         self._store = store
         self._key = key
-        self._asked: tuple[int, float] = (0, 0.0)
+        self._last_request: tuple[int, float] = (0, 0.0)
         self._epoch = 0
         self._pause = SOON
         self._doubted = False
 
     async def take(self, holder: LeaseState | None, *, in_time: bool) -> HeldLease | None:
-        """Take it; None if somebody else was faster, or nobody knows, and to be looked at again."""
+        """Acquire the lease; None if another process was faster, or the answer was lost."""
         after = 0 if holder is None else holder.epoch
         try:
             return await self._store.acquire(self._key, after=after)
@@ -258,7 +256,7 @@ class _Asking:
             if not in_time:
                 raise
         except StoreUnavailableError:
-            # It may be ours already, only the answer was lost: look once more who has it.
+            # The lease may be ours, and only the answer was lost: look once more who holds it.
             if self._doubted:
                 raise
             self._doubted = True
@@ -266,22 +264,24 @@ class _Asking:
         return None
 
     async def ask(self, holder: LeaseState, now: float) -> None:
-        """Ask each holder at once, and again from time to time."""
-        epoch, at = self._asked
+        """Ask a new holder at once, and every holder again each ``AGAIN`` seconds."""
+        epoch, at = self._last_request
         if epoch != holder.epoch or now - at >= AGAIN:
-            self._asked = (holder.epoch, now)
+            self._last_request = (holder.epoch, now)
             await self._store.request_handover(self._key, holder)
 
     async def pause(self, epoch: int, *, at_most: float = LATE) -> None:
-        """Wait: the longer, the longer this epoch has lasted."""
+        """Wait, longer each time as long as the epoch stays the same."""
         if epoch != self._epoch:
             self._epoch, self._pause = epoch, SOON
         await anyio.sleep(min(self._pause, at_most))
         self._pause = min(self._pause * SLOWER, LATE)
 
 
-def held(key: SessionKey, holder: LeaseState, on_held: OnHeld, waited: float) -> LeaseHeldError:
-    """Return the error for a session that somebody else goes on holding."""
+def lease_held(
+    key: SessionKey, holder: LeaseState, on_held: OnHeld, waited: float
+) -> LeaseHeldError:
+    """Return the error for a session that another process keeps."""
     cure = (
         'open it with on_held="handover" to ask for it'
         if on_held == "raise"
@@ -292,12 +292,6 @@ def held(key: SessionKey, holder: LeaseState, on_held: OnHeld, waited: float) ->
     return LeaseHeldError(message, key=str(key), owner=holder.owner, epoch=holder.epoch)
 
 
-# Heartbeats while leases are held for long, so that nobody takes for dead who is only busy
-
-
-T = TypeVar("T")
-
-
 async def while_beating(
     stores: Sequence[Store],
     act: Callable[[], Awaitable[T]],
@@ -305,14 +299,14 @@ async def while_beating(
     watches: Mapping[str, OwnerWatch] | None = None,
     every: float = LeaseOptions().heartbeat,
 ) -> T:
-    """Do something, and renew this owner's heartbeat in each store until it is done.
+    """Run ``act``, and renew this owner's heartbeat in each store until it has returned.
 
-    Who asks for a session meanwhile gets it when it is released.
+    For long operations under a lease: without it, other processes would take this one for dead.
 
     Args:
         stores: Open stores.
-        act: What is done; its errors are raised as they are.
-        watches: By a store's owner: what is to note the heartbeats of others.
+        act: What to run; its errors are raised as they are.
+        watches: By a store's owner: where the heartbeats of other owners are noted.
         every: Seconds between two heartbeats.
 
     """
@@ -336,6 +330,6 @@ async def while_beating(
 
 async def _beat(store: Store, watch: OwnerWatch, every: float) -> None:
     while True:
-        with contextlib.suppress(StoreError):  # what is under way will say so, if it does not pass
+        with contextlib.suppress(StoreError):  # ``act`` reports an outage that lasts
             await beat(store, watch)
         await anyio.sleep(every)

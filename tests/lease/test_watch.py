@@ -182,8 +182,8 @@ async def test_owners_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatc
         moved.look(f"owner {place}")
     moved.run(3 * TTL)
     moved.watch.saw_all({"there": 1}, moved.watch.attended())
-    assert list(moved.watch._seen) == ["there"]
+    assert list(moved.watch._owners) == ["there"]
     monkeypatch.setattr(module, "_MOST", 10)
     for place in range(50):
         moved.look(f"owner {place}")
-    assert len(moved.watch._seen) == 10
+    assert len(moved.watch._owners) == 10
