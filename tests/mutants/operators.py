@@ -143,7 +143,7 @@ class Package:
             if ast.dump(function) == before:
                 raise MutantError(f"{reference}: {operator!r} changes nothing")
         for path, tree in trees.items():
-            texts[path] = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+            texts[path] = ast.unparse(tree) + "\n"
             compile(texts[path], str(path), "exec")
         return texts
 

@@ -24,7 +24,10 @@ def test_each_rule_is_needed(rule: str) -> None:
     assert trace.count("time passes") >= 3
 
 
-@pytest.mark.parametrize("seed", range(20))
+SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(8, 20))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_watch_judges_as_the_model_does(seed: int) -> None:
     """Through long stories, of which the model knows only that none robs anybody."""
     chance, silent = random.Random(seed), 0
