@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perdure import Message, Shutdown, connect
 from perdure.checkpoints import replay_files
 from perdure.formats import FolderStorage, FullAgentState
+from perdure.store import LogChunk
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.transfer import export_pair
 
@@ -79,3 +82,34 @@ async def test_a_pair_is_exported_into_a_folder_that_is_made(tmp_path: Path) -> 
     assert sorted(names) == sorted(path.name for path in folder.iterdir())
     assert (await replay_files(folder)).ok
     assert json.loads((folder / "replay.json").read_text())["events"] == 2
+
+
+class TakenOver(MemoryStore):  # type: ignore[misc]  # final for users
+    """Gives one record at a time; a takeover was under way when one of them was read."""
+
+    unsettled = -1
+
+    async def read_log(self, key: Any, **options: Any) -> AsyncGenerator[LogChunk, None]:
+        at = 0
+        async for chunk in super().read_log(key, **options):
+            for record in chunk.records:
+                yield LogChunk((record,), settled=at != self.unsettled)
+                at += 1
+
+
+@pytest.mark.parametrize("part", [0, 1, 3])
+async def test_a_takeover_under_way_is_told_whichever_part_of_the_log_met_it(part: int) -> None:
+    store = TakenOver()
+    async with connect(store, shutdown=QUIET, autosave=None) as sessions:
+        async with sessions.open("ada") as session:
+            session.append(*(Message.user(f"{number}") for number in range(3)))
+            await session.save()
+            view = await sessions.load("ada")
+            assert view is not None
+            assert view.settled
+            store.unsettled = part
+            view = await sessions.load("ada")
+            store.unsettled = -1
+    assert view is not None
+    assert not view.settled
+    assert [one.what for one in view.restore_report.steps].count("unsettled") == 1
