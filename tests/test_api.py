@@ -85,11 +85,11 @@ MADE_BY_PERDURE = {
         "perdure": (
             "Attachment LostSession Session SessionManager SessionView Turn",
             "checkpoints.CheckpointEngine checkpoints.CheckpointReader",
-            "checkpoints.EventReader checkpoints.EventStream agent.AgentContext",
-            "types.Opening types.States types.WorkingMemory",
+            "checkpoints.KernelEventReader checkpoints.KernelEventStream agent.AgentContext",
+            "types.SessionOpening types.States types.WorkingMemory",
         ),
         "perdure.sync": (
-            "Attachment CheckpointEngine CheckpointReader EventReader EventStream",
+            "Attachment CheckpointEngine CheckpointReader KernelEventReader KernelEventStream",
             "LostSession SessionManager Session SessionView States Turn TypedState WorkingMemory",
         ),
     }.items()
@@ -100,8 +100,6 @@ MADE_BY_PERDURE = {
 
 NOT_FOR_USERS = {
     "perdure.PersistentConfig.of": "an agent makes its config by it",
-    "perdure.Session.end_turn": "its turns call it",
-    "perdure.Session.renew": "the manager calls it",
     "perdure.agent.MemoryManager.note_overflow": "the worker calls it",
 }
 

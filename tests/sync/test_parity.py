@@ -37,8 +37,8 @@ PAIRS = [
     (archives.Archives, perdure.sync.Archives),
     (reader.CheckpointReader, perdure.sync.CheckpointReader),
     (engine.CheckpointEngine, perdure.sync.CheckpointEngine),
-    (events.KernelEventReader, perdure.sync.EventReader),
-    (events.KernelEventStream, perdure.sync.EventStream),
+    (events.KernelEventReader, perdure.sync.KernelEventReader),
+    (events.KernelEventStream, perdure.sync.KernelEventStream),
 ]
 pairs = pytest.mark.parametrize(("theirs", "ours"), PAIRS, ids=lambda cls: cls.__name__)
 

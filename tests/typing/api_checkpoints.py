@@ -74,7 +74,7 @@ def blocking(session: perdure.sync.Session, view: perdure.sync.SessionView) -> N
         assert_type(made, Checkpoint)
     reader: perdure.sync.CheckpointReader = view.checkpoints
     assert_type(reader.states(), list[Checkpoint])
-    stream: perdure.sync.EventStream = session.events
+    stream: perdure.sync.KernelEventStream = session.events
     assert_type(stream.emit("custom"), KernelEvent)
-    events: perdure.sync.EventReader = view.events
+    events: perdure.sync.KernelEventReader = view.events
     assert_type(events.read(), list[KernelEvent])

@@ -19,7 +19,12 @@ method of the same name in `perdure`.
 from __future__ import annotations
 
 from perdure.sync.archives import Archives
-from perdure.sync.checkpoints import CheckpointEngine, CheckpointReader, EventReader, EventStream
+from perdure.sync.checkpoints import (
+    CheckpointEngine,
+    CheckpointReader,
+    KernelEventReader,
+    KernelEventStream,
+)
 from perdure.sync.contributors import Attachment, Contributor
 from perdure.sync.manager import SessionManager, connect
 from perdure.sync.session import (
@@ -38,8 +43,8 @@ __all__ = [
     "CheckpointEngine",
     "CheckpointReader",
     "Contributor",
-    "EventReader",
-    "EventStream",
+    "KernelEventReader",
+    "KernelEventStream",
     "LostSession",
     "Session",
     "SessionManager",

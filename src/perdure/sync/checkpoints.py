@@ -89,7 +89,7 @@ class CheckpointEngine(CheckpointReader):
         return self._loop.call(lambda: self._engine.prune(keep=keep))
 
 
-class EventReader:
+class KernelEventReader:
     """The kernel events of a session, to read: ``view.events``."""
 
     def __init__(self, loop: LoopThread, inner: events.KernelEventReader) -> None:
@@ -116,7 +116,7 @@ class EventReader:
 
 
 @final
-class EventStream(EventReader):
+class KernelEventStream(KernelEventReader):
     """A session's kernel events: ``session.events``."""
 
     def __init__(self, loop: LoopThread, inner: events.KernelEventStream) -> None:

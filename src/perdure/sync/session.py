@@ -10,7 +10,12 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, final, overload
 
-from perdure.sync.checkpoints import CheckpointEngine, CheckpointReader, EventReader, EventStream
+from perdure.sync.checkpoints import (
+    CheckpointEngine,
+    CheckpointReader,
+    KernelEventReader,
+    KernelEventStream,
+)
 from perdure.sync.contributors import Attachment, Contributor, relayed
 from perdure.sync.turn import Turn, TurnThread
 
@@ -369,9 +374,9 @@ class Session(Rendered):
         return CheckpointEngine(self._loop, self._inner.checkpoints)
 
     @property
-    def events(self) -> EventStream:
+    def events(self) -> KernelEventStream:
         """Its kernel events: what an agent did, on the session's logical clock."""
-        return EventStream(self._loop, self._inner.events)
+        return KernelEventStream(self._loop, self._inner.events)
 
     # changing it
 
@@ -555,9 +560,9 @@ class SessionView(Rendered):
         return CheckpointReader(self._loop, self._inner.checkpoints)
 
     @property
-    def events(self) -> EventReader:
+    def events(self) -> KernelEventReader:
         """Its kernel events, as of ``seq``."""
-        return EventReader(self._loop, self._inner.events)
+        return KernelEventReader(self._loop, self._inner.events)
 
     def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""
