@@ -101,9 +101,9 @@ def run(
     """Run ``fn(*args, **options)`` in virtual time, within the budgets."""
     name, backend_options = virtual(backend)
     count = _StepCount()
-    if name == "trio":
-        backend_options["instruments"] = [count]
     main = functools.partial(_bounded, fn, count, seconds, *args, **options)
+    if name == "trio":  # anyio.run of 4.11 passes no options on to it
+        return trio.run(main, **backend_options, instruments=[count])
     return anyio.run(main, backend=name, backend_options=backend_options)
 
 
