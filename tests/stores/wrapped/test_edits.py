@@ -6,6 +6,7 @@ could make: what it accepts is whole, and only the key tells that it is not what
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sqlite3
@@ -281,7 +282,23 @@ async def test_a_tail_cut_below_the_manifest_is_found(
     said = await told(inner)
     assert said["check"]
     assert said["forward"]
-    if not filled:
+    if filled:
+        assert said["history"]
+        assert said["reverse"]
+        store = EncryptedStore(inner, KEY)
+        await store.open()
+        last = len(log) - 3  # that is true
+        slices = itertools.product((False, True), range(last - 1, last + 3), (None, 1, 2, 3))
+        for reverse, after, limit in slices:
+            seen: list[int] = []
+            try:
+                async for chunk in store.read_log(ADA, after=after, limit=limit, reverse=reverse):
+                    seen += [one.seq for one in chunk.records]
+            except CorruptRecordError:
+                continue
+            assert max(seen) <= last, (reverse, after, limit)
+        await store.aclose()
+    else:
         assert said["load"]
 
 

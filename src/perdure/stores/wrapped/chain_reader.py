@@ -103,10 +103,14 @@ class ChainReader:
         if request.reverse:
             if is_complete:
                 await self._require_beginning()
+            if self._pending:
+                await self._look_below(self._pending[::-1])
         elif request.before is None and is_complete:
             await self._require_tail()
         elif self._pending:
             await self._look_ahead(self._pending, self._link)
+        if not request.reverse and self._pending and self._link is None:
+            await self._look_below(self._pending)
         pending, self._pending = self._pending, []
         return pending
 
@@ -184,20 +188,29 @@ class ChainReader:
             if self._expected is not None:
                 self._require_run(self._pending, self._expected)
             return []
-        self._join(part.end)
+        await self._join(part.end, self._pending[::-1])
         if part.expected is not None:
             self._require_run(part.leading, part.expected)
         proven, self._pending = self._pending, [*reversed(part.leading)]
         self._expected, self._beyond = part.expected, []
         return [*proven, *reversed(part.records[len(part.leading) :])]
 
-    def _join(self, end: ChainLink | None) -> None:
-        """Check that the pending records lead from a link to the next encrypted record."""
-        if end is None or self._expected is None:
+    async def _join(self, end: ChainLink | None, pending: list[Record]) -> None:
+        """Check that pending records lead from a link to the next encrypted record.
+
+        The last epochs of a log have none: the manifest's link proves those that it was made of.
+        """
+        if end is None:
             return
-        epochs = [*self._pending[::-1], *self._beyond]
-        if self._chain.link_after_epochs(end, epochs) != self._expected:
+        epochs = [*pending, *self._beyond]
+        reached = self._chain.link_after_epochs(end, epochs)
+        if self._expected is not None and reached != self._expected:
             raise chain_error(self._expected.seq + 1, _OTHER_RECORDS)
+        proven = (await self._facts()).link
+        if proven is None or not end.seq < proven.seq <= reached.seq:
+            return
+        if self._chain.link_after_epochs(end, epochs[: proven.seq - end.seq]) != proven:
+            raise chain_error(proven.seq, "the manifest was made of other records")
 
     async def _require_beginning(self) -> None:
         lowest = self._edge
@@ -207,7 +220,7 @@ class ChainReader:
             await self._require_trimmed(lowest.seq)
         facts = await self._facts()
         if facts.link is not None and facts.link.seq == lowest.seq - 1:
-            self._join(facts.link)
+            await self._join(facts.link, self._pending[::-1])
 
     # Both directions.
 
@@ -234,6 +247,25 @@ class ChainReader:
                         self._expected, self._beyond = expected, more
                     elif self._chain.link_after_epochs(link, more) != expected:
                         raise chain_error(record.seq, _OTHER_RECORDS)
+                    return
+        if link is None:
+            self._beyond = more
+        else:
+            await self._join(link, more)
+
+    async def _look_below(self, pending: list[Record]) -> None:
+        """Check epoch records at the beginning of a slice against the encrypted record below."""
+        epochs: list[Record] = []
+        log = self._store.read_log(self._key, before=pending[0].seq, reverse=True)
+        async with aclosing(log):
+            async for chunk in log:
+                for record in chunk.records:
+                    if record.kind == EPOCH:
+                        epochs.append(record)
+                        continue
+                    if record.seq >= self._chain.begins:
+                        link = self._chain.next_link(self._chain.decrypt(record).before, record)
+                        await self._join(link, [*reversed(epochs), *pending])
                     return
 
     async def _facts(self, *, fresh: bool = False) -> Facts:
