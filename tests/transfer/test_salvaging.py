@@ -73,7 +73,7 @@ async def test_a_damaged_entry_of_redis_loses_only_itself(tmp_path: Path) -> Non
     server = valkey.shared()
     url = f"{server.url}?prefix={postgres.schema_of(tmp_path)}"
     await _fill(perdure.store_for(url))
-    log = names_of(url).places(SessionKey("ada")).log
+    log = names_of(url).session_keys(SessionKey("ada")).log
 
     def change(_: int, id: bytes, epoch: bytes, lines: bytes) -> tuple[bytes, bytes, bytes]:
         return id, epoch, lines.replace(b"question 2", b"quastion 2")

@@ -46,7 +46,7 @@ def flip(kind: str, place: Path) -> None:
                 f"(SELECT id FROM {schema}.sessions WHERE agent = '{BAD}')"
             )
         case "redis":
-            log = KeyNames(s3.prefix_of(place)).places(SessionKey(BAD)).log
+            log = KeyNames(s3.prefix_of(place)).session_keys(SessionKey(BAD)).log
             rewrite(valkey.shared(), log, _flip_entry)
         case _:
             client = s3.shared().client(s3.prefix_of(place))

@@ -67,7 +67,7 @@ async def test_a_flipped_bit_in_an_entry_is_named(
     store: RedisStore, server: Valkey, url: str, at: int
 ) -> None:
     await written(store)
-    log = names_of(url).places(KEY).log
+    log = names_of(url).session_keys(KEY).log
 
     def change(place: int, id: bytes, epoch: bytes, data: bytes) -> tuple[bytes, ...]:
         return id, epoch, flipped(data, at % len(data)) if place == 1 else data
@@ -81,7 +81,7 @@ async def test_a_flipped_bit_in_an_entry_is_named(
 
 async def test_an_entry_that_is_cut_is_named(store: RedisStore, server: Valkey, url: str) -> None:
     await written(store)
-    log = names_of(url).places(KEY).log
+    log = names_of(url).session_keys(KEY).log
 
     def change(place: int, id: bytes, epoch: bytes, data: bytes) -> tuple[bytes, ...]:
         return id, epoch, data[: data.index(b"\n") + 1] if place == 3 else data
@@ -93,7 +93,7 @@ async def test_an_entry_that_is_cut_is_named(store: RedisStore, server: Valkey, 
 
 async def test_a_missing_entry_is_named(store: RedisStore, server: Valkey, url: str) -> None:
     await written(store)
-    server.say("XDEL", names_of(url).places(KEY).log, "4-4")
+    server.say("XDEL", names_of(url).session_keys(KEY).log, "4-4")
     for reverse in (False, True):
         with pytest.raises(CorruptRecordError, match="missing"):
             await read(store, reverse=reverse)
@@ -106,12 +106,12 @@ async def test_an_entry_of_another_session_is_not_taken_for_ones_own(
     await written(store)
     grant = await take(store, other)
     await append_ok(store, grant, 2, *group("A", "B"))
-    foreign = bulks(server.ask("XRANGE", names_of(url).places(other).log, "3-2", "3-2"))[2]
+    foreign = bulks(server.ask("XRANGE", names_of(url).session_keys(other).log, "3-2", "3-2"))[2]
 
     def change(place: int, id: bytes, epoch: bytes, data: bytes) -> tuple[bytes, ...]:
         return id, epoch, foreign if place == 1 else data
 
-    rewrite(server, names_of(url).places(KEY).log, change)
+    rewrite(server, names_of(url).session_keys(KEY).log, change)
     with pytest.raises(CorruptRecordError, match="entry 3-2"):
         await read(store)
 
@@ -121,7 +121,7 @@ async def test_a_part_that_is_lost_is_not_an_empty_session(
     store: RedisStore, server: Valkey, url: str, what: str
 ) -> None:
     epoch = await written(store)
-    places = names_of(url).places(KEY)
+    places = names_of(url).session_keys(KEY)
     damage = {
         "log": ("DEL", places.log),
         "session": ("DEL", places.session),
@@ -144,7 +144,7 @@ async def test_nothing_is_appended_to_a_log_that_is_gone(
     store: RedisStore, server: Valkey, url: str, what: str
 ) -> None:
     epoch = await written(store)
-    places = names_of(url).places(KEY)
+    places = names_of(url).session_keys(KEY)
     server.say(*(("DEL", places.log) if what == "log" else ("HSET", places.session, "h", "9")))
     outcome = await append(store, HeldLease(KEY, epoch, 1, created=False), 7, *group("f"))
     assert outcome.status is Status.PERMANENT
@@ -174,7 +174,7 @@ async def test_damaged_documents_are_told_and_the_log_is_left(
     grant = await take(store)
     documents = {"session.json": b"one", "memory.json": b"two"}
     await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
-    places = names_of(url).places(KEY)
+    places = names_of(url).session_keys(KEY)
     server.say("HSET", places.documents, "memory.json", "twO")
     found = await store.read_documents(KEY)
     assert (list(found.found), found.damaged) == (["session.json"], ("memory.json",))
@@ -193,7 +193,7 @@ async def test_damaged_documents_are_told_and_the_log_is_left(
 async def test_a_damaged_item_is_named(store: RedisStore, server: Valkey, url: str) -> None:
     grant = await take(store)
     await store.post(KEY, [PendingItem("op", "message", b'{"text":"a"}', 1.0)])
-    places = names_of(url).places(KEY)
+    places = names_of(url).session_keys(KEY)
     data = bulks(server.ask("HGET", places.items, "op"))[0]
     other = PendingItem("other", "message", b"1", 1.0)
     await store.post(KEY, [other])
@@ -221,7 +221,7 @@ async def test_a_damaged_blob_is_named(store: RedisStore, server: Valkey, url: s
 async def test_something_foreign_in_a_sessions_place_is_named(
     store: RedisStore, server: Valkey, url: str
 ) -> None:
-    server.say("SET", names_of(url).places(KEY).session, "foreign")
+    server.say("SET", names_of(url).session_keys(KEY).session, "foreign")
     with pytest.raises(CorruptRecordError, match="prefix"):
         await store.head(KEY)
     with pytest.raises(CorruptRecordError, match="prefix"):
@@ -233,7 +233,7 @@ async def test_a_damaged_session_hides_no_other(
 ) -> None:
     other = await take(store, SessionKey("other"))
     await written(store)
-    places = names_of(url).places(KEY)
+    places = names_of(url).session_keys(KEY)
     for field in ("e", "h", "c", "u", "k"):
         server.say("HSET", places.session, field, "x")
     found = await store.sessions()

@@ -423,7 +423,7 @@ async def lose_manifest(kind: str, root: Path) -> None:
     elif kind == "redis":
         from perdure.stores.redis.layout import KeyNames
 
-        place = KeyNames(root.parent.name).places(ADA).session
+        place = KeyNames(root.parent.name).session_keys(ADA).session
         assert valkey.shared().say("HDEL", place, "m") == b":1"
     else:
         import obstore

@@ -1,4 +1,7 @@
-"""Blobs: one key each, on 17 shelves a tenant that know their ages and what is out of the way."""
+"""Blobs on the server: one key each, and 17 shelves per tenant that index them.
+
+A shelf has two sorted sets: the age of each blob, and the blobs in quarantine.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from perdure.stores.redis.connection import RedisCall, RedisLink, Script, script
 from perdure.stores.redis.layout import KeyNames
 
 _DIGITS = "0123456789abcdefx"
-"""What names begin with: a digit of a hash, or the mark of a wrapper's own."""
-_AT_ONCE = 256
-"""Blobs that one write looks after."""
-_MUCH = 4 * 1024 * 1024
-"""Bytes of blobs that one write takes."""
+"""First characters of names: the digits of a hash, or the mark of a wrapper's names."""
+_MAX_CALLS = 256
+"""Calls in one write."""
+_MAX_BYTES = 4 * 1024 * 1024
+"""Bytes of blobs in one write, at most one blob more."""
 _MOVED, _REMOVED = 1, 2
 
 
@@ -28,14 +31,14 @@ class Blobs:
         self._names = names
 
     async def put(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Keep blobs; bytes that are already there grow young again."""
+        """Store blobs; an existing blob gets the age of a new one."""
         require_named(blobs)
         calls: list[RedisCall] = []
         size = 0
         for name, data in blobs.items():
             calls.append(self._call(_PUT, tenant, name, data))
             size += len(data)
-            if size > _MUCH:
+            if size > _MAX_BYTES:
                 await self._link.write(calls)
                 calls, size = [], 0
         if blobs:
@@ -47,24 +50,25 @@ class Blobs:
 
     async def names(self, tenant: str) -> list[str]:
         """List a tenant's blobs."""
-        away, here = await self._shelves(tenant)
-        return sorted(away | here)
+        away, current = await self._shelves(tenant)
+        return sorted(away | current)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """Move away what nobody reaches, and remove what was moved long ago.
+        """Move unreachable blobs to quarantine, and remove those that are there long enough.
 
-        Each blob is judged again, by the server's own clock, in the step that acts.
+        The script checks each blob again, by the server's clock.
         """
-        away, here = await self._shelves(tenant)
-        kept = frozenset(reachable)
-        back = [
-            RedisCall(b"ZREM", self._names.shelf(tenant, name[:1])[1], name) for name in away & kept
+        away, current = await self._shelves(tenant)
+        reachable_names = frozenset(reachable)
+        returning = [
+            RedisCall(b"ZREM", self._names.shelf(tenant, name[:1])[1], name)
+            for name in away & reachable_names
         ]
-        for part in _parts(back):
+        for part in _parts(returning):
             await self._link.write(part)
         calls = [
             self._call(_SWEEP, tenant, name, b"%.6f" % older_than)
-            for name in sorted((away | here) - kept)
+            for name in sorted((away | current) - reachable_names)
         ]
         quarantined = removed = freed = 0
         for part in _parts(calls):
@@ -75,7 +79,7 @@ class Blobs:
         return BlobSweep(quarantined, removed, freed)
 
     async def remove(self, tenant: str, names: Collection[str]) -> int:
-        """Remove blobs at once, and return how many bytes were freed."""
+        """Remove blobs without quarantine, and return how many bytes were freed."""
         freed = 0
         for part in _parts([self._call(_REMOVE, tenant, name) for name in dict.fromkeys(names)]):
             freed += sum(await self._link.write(part))
@@ -83,21 +87,21 @@ class Blobs:
 
     async def any(self, tenants: Collection[str]) -> set[str]:
         """Return which of these tenants have blobs."""
-        asked = [(tenant, digit) for tenant in tenants for digit in _DIGITS]
-        calls = [RedisCall(b"EXISTS", self._names.shelf(*one)[0]) for one in asked]
-        there: list[int] = []
+        shelves = [(tenant, digit) for tenant in tenants for digit in _DIGITS]
+        calls = [RedisCall(b"EXISTS", self._names.shelf(*shelf)[0]) for shelf in shelves]
+        counts: list[int] = []
         for part in _parts(calls):
-            there += await self._link.send(part)
-        return {tenant for (tenant, _), found in zip(asked, there, strict=True) if found}
+            counts += await self._link.send(part)
+        return {tenant for (tenant, _), count in zip(shelves, counts, strict=True) if count}
 
     async def _shelves(self, tenant: str) -> tuple[set[str], set[str]]:
         calls = [_AGED(self._names.shelf(tenant, digit)) for digit in _DIGITS]
         away: set[str] = set()
-        here: set[str] = set()
+        current: set[str] = set()
         for moved, others in await self._link.send(calls):
             away.update(map(bytes.decode, moved))
-            here.update(map(bytes.decode, others))
-        return away, here
+            current.update(map(bytes.decode, others))
+        return away, current
 
     def _call(self, act: Script, tenant: str, name: str, *arguments: bytes) -> RedisCall:
         keys = (self._names.blob(tenant, name), *self._names.shelf(tenant, name[:1]))
@@ -105,7 +109,7 @@ class Blobs:
 
 
 def _parts(calls: list[RedisCall]) -> Iterable[list[RedisCall]]:
-    return (calls[at : at + _AT_ONCE] for at in range(0, len(calls), _AT_ONCE))
+    return (calls[at : at + _MAX_CALLS] for at in range(0, len(calls), _MAX_CALLS))
 
 
 _AGED = script("aged")

@@ -1,4 +1,13 @@
-"""The scripts that the server runs: each one step, whole or not at all, in one slot."""
+"""Connections to the server, and the Lua scripts that it runs.
+
+Each script is one atomic step on the keys of one slot.
+
+coredis needs a task for each connection. These tasks belong to the store's host task, so a store
+may be opened in one task and closed in another, and cancelling a caller ends only the connection
+that it is using. A broken connection is replaced when the next one is needed, so perdure reconnects
+to a server that restarts. All calls of a request go in one write and have a deadline. Errors state
+whether the request was sent, because what was sent may have been executed.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +26,13 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from perdure._lib.host import Host, HostClosedError
 from perdure._lib.loop import unopened
 from perdure.errors import ConfigError, MissingExtraError, StoreUnavailableError
-from perdure.stores.redis.errors import in_doubt, meaning_of, unreachable
+from perdure.stores.redis.errors import error_meaning, in_doubt, unreachable
 from perdure.stores.redis.settings import RedisSettings
 
 if TYPE_CHECKING:
     import ssl
 
     from coredis.connection import BaseConnection
-
-
-# The scripts that the server runs: each one step, whole or not at all, in one slot
 
 
 _NAMES: Final = (
@@ -55,12 +61,12 @@ _NAMES: Final = (
 
 
 class RedisCall:
-    """One command with its arguments, as a connection takes it."""
+    """A command with its arguments, in the form that a connection sends."""
 
     __slots__ = ("name", "serialized_arguments")
 
     decode: bool = False
-    """Answers stay bytes."""
+    """Replies stay bytes."""
 
     def __init__(self, name: bytes, *arguments: bytes | str | float) -> None:
         self.name: bytes = name
@@ -68,13 +74,13 @@ class RedisCall:
 
 
 class Script:
-    """A script, and the name by which the server knows it."""
+    """A script, and the digest by which the server knows it."""
 
     __slots__ = ("_sha", "text")
 
     def __init__(self, text: bytes) -> None:
         self.text: bytes = text
-        # How the protocol names a script; it protects nothing.
+        # The protocol's name of a script; it has no security purpose.
         self._sha = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
 
     def __call__(self, keys: tuple[bytes, ...], *arguments: Any) -> RedisCall:
@@ -89,26 +95,16 @@ def script(name: str) -> Script:
 
 
 def all_scripts() -> list[Script]:
-    """Return every script, to be loaded into a server that has started anew."""
+    """Return all scripts, for loading into a server that has restarted."""
     return [script(name) for name in _NAMES]
 
 
-# The link to the server: a few connections that live in a host task of the store's own
-#
-# coredis keeps a task for each connection. Those tasks belong to the store's host, so that a store
-# may be opened in one task and closed in another, and cancelling a caller ends only the connection
-# that it had in hand. A connection that broke is replaced when the next one is needed, so a server
-# that comes back is found without anything being started again.
-# Whatever goes to the server goes in one write and has a deadline. Errors tell whether it was
-# sent, because what was sent may have been done.
-
-
-MOST = 8
-"""Connections that wait for answers at the same time."""
-_ENDING, _QUIET = 30.0, 0.25
-"""Seconds for which an event loop that ends is kept at most, and without a call."""
-_PATIENCE = 0.8
-"""How much of the timeout a sync may take, so that its answer still comes in time."""
+MAX_CONNECTIONS = 8
+"""Connections that may await replies at the same time."""
+_DRAIN_SECONDS, _IDLE_SECONDS = 30.0, 0.25
+"""Seconds that an ending event loop is delayed at most; a pause without calls ends the delay."""
+_SYNC_SHARE = 0.8
+"""Share of the timeout that a sync may take, so that its reply arrives in time."""
 
 
 @final
@@ -119,14 +115,14 @@ class RedisLink:
         self.settings: RedisSettings = settings
         self.location: str = settings.location
         self.waits: bool = False
-        """Whether each write waits until the server has synced it."""
+        """Whether each write awaits the server's sync to disk."""
         self.mode: str = ""
-        """standalone or cluster, as the server says; empty where INFO is forbidden."""
+        """standalone or cluster; empty if INFO is forbidden."""
         self._host: Host | None = None
         self._pid = 0
 
     async def open(self) -> None:
-        """Start the host, and see that the server answers.
+        """Start the host task, and check that the server answers.
 
         Raises:
             ConfigError: It is a Sentinel.
@@ -135,35 +131,35 @@ class RedisLink:
 
         """
         # The driver's import takes a second: not on the event loop.
-        self._driver, self._make = await anyio.to_thread.run_sync(self._load)
-        self._room = anyio.Semaphore(MOST, fast_acquire=True)
+        self._driver, self._new_connection = await anyio.to_thread.run_sync(self._load)
+        self._room = anyio.Semaphore(MAX_CONNECTIONS, fast_acquire=True)
         self._idle: list[BaseConnection] = []
         self._all: set[BaseConnection] = set()
         self._pid = os.getpid()
         self._calls = 0
         self._closing = anyio.Event()
-        self._host = host = Host(on_teardown=self._last_calls)
+        self._host = host = Host(on_teardown=self._drain)
         await host.start()
         try:
-            await self._greet()
+            await self._handshake()
         except BaseException:
             await self.aclose()
             raise
 
-    async def _greet(self) -> None:
-        """See what the server is, and load the scripts."""
+    async def _handshake(self) -> None:
+        """Read the server's mode, and load the scripts."""
         try:
-            ping, info, *loaded = await self.ask(
-                [RedisCall(b"PING"), RedisCall(b"INFO", "server"), *_loads()]
+            ping, info, *loaded = await self.request(
+                [RedisCall(b"PING"), RedisCall(b"INFO", "server"), *_load_scripts()]
             )
         except StoreUnavailableError as error:
             if "unknown command 'SELECT'" not in str(error):
                 raise
-            raise _no_data(self.location) from error  # it has no databases to choose from
-        self.mode = _mode_in(info)
+            raise _sentinel_error(self.location) from error  # only a Sentinel has no databases
+        self.mode = _mode_of(info)
         if self.mode == "sentinel":
-            raise _no_data(self.location)
-        self._sound([ping, *loaded])
+            raise _sentinel_error(self.location)
+        self._require_success([ping, *loaded])
 
     async def aclose(self) -> None:
         """Close every connection; without effect in a forked child."""
@@ -176,15 +172,15 @@ class RedisLink:
         with anyio.CancelScope(shield=True):
             await host.aclose()
 
-    async def _last_calls(self) -> None:
-        """Be there, as the event loop ends, for whoever saves what is left: until it is quiet."""
-        with anyio.move_on_after(_ENDING):
-            seen = -1
+    async def _drain(self) -> None:
+        """Keep the connections open until the ending event loop's last saves are done."""
+        with anyio.move_on_after(_DRAIN_SECONDS):
+            calls = -1
             while not self._closing.is_set():
-                if seen == self._calls and self._room.value == MOST:
+                if calls == self._calls and self._room.value == MAX_CONNECTIONS:
                     break
-                seen = self._calls
-                with anyio.move_on_after(_QUIET):
+                calls = self._calls
+                with anyio.move_on_after(_IDLE_SECONDS):
                     await self._closing.wait()
 
     def require_open(self) -> Host:
@@ -202,73 +198,77 @@ class RedisLink:
         raise failure
 
     async def send(self, calls: Sequence[RedisCall]) -> list[Any]:
-        """Send calls in one write, and return their answers in order.
+        """Send calls in one write, and return their replies in order.
 
-        Calls that may be made twice: a connection that broke while it was idle is noticed only
-        when it is used, and then they go over a new one.
+        For idempotent calls: a connection that broke while idle is noticed only when it is
+        used; then they are sent again over a new connection.
+
+
 
         Raises:
-            StoreUnavailableError: No answer, or one of the answers says not now.
-            CorruptRecordError: Something that is not perdure's stands in the way.
+            StoreUnavailableError: No reply, or a reply says that the server is not ready.
+            CorruptRecordError: A key has foreign data.
 
         """
-        replies = await self.ask(calls)
+        replies = await self.request(calls)
         if any(type(reply) is self._driver.ConnectionError for reply in replies):
-            replies = await self.ask(calls)
-        return self._sound(replies)
+            replies = await self.request(calls)
+        return self._require_success(replies)
 
-    def _sound(self, replies: list[Any]) -> list[Any]:
+    def _require_success(self, replies: list[Any]) -> list[Any]:
         for reply in replies:
             if isinstance(reply, BaseException):
-                raise meaning_of(self.location, reply)
+                raise error_meaning(self.location, reply)
         return replies
 
     async def write(self, calls: Sequence[RedisCall]) -> list[Any]:
-        """Send calls whose effect is durable when this returns; errors as `send`."""
-        return self._sound(await self.ask(calls, write=True))
+        """Send calls whose effect is durable on return; raises as `send`."""
+        return self._require_success(await self.request(calls, write=True))
 
-    async def ask(self, calls: Sequence[RedisCall], *, write: bool = False) -> list[Any]:
-        """Send calls, and return an answer or an error in place of each.
+    async def request(self, calls: Sequence[RedisCall], *, write: bool = False) -> list[Any]:
+        """Send calls, and return a reply or an error for each.
 
-        With *write*, the answers come when what they say is durable.
+        With *write*, the replies arrive after the effects are durable.
+
+
 
         Raises:
             StoreUnavailableError: They could not be sent, or not synced in time.
 
         """
-        wanted = [*calls, self._synced] if write and self.waits else calls
+        sent = [*calls, self._wait_call] if write and self.waits else calls
         self._calls += 1
         async with self._room:
-            connection = await self._lease()
-            replies = await self._batch(connection, wanted)
+            connection = await self._check_out()
+            replies = await self._batch(connection, sent)
             if any(isinstance(reply, self._driver.NoScriptError) for reply in replies):
-                # The server has started anew, and has not done what it does not know.
-                replies = await self._again(connection, wanted, replies)
-            self._give_back(connection)
-        if wanted is not calls:
+                # The server has restarted: it executed no call of an unknown script.
+                replies = await self._retry_missing_scripts(connection, sent, replies)
+            self._check_in(connection)
+        if sent is not calls:
             synced = replies.pop()
             if isinstance(synced, BaseException):
-                raise meaning_of(self.location, synced)
+                raise error_meaning(self.location, synced)
             if not synced[0]:
                 raise in_doubt(self.location)
         return replies
 
     @property
-    def _synced(self) -> RedisCall:
-        return RedisCall(b"WAITAOF", 1, 0, int(self.settings.timeout * _PATIENCE * 1000))
+    def _wait_call(self) -> RedisCall:
+        return RedisCall(b"WAITAOF", 1, 0, int(self.settings.timeout * _SYNC_SHARE * 1000))
 
     async def _batch(self, connection: BaseConnection, calls: Sequence[RedisCall]) -> list[Any]:
         try:
-            request = connection.create_request_batch(calls, timeout=self.settings.timeout)  # type: ignore[arg-type]  # what it reads of a call
+            request = connection.create_request_batch(calls, timeout=self.settings.timeout)  # type: ignore[arg-type]  # RedisCall has what it uses
         except self._driver.RedisError as error:
             raise unreachable(self.location, error, sent=False) from error
         return list(await request)
 
-    async def _again(
+    async def _retry_missing_scripts(
         self, connection: BaseConnection, calls: Sequence[RedisCall], replies: list[Any]
     ) -> list[Any]:
-        """Load the scripts, and send once more what the server did not know."""
-        await self._batch(connection, _loads())
+        """Load the scripts, and repeat the calls whose script was missing."""
+        await self._batch(connection, _load_scripts())
         missing = [
             place
             for place, reply in enumerate(replies)
@@ -281,7 +281,7 @@ class RedisLink:
 
     # connections
 
-    async def _lease(self) -> BaseConnection:
+    async def _check_out(self) -> BaseConnection:
         self.require_open()
         while self._idle:
             connection = self._idle.pop()
@@ -289,26 +289,26 @@ class RedisLink:
                 return connection
         return await self.connect()
 
-    def _give_back(self, connection: BaseConnection) -> None:
+    def _check_in(self, connection: BaseConnection) -> None:
         if connection.usable:
             self._idle.append(connection)
             return
-        # The server is gone, or was: what else is idle has seen its end, or soon will.
+        # The server is or was unreachable: other idle connections are broken, too.
         idle, self._idle = self._idle, []
-        for one in idle:
-            one.invalidate("another connection broke")
+        for other in idle:
+            other.invalidate("another connection broke")
 
     async def connect(self) -> BaseConnection:
         """Return a new connection, which belongs to the caller until it breaks.
 
         Raises:
-            StoreUnavailableError: There is none to be had.
+            StoreUnavailableError: The server cannot be reached, or refuses.
 
         """
         opening = _Opening()
-        connection: BaseConnection = self._make()
+        connection: BaseConnection = self._new_connection()
         try:
-            self.require_open().spawn(self._keep, connection, opening)
+            self.require_open().spawn(self._run_connection, connection, opening)
         except HostClosedError as error:
             raise unreachable(self.location, error, sent=False) from error
         try:
@@ -316,26 +316,28 @@ class RedisLink:
                 await opening.done.wait()
         finally:
             if not opening.done.is_set():
-                connection.invalidate("nobody waits for it")
+                connection.invalidate("its caller was cancelled or timed out")
         if not connection.usable:
             raise self._refused(opening.error)
         return connection
 
     def _refused(self, error: BaseException | None) -> Exception:
-        """Return why there is no connection: the server's own word, or that there is none."""
+        """Return the error of a failed connection: the server's reply, or unreachable."""
         if isinstance(error, self._driver.ResponseError | self._driver.BusyLoadingError):
-            meaning = meaning_of(self.location, error)
+            meaning = error_meaning(self.location, error)
             meaning.facts["sent"] = False
             return meaning
         return unreachable(self.location, error and (error.__cause__ or error), sent=False)
 
-    async def pushed(self, channel: bytes) -> AsyncGenerator[None, None]:
-        """Subscribe, on a connection of its own, and yield with each message that comes.
+    async def notifications(self, channel: bytes) -> AsyncGenerator[None, None]:
+        """Subscribe on a separate connection, and yield for each message.
 
-        The first comes when the subscription stands: what was said before it was not heard.
+        Yields first when the subscription begins: earlier messages are not received.
+
+
 
         Raises:
-            StoreUnavailableError: There is no connection, or not any more.
+            StoreUnavailableError: The connection failed or broke.
 
         """
         connection = await self.connect()
@@ -346,10 +348,10 @@ class RedisLink:
         except self._driver.RedisError as error:
             raise unreachable(self.location, error, sent=False) from error
         finally:
-            connection.invalidate("nobody listens any more")
+            connection.invalidate("the subscription ended")
 
-    async def _keep(self, connection: BaseConnection, opening: _Opening) -> None:
-        """Be the task in which a connection lives."""
+    async def _run_connection(self, connection: BaseConnection, opening: _Opening) -> None:
+        """Run a connection until it ends."""
         self._all.add(connection)
         try:
             await connection.run(task_status=opening)
@@ -358,15 +360,15 @@ class RedisLink:
         finally:
             self._all.discard(connection)
             opening.done.set()
-            for part in vars(connection).values():  # it leaves them open where it found nobody
+            for part in vars(connection).values():  # coredis leaves streams without a receiver open
                 if isinstance(part, MemoryObjectSendStream | MemoryObjectReceiveStream):
                     part.close()
 
     def _load(self) -> tuple[Any, Any]:
-        return _driver(), self._maker()
+        return _driver(), self._connection_factory()
 
-    def _maker(self) -> Any:
-        """Return what makes connections, so that nothing is worked out for each of them."""
+    def _connection_factory(self) -> Any:
+        """Return a factory of connections, so that their options are computed only once."""
         from functools import partial
 
         from coredis.connection import (
@@ -376,38 +378,38 @@ class RedisLink:
             UnixDomainSocketLocation,
         )
 
-        said = self.settings
+        settings = self.settings
         options: dict[str, Any] = {
-            "stream_timeout": said.timeout,
-            "connect_timeout": said.connect_timeout,
-            "username": said.username or None,
-            "password": said.password or None,
-            "db": said.db,
+            "stream_timeout": settings.timeout,
+            "connect_timeout": settings.connect_timeout,
+            "username": settings.username or None,
+            "password": settings.password or None,
+            "db": settings.db,
             "client_name": "perdure",
         }
-        if said.path:
+        if settings.path:
             return partial(
-                UnixDomainSocketConnection, UnixDomainSocketLocation(said.path), **options
+                UnixDomainSocketConnection, UnixDomainSocketLocation(settings.path), **options
             )
-        if said.tls:
-            options["ssl_context"] = _tls(said.tls_files)
-        return partial(TCPConnection, TCPLocation(said.host, said.port), **options)
+        if settings.tls:
+            options["ssl_context"] = _tls(settings.tls_files)
+        return partial(TCPConnection, TCPLocation(settings.host, settings.port), **options)
 
 
 class _Opening:
-    """A connection that is on its way, as coredis reports it."""
+    """Task status of a connection that is being opened, as coredis uses it."""
 
     def __init__(self) -> None:
         self.done = anyio.Event()
         self.error: BaseException | None = None
 
     def started(self, value: object = None) -> None:
-        """Take note that it is there."""
+        """Record that the connection is open."""
         self.done.set()
 
 
-def _loads() -> list[RedisCall]:
-    return [RedisCall(b"SCRIPT LOAD", one.text) for one in all_scripts()]
+def _load_scripts() -> list[RedisCall]:
+    return [RedisCall(b"SCRIPT LOAD", script.text) for script in all_scripts()]
 
 
 def _driver() -> Any:
@@ -428,17 +430,17 @@ def _tls(files: dict[str, str]) -> ssl.SSLContext:
     return context
 
 
-def _mode_in(info: Any) -> str:
-    """Return what the server says it is; nothing where INFO is forbidden."""
-    found = None if isinstance(info, BaseException) else _MODE.search(bytes(info))
-    return "" if found is None else found[1].decode()
+def _mode_of(info: Any) -> str:
+    """Return the server's mode; empty if INFO is forbidden."""
+    match = None if isinstance(info, BaseException) else _MODE.search(bytes(info))
+    return "" if match is None else match[1].decode()
 
 
-def _no_data(location: str) -> ConfigError:
+def _sentinel_error(location: str) -> ConfigError:
     message = (
-        f"{location} is a Sentinel, which keeps no data: perdure talks to one primary and asks no "
-        "Sentinel for it. Name the primary, or an address that always leads to it (a proxy or a "
-        "DNS name that a failover moves)"
+        f"{location} is a Sentinel, which holds no data: perdure connects to one primary and does "
+        "not query Sentinels. Name the primary, or an address that always leads to it (a proxy or "
+        "a DNS name that a failover moves)"
     )
     return ConfigError(message, option="url")
 

@@ -1,4 +1,4 @@
-"""Documents and their manifest: written by one script, read by one, so no reader sees a half."""
+"""Documents and manifests: one script writes them and one reads, so readers see no mixture."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from perdure.records.manifest import FORMAT, Manifest
 from perdure.records.stored import matched
 from perdure.store import Documents
 from perdure.stores.redis.connection import RedisLink, script
-from perdure.stores.redis.entries import damaged
+from perdure.stores.redis.entries import damage_error
 from perdure.stores.redis.layout import KeyNames
-from perdure.stores.redis.log import lost
+from perdure.stores.redis.log import lease_lost
 
 log: logging.Logger = logging.getLogger("perdure")
 
 
 class ListedFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a listing shows of a session, kept apart so that it need not read manifests."""
+    """Fields of a session that listings show, stored apart so that listings read no manifests."""
 
     owner: str | None = None
     title: str | None = None
@@ -38,7 +38,7 @@ class _Format(msgspec.Struct):
 
 
 @final
-class Views:
+class RedisDocuments:
     """The documents of all sessions."""
 
     def __init__(self, link: RedisLink, names: KeyNames) -> None:
@@ -46,22 +46,22 @@ class Views:
         self._names = names
 
     async def read(self, key: SessionKey, names: Collection[str] | None) -> Documents:
-        places = self._names.places(key)
-        wanted = () if names is None else tuple(names) or ("",)
+        keys = self._names.session_keys(key)
+        selected = () if names is None else tuple(names) or ("",)
         ((sealed, *parts),) = await self._link.send(
-            [_READ((places.session, places.documents), *wanted)]
+            [_READ((keys.session, keys.documents), *selected)]
         )
-        held = dict(zip(map(bytes.decode, parts[::2]), parts[1::2], strict=True))
+        documents = dict(zip(map(bytes.decode, parts[::2]), parts[1::2], strict=True))
         manifest = None if sealed is None else _manifest_of(key, sealed)
-        if manifest is None:  # lost, or damaged: what there is of documents matches nothing
-            return Documents(damaged=tuple(sorted(held)), remains=held)
-        return matched(manifest, held, names)
+        if manifest is None:  # lost or damaged, so no document can be verified
+            return Documents(damaged=tuple(sorted(documents)), remains=documents)
+        return matched(manifest, documents, names)
 
     async def write(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Replace documents and manifest in one step."""
-        places = self._names.places(key)
+        keys = self._names.session_keys(key)
         about = manifest.about
         shown = ListedFields(
             owner=about.owner,
@@ -71,7 +71,7 @@ class Views:
         )
         pairs = [part for pair in documents.items() for part in pair]
         call = _FOLD(
-            (places.session, places.documents),
+            (keys.session, keys.documents),
             manifest.epoch,
             frames.seal(msgspec.json.encode(manifest)),
             msgspec.json.encode(shown),
@@ -82,11 +82,11 @@ class Views:
         )
         (reply,) = await self._link.write([call])
         if reply != 0:
-            raise lost(key, manifest.epoch, reply[1], deleted=bool(reply[2]))
+            raise lease_lost(key, manifest.epoch, reply[1], deleted=bool(reply[2]))
 
 
 def _manifest_of(key: SessionKey, sealed: bytes) -> Manifest | None:
-    """Return a manifest; None for one that is damaged, which counts as lost."""
+    """Return a manifest; None for a damaged one, which counts as lost."""
     data = frames.open_sealed(sealed)
     try:
         number = None if data is None else decoder_of(_Format).decode(data)
@@ -104,7 +104,7 @@ def _manifest_of(key: SessionKey, sealed: bytes) -> Manifest | None:
         log.warning("the manifest of session %s cannot be read", key, extra={"session": str(key)})
         return None
     if manifest.key != key:
-        raise damaged(key, "the manifest", f"it is the one of {manifest.key}")
+        raise damage_error(key, "the manifest", f"it is the one of {manifest.key}")
     return manifest
 
 

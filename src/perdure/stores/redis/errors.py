@@ -1,4 +1,4 @@
-"""What the server's and the driver's errors mean, in perdure's own words."""
+"""Mapping of the server's and the driver's errors to perdure's errors."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ _NOT_NOW = {
     "LOADING": "it is still loading its data: wait",
     "READONLY": "it is a replica: name the primary in the URL",
     "OOM": "its memory is full: raise maxmemory, or remove what is not needed",
-    "MISCONF": "it cannot write its disk: see its log, and make room",
-    "NOPERM": "the user may not do this: grant it with ACL SETUSER (docs/stores.md says what)",
-    "NOAUTH": "it asks for a password: write it into the URL",
+    "MISCONF": "it cannot write to its disk: see its log, and free space",
+    "NOPERM": "the user may not do this: grant it with ACL SETUSER (docs/stores.md lists what)",
+    "NOAUTH": "it requires a password: write it into the URL",
     "WRONGPASS": "it refused the user or the password: correct the URL",
     "MASTERDOWN": "it is a replica without its primary: name the primary in the URL",
-    "NOREPLICAS": "it misses the replicas that it is to write to: start them",
+    "NOREPLICAS": "it lacks the replicas that it has to write to: start them",
     "CLUSTERDOWN": "its cluster is down: see cluster info",
-    "MOVED": "it is one node of a cluster that keeps this session elsewhere: name a single server",
+    "MOVED": "it is one node of a cluster that keeps this session on another: name a single server",
     "ASK": "it is one node of a cluster that moves this session: name a single server",
     "TRYAGAIN": "its cluster moves this session: wait",
     "BUSY": "it is busy with a long script: wait",
     "NOTBUSY": "it is busy with a long script: wait",
     "maxmemory": "its memory is full: raise maxmemory, or remove what is not needed",
 }
-"""What a server says that has done nothing, by the first word of its answer."""
+"""Errors of a server that executed nothing, by the first word of the reply."""
 _BY_CLASS = {
     "BusyLoadingError": "LOADING",
     "ReadOnlyError": "READONLY",
@@ -35,17 +35,17 @@ _BY_CLASS = {
     "AskError": "ASK",
     "TryAgainError": "TRYAGAIN",
 }
-"""The driver's classes for some of them, which take the first word away."""
+"""The driver's classes for some of them, which drop the first word."""
 
 
 def unreachable(location: str, error: BaseException | None, *, sent: bool) -> StoreUnavailableError:
     """Return the error for a server that did not answer."""
-    why = f" ({type(error).__name__}: {error})" if error is not None else ""
-    message = f"the server at {location} cannot be reached{why}: see that it runs and is reachable"
+    cause = f" ({type(error).__name__}: {error})" if error is not None else ""
+    message = f"the server at {location} cannot be reached{cause}: check that it is running"
     if sent:
         message = (
-            f"the server at {location} did not answer{why}: what was sent may or may not have "
-            "been done, and may be sent again"
+            f"the server at {location} did not answer{cause}: what was sent may or may not have "
+            "been executed, and may be sent again"
         )
     failure = StoreUnavailableError(message, location=location, sent=sent)
     failure.__cause__ = error
@@ -53,23 +53,23 @@ def unreachable(location: str, error: BaseException | None, *, sent: bool) -> St
 
 
 def in_doubt(location: str) -> StoreUnavailableError:
-    """Return the error for a write that the server took, and did not sync in time."""
+    """Return the error for a write that the server executed but did not sync in time."""
     message = (
         f"the server at {location} has not synced a write to its disk in time: it will be sent "
-        "again; see the server's disk, or do not wait for it with ?wait=no"
+        "again; check the server's disk, or do not wait for it with ?wait=no"
     )
     return StoreUnavailableError(message, location=location, sent=True)
 
 
-def meaning_of(location: str, error: BaseException) -> PerdureError:
-    """Return what an error that stands in an answer's place means."""
+def error_meaning(location: str, error: BaseException) -> PerdureError:
+    """Return the perdure error for an error reply."""
     word = _BY_CLASS.get(type(error).__name__) or str(error).partition(" ")[0]
     if word in _NOT_NOW:
         message = f"the server at {location} refuses: {_NOT_NOW[word]}"
         failure: PerdureError = StoreUnavailableError(message, location=location, sent=False)
     elif type(error).__name__ == "WrongTypeError" or "WRONGTYPE" in str(error):
         message = (
-            f"the server at {location} has something else where perdure keeps its own: move it, "
+            f"the server at {location} has foreign data under one of perdure's keys: move it, "
             "or choose another ?prefix=…"
         )
         failure = CorruptRecordError(message, location=location)
@@ -80,7 +80,7 @@ def meaning_of(location: str, error: BaseException) -> PerdureError:
 
 
 def outcome_of(error: PerdureError) -> Outcome:
-    """Return what an error means for a batch that was, or was not, sent."""
+    """Return the outcome of a batch whose sending raised an error."""
     if not isinstance(error, StoreUnavailableError):
         return Outcome(Status.PERMANENT, error)
     return Outcome(Status.IN_DOUBT if error.facts.get("sent") else Status.TRANSIENT, error)

@@ -1,4 +1,4 @@
-"""The inbox: what anybody leaves for a session, each item sealed, in the order of its posts."""
+"""Inboxes: items that any process posts to a session, each with a checksum, in posting order."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from perdure.store import (
     PendingItem,
 )
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
-from perdure.stores.redis.layout import KeyNames, key_in, written_key
+from perdure.stores.redis.layout import KeyNames, encode_key, key_of_name
 from perdure.stores.redis.leases import Leases
-from perdure.stores.redis.log import lost
+from perdure.stores.redis.log import lease_lost
 
 _CRC = 4
 _PAGE = 1000
-"""Inboxes that one write looks into."""
+"""Inboxes that one call inspects."""
 _items: msgspec.msgpack.Decoder[PendingItem] = msgspec.msgpack.Decoder(PendingItem)
 
 
@@ -40,101 +40,104 @@ class RedisInbox:
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """Leave items for a session, and tell its holder."""
-        places = self._names.places(key)
-        parts = [part for item in items for part in (item.op_id, _sealed(item, places.seed))]
-        keys = (places.session, places.items, places.order)
+        """Add items to a session's inbox, and notify its holder."""
+        session_keys = self._names.session_keys(key)
+        parts = [
+            part for item in items for part in (item.op_id, _encode_item(item, session_keys.seed))
+        ]
+        keys = (session_keys.session, session_keys.items, session_keys.order)
         bounds = (-1, -1) if limit is None else (limit.items, limit.bytes)
         tenant = RedisCall(b"ZADD", self._names.tenants, 0, key.tenant)
-        # Before and behind, and each time with another score: see `forget`.
+        # Before and after, each time with another score: see `forget`.
         now = time.time_ns() // 1000
-        before, behind = (
-            RedisCall(b"ZADD", self._names.posted, score, written_key(key))
+        before, after = (
+            RedisCall(b"ZADD", self._names.posted, score, encode_key(key))
             for score in (now, now + 1)
         )
-        replies = await self._link.write([tenant, before, _POST(keys, *bounds, *parts), behind])
+        replies = await self._link.write([tenant, before, _POST(keys, *bounds, *parts), after])
         new, holder, waiting, size, added = replies[2]
         if limit is not None and waiting >= 0:
-            await self.forget(key)  # or else a session that never had room would be listed
+            await self.forget(key)  # otherwise a session without room stays listed
             limit.require_room(
                 key, waiting=int(waiting), size=int(size), new=int(new), added=int(added)
             )
         if holder and items:
-            # Also for what was there already: whoever posts again may have been cut off here.
-            await self._leases.tell_of_mail(key, holder.decode())
+            # Also for items that were already there: the first post may have been cut off here.
+            await self._leases.notify_of_items(key, holder.decode())
         return int(new)
 
     async def take(self, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
         if limit <= 0:
             return []
-        places = self._names.places(key)
-        keys = (places.session, places.items, places.order)
+        session_keys = self._names.session_keys(key)
+        keys = (session_keys.session, session_keys.items, session_keys.order)
         (reply,) = await self._link.send([_TAKE(keys, epoch, limit)])
-        _require(key, epoch, reply)
+        _require_lease(key, epoch, reply)
         pairs = zip(reply[1::2], reply[2::2], strict=True)
-        return [_opened(places.seed, name, data) for name, data in pairs]
+        return [_decode_item(session_keys.seed, name, data) for name, data in pairs]
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        places = self._names.places(key)
-        keys = (places.session, places.items, places.order)
-        (reply,) = await self._link.write([_SETTLE(keys, epoch, *map(_field, op_ids))])
+        session_keys = self._names.session_keys(key)
+        keys = (session_keys.session, session_keys.items, session_keys.order)
+        (reply,) = await self._link.write([_SETTLE(keys, epoch, *map(_hash_field, op_ids))])
         if reply == 0:
             await self.forget(key)
         elif isinstance(reply, list):
-            _require(key, epoch, reply)
+            _require_lease(key, epoch, reply)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
         if not letters:
             return
-        places = self._names.places(key)
-        keys = (places.session, places.items, places.order, places.dead)
+        session_keys = self._names.session_keys(key)
+        keys = (session_keys.session, session_keys.items, session_keys.order, session_keys.dead)
         parts = [
             part
-            for one in letters
-            for part in (_field(one.item.op_id), encode_dead_letter(key, one))
+            for letter in letters
+            for part in (_hash_field(letter.item.op_id), encode_dead_letter(key, letter))
         ]
         now = time.time_ns() // 1000
-        before, behind = (  # as for a post: a target of a migration has heard of none
-            RedisCall(b"ZADD", self._names.posted, score, written_key(key))
+        before, after = (  # as in `post`: the target of a migration may never have had a post
+            RedisCall(b"ZADD", self._names.posted, score, encode_key(key))
             for score in (now, now + 1)
         )
-        replies = await self._link.write([before, _REJECT(keys, epoch, *parts), behind])
+        replies = await self._link.write([before, _REJECT(keys, epoch, *parts), after])
         if isinstance(replies[1], list):
             await self.forget(key)
-            _require(key, epoch, replies[1])
+            _require_lease(key, epoch, replies[1])
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        (reply,) = await self._link.send([RedisCall(b"HGETALL", self._names.places(key).dead)])
-        found = (
+        (reply,) = await self._link.send(
+            [RedisCall(b"HGETALL", self._names.session_keys(key).dead)]
+        )
+        letters = (
             reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
         )
-        return oldest_first([decode_dead_letter(key, _op_id(name), data) for name, data in found])
+        return oldest_first([decode_dead_letter(key, _op_id(name), data) for name, data in letters])
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
         if not op_ids:
             return 0
-        call = RedisCall(b"HDEL", self._names.places(key).dead, *map(_field, op_ids))
-        (gone,) = await self._link.write([call])
+        call = RedisCall(b"HDEL", self._names.session_keys(key).dead, *map(_hash_field, op_ids))
+        (removed,) = await self._link.write([call])
         await self.forget(key)
-        return int(gone)
+        return int(removed)
 
     async def waiting(self, *, dead_letters: bool) -> list[SessionKey]:
         (known,) = await self._link.send([RedisCall(b"ZRANGE", self._names.posted, 0, -1)])
         keys = [decoder_of(SessionKey).decode(written) for written in known]
-        found: list[SessionKey] = []
+        waiting: list[SessionKey] = []
         for at in range(0, len(keys), _PAGE):
             page = keys[at : at + _PAGE]
-            places = map(self._names.places, page)
             calls = [
-                RedisCall(b"HLEN", one.dead) if dead_letters else RedisCall(b"ZCARD", one.order)
-                for one in places
+                RedisCall(b"HLEN", names.dead) if dead_letters else RedisCall(b"ZCARD", names.order)
+                for names in map(self._names.session_keys, page)
             ]
             counts = await self._link.send(calls)
-            found += [key for key, count in zip(page, counts, strict=True) if count]
-        return sorted(found)
+            waiting += [key for key, count in zip(page, counts, strict=True) if count]
+        return sorted(waiting)
 
     async def rebuild(self) -> None:
-        """Make the set of inboxes anew, by walks over all keys."""
+        """Rebuild the set of inboxes by scanning all keys."""
         await self._rebuild(self._names.every_inbox)
         await self._rebuild(self._names.every_dead)
 
@@ -142,45 +145,47 @@ class RedisInbox:
         cursor: Any = b"0"
         while True:
             scan = RedisCall(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", 1000)
-            ((cursor, found),) = await self._link.send([scan])
-            written = [written_key(key_in(name)) for name in found]
-            calls = [RedisCall(b"ZADD", self._names.posted, b"NX", 0, one) for one in written]
+            ((cursor, names),) = await self._link.send([scan])
+            written = [encode_key(key_of_name(name)) for name in names]
+            calls = [
+                RedisCall(b"ZADD", self._names.posted, b"NX", 0, encoded) for encoded in written
+            ]
             if calls:
                 await self._link.write(calls)
             if int(cursor) == 0:
                 return
 
     async def forget(self, key: SessionKey) -> None:
-        """Forget that something waited for a session, unless something does by now, or is dead.
+        """Remove a session from the set of inboxes, unless it has pending items or dead letters.
 
-        A post gives the name another score behind its item: either the item is seen here, or the
-        score is another one than was seen, or the post adds the name again.
+        A post gives the member a new score after adding its item. So either the item is counted
+        here, or the score has changed since it was read, or the post adds the member again.
         """
-        known, places = self._names.posted, self._names.places(key)
+        known, session_keys = self._names.posted, self._names.session_keys(key)
         score, count, dead = await self._link.send(
             [
-                RedisCall(b"ZSCORE", known, written_key(key)),
-                RedisCall(b"ZCARD", places.order),
-                RedisCall(b"HLEN", places.dead),
+                RedisCall(b"ZSCORE", known, encode_key(key)),
+                RedisCall(b"ZCARD", session_keys.order),
+                RedisCall(b"HLEN", session_keys.dead),
             ]
         )
         if score is not None and not count and not dead:
-            await self._link.send([_UNLIST((known,), written_key(key), b"%.0f" % score)])
+            await self._link.send([_UNLIST((known,), encode_key(key), b"%.0f" % score)])
 
 
-def _require(key: SessionKey, epoch: int, reply: Any) -> None:
+def _require_lease(key: SessionKey, epoch: int, reply: Any) -> None:
     if reply[0] == b"lost":
-        raise lost(key, epoch, reply[1], deleted=bool(reply[2]))
+        raise lease_lost(key, epoch, reply[1], deleted=bool(reply[2]))
 
 
-def _sealed(item: PendingItem, seed: int) -> bytes:
+def _encode_item(item: PendingItem, seed: int) -> bytes:
     data = msgspec.msgpack.encode(item)
     return zlib.crc32(data, seed).to_bytes(_CRC, "big") + data
 
 
-def _opened(seed: int, op_id: bytes, data: bytes) -> PendingItem:
+def _decode_item(seed: int, op_id: bytes, data: bytes) -> PendingItem:
     body = data[_CRC:]
-    damage = "it does not fit its checksum"
+    damage = "it does not match its checksum"
     if zlib.crc32(body, seed).to_bytes(_CRC, "big") == data[:_CRC]:
         try:
             item = _items.decode(body)
@@ -189,7 +194,7 @@ def _opened(seed: int, op_id: bytes, data: bytes) -> PendingItem:
         else:
             if item.op_id.encode() == op_id:
                 return item
-            damage = "it stands under another id"
+            damage = "it is stored under another id"
     return PendingItem(_op_id(op_id), "", data, 0.0, f"an item on the server is damaged: {damage}")
 
 
@@ -200,12 +205,12 @@ def _op_id(field: bytes) -> str:
         return f"{UNREADABLE}{field.hex()}"
 
 
-def _field(op_id: str) -> bytes:
+def _hash_field(op_id: str) -> bytes:
     if op_id.startswith(UNREADABLE):
         try:
             return bytes.fromhex(op_id.removeprefix(UNREADABLE))
         except ValueError:
-            pass  # somebody's own op id
+            pass  # an op id that a caller chose
     return op_id.encode()
 
 

@@ -1,8 +1,8 @@
-"""Where things stand on the server: one key for each thing, one slot for each session.
+"""Names of the store's keys on the server.
 
-All keys of a session share a hash tag in braces, so that a cluster keeps them together and a
-script touches one slot. Ids are escaped: none can leave its place, look like a pattern, or be
-another's. Pure.
+All keys of a session share a hash tag in braces, so that a cluster keeps them in one slot and a
+script accesses only that slot. Ids are escaped: none can break out of its part of a name, act as a
+pattern, or collide with another id. Pure.
 """
 
 from __future__ import annotations
@@ -20,49 +20,51 @@ from perdure.records.keys import SessionKey
 
 _CACHED = 16_384
 _END = b"\xff"
-"""A byte that no UTF-8 text has: behind all of it."""
+"""A byte that no UTF-8 text contains, so it sorts after all of them."""
 
 
 class SessionKeys(NamedTuple):
     """The keys of one session."""
 
     session: bytes
-    """A hash: epoch, owner, head, manifest, and what a listing shows."""
+    """A hash: epoch, owner, head, manifest, and the fields that listings show."""
     log: bytes
     """A stream: one entry for each batch."""
     documents: bytes
     items: bytes
-    """The inbox: a hash of what waits."""
+    """The inbox: a hash of the pending items."""
     order: bytes
-    """The inbox: a sorted set of what waits, oldest first."""
+    """The inbox: a sorted set of the pending items' ids, oldest first."""
     segments: bytes
-    """A stream: one entry for each part of the log that another store keeps."""
+    """A stream: one entry for each segment of the log that was moved to another store."""
     dead: bytes
     """A hash of the dead letters, by op id."""
     seed: int
-    """What the checksum of each batch begins with, so that it proves whose it is."""
+    """Start value of each batch's checksum, which ties the batch to its session."""
 
 
 class KeyNames:
-    """The keys under one prefix."""
+    """The names of all keys under one prefix."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self.places: Callable[[SessionKey], SessionKeys] = lru_cache(_CACHED)(self._places)
+        self.session_keys: Callable[[SessionKey], SessionKeys] = lru_cache(_CACHED)(
+            self._session_keys
+        )
         self.tenants: bytes = f"{prefix}:tenants".encode()
-        """A sorted set of all tenants that were ever here."""
+        """A sorted set of all tenants that ever had data."""
         self.beats: bytes = f"{prefix}:beats".encode()
         """A hash of the owners' heartbeat counters."""
         self.posted: bytes = f"{prefix}:posted".encode()
-        """A sorted set of all sessions in which a post or a dead letter may be, as JSON."""
+        """A sorted set of all sessions that may have pending items or dead letters, as JSON."""
         self.every_session: str = f"{prefix}:{{*}}:s"
-        """A pattern that fits the hash of each session, and nothing else's."""
+        """A pattern that matches the hash of each session, and no other key."""
         self.every_inbox: str = f"{prefix}:{{*}}:q"
-        """And one for the inboxes in which something waits."""
+        """A pattern for the inboxes that have pending items."""
         self.every_dead: str = f"{prefix}:{{*}}:u"
-        """And one for the dead letters."""
+        """A pattern for the dead letters."""
 
-    def _places(self, key: SessionKey) -> SessionKeys:
+    def _session_keys(self, key: SessionKey) -> SessionKeys:
         tag = ":".join(quote(part, safe="") for part in (key.tenant, key.agent, key.session))
         base = f"{self._prefix}:{{{tag}}}:"
         session, log, documents, items, order, segments, dead = [
@@ -72,7 +74,7 @@ class KeyNames:
         return SessionKeys(session, log, documents, items, order, segments, dead, seed)
 
     def every_history(self, tenant: str) -> str:
-        """Return a pattern that fits what names the old history of a tenant's sessions."""
+        """Return a pattern for the segment streams of a tenant's sessions."""
         return f"{self._prefix}:{{{quote(tenant, safe='')}:*}}:x"
 
     def directory(self, tenant: str) -> bytes:
@@ -80,14 +82,14 @@ class KeyNames:
         return f"{self._prefix}:{{@{quote(tenant, safe='')}}}:sessions".encode()
 
     def owner(self, owner: str) -> tuple[bytes, bytes, bytes]:
-        """Return an owner's keys: what it is, what is asked of it; and its channel."""
+        """Return an owner's keys: its hash and its requests; and its channel."""
         base = f"{self._prefix}:{{={quote(owner, safe='')}}}:"
         return (base + "owner").encode(), (base + "asks").encode(), (base + "news").encode()
 
     def shelf(self, tenant: str, digit: str) -> tuple[bytes, bytes]:
-        """Return the keys of a shelf of blobs: since when each is there, and out of the way.
+        """Return the keys of a shelf of blobs: their ages, and those in quarantine.
 
-        A tenant's blobs lie on 17 shelves, by what their names begin with.
+        A tenant's blobs are divided among 17 shelves, by the first character of their names.
         """
         base = self._shelf(tenant, digit)
         return (base + "ages").encode(), (base + "away").encode()
@@ -101,7 +103,7 @@ class KeyNames:
 
 
 def member_of(key: SessionKey) -> bytes:
-    r"""Return a session's name in its tenant's directory, which sorts as the keys do.
+    r"""Return a session's member in its tenant's directory, which sorts like the keys.
 
     >>> member_of(SessionKey("a", "s"))
     b'a\x00s'
@@ -109,10 +111,10 @@ def member_of(key: SessionKey) -> bytes:
     return f"{key.agent}\0{key.session}".encode()
 
 
-def key_of(member: bytes, tenant: str) -> SessionKey:
-    """Return the session that a directory names."""
+def key_of_member(member: bytes, tenant: str) -> SessionKey:
+    """Return the session of a directory's member."""
     agent, _, session = member.decode().partition("\0")
-    # The default one as everybody writes it: msgspec leaves a default out by identity.
+    # Interned, since msgspec omits a default value only if it is the same object.
     return SessionKey(agent, intern(session), tenant)
 
 
@@ -125,8 +127,8 @@ def members_between(prefix: str, after: SessionKey | None) -> tuple[bytes, bytes
     return low, b"(" + begin + _END
 
 
-def key_in(name: bytes) -> SessionKey:
-    r"""Return the session that a key of the server belongs to.
+def key_of_name(name: bytes) -> SessionKey:
+    r"""Return the session that a key on the server belongs to.
 
     >>> key_in(b"perdure:{acme:a%2Fb:default}:q")
     SessionKey(agent='a/b', session='default', tenant='acme')
@@ -136,6 +138,6 @@ def key_in(name: bytes) -> SessionKey:
     return SessionKey(agent, intern(session), tenant)
 
 
-def written_key(key: SessionKey) -> bytes:
-    """Return a key as JSON: what an ask names, and what a session's hash says of itself."""
+def encode_key(key: SessionKey) -> bytes:
+    """Return a session's key as JSON, as requests and the session's hash contain it."""
     return msgspec.json.encode(key)

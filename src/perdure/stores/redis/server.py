@@ -1,4 +1,4 @@
-"""What the server is set up to do: whether it keeps what it says, and how surely."""
+"""Server settings that decide on durability: eviction, persistence and fsync."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from perdure.stores.redis.connection import RedisCall, RedisLink
 log: logging.Logger = logging.getLogger("perdure")
 
 UNKNOWN: Final = "unknown"
-_KEEPS = "noeviction"
-_PAUSES = "no-appendfsync-on-rewrite"
+_NO_EVICTION = "noeviction"
+_NO_SYNC_ON_REWRITE = "no-appendfsync-on-rewrite"
 _POLICY: Final = "maxmemory-policy"
-_ASKED = (_POLICY, "appendonly", "appendfsync", "save", _PAUSES)
-_POLL = 0.05
-_SIZE: Final = re.compile(r"cluster_size:(\d+)")
+_SETTINGS = (_POLICY, "appendonly", "appendfsync", "save", _NO_SYNC_ON_REWRITE)
+_POLL_SECONDS = 0.05
+_CLUSTER_SIZE: Final = re.compile(r"cluster_size:(\d+)")
 
 
-async def examine(link: RedisLink) -> str:
-    """Return what OK means on this server, and have each write wait for the disk where it can.
+async def inspect_durability(link: RedisLink) -> str:
+    """Return the server's durability; make writes await its fsync where that is supported.
 
     Raises:
-        ConfigError: The server may throw data away when its memory is full, or is one of several
+        ConfigError: The server may evict data when its memory is full, or is one of several
             primaries of a cluster.
 
     """
     await _require_one_primary(link)
-    said = await _settings(link)
-    policy = await _policy(link, said)
-    if policy not in {None, _KEEPS}:
-        raise ConfigError(_evicts(link, policy), option="maxmemory-policy", value=policy)
+    settings = await _settings(link)
+    policy = await _policy(link, settings)
+    if policy not in {None, _NO_EVICTION}:
+        raise ConfigError(_eviction_message(link, policy), option="maxmemory-policy", value=policy)
     if policy is None:
         log.warning("whether the server evicts keys is unknown", extra={"store": link.location})
     wait = False
-    if link.settings.wait and said.get("appendonly") == "yes":
-        wait = said.get("appendfsync") == "everysec" and await _has_waitaof(link)
+    if link.settings.wait and settings.get("appendonly") == "yes":
+        wait = settings.get("appendfsync") == "everysec" and await _has_waitaof(link)
     link.waits = wait
-    return durability_of(said, waits=wait)
+    return durability_name(settings, waits=wait)
 
 
 async def _require_one_primary(link: RedisLink) -> None:
-    """Refuse a cluster that keeps sessions on several servers: redirections are not followed."""
+    """Refuse a cluster of several primaries: perdure does not follow redirections."""
     if link.mode != "cluster":
         return
-    (reply,) = await link.ask([RedisCall(b"CLUSTER INFO")])
-    found = None if isinstance(reply, BaseException) else _SIZE.search(_text(reply))
-    if found is not None and int(found[1]) > 1:
+    (reply,) = await link.request([RedisCall(b"CLUSTER INFO")])
+    match = None if isinstance(reply, BaseException) else _CLUSTER_SIZE.search(_text(reply))
+    if match is not None and int(match[1]) > 1:
         message = (
-            f"{link.location} is a node of a cluster with {found[1]} primaries: perdure keeps a "
-            "store on one primary and follows no redirections. Name a server without "
+            f"{link.location} is a node of a cluster with {match[1]} primaries: perdure keeps a "
+            "store on one primary and does not follow redirections. Name a server without "
             "cluster-enabled, or a cluster of one primary; to spread over more use PostgreSQL or S3"
         )
         raise ConfigError(message, option="url")
@@ -62,61 +62,65 @@ async def _require_one_primary(link: RedisLink) -> None:
 
 def _text(reply: Any) -> str:
     if isinstance(reply, dict):
-        return "".join(f"{_text(name)}:{_text(one)}\n" for name, one in reply.items())
+        return "".join(f"{_text(name)}:{_text(value)}\n" for name, value in reply.items())
     return reply.decode() if isinstance(reply, bytes) else str(reply)
 
 
 async def warnings(link: RedisLink) -> tuple[str, ...]:
-    """Return what is wrong with how the server is set up by now, that was well at first."""
+    """Return warnings about settings that were changed after the store was opened."""
     policy = await _policy(link, await _settings(link, (_POLICY,)))
-    return () if policy in {None, _KEEPS} else (_evicts(link, policy),)
+    return () if policy in {None, _NO_EVICTION} else (_eviction_message(link, policy),)
 
 
-async def _policy(link: RedisLink, said: Mapping[str, str]) -> str | None:
-    return said.get(_POLICY) or (await _info(link, "memory")).get("maxmemory_policy")
+async def _policy(link: RedisLink, settings: Mapping[str, str]) -> str | None:
+    return settings.get(_POLICY) or (await _info(link, "memory")).get("maxmemory_policy")
 
 
-def _evicts(link: RedisLink, policy: str | None) -> str:
+def _eviction_message(link: RedisLink, policy: str | None) -> str:
     return (
-        f"the server at {link.location} may throw sessions away when its memory is full "
+        f"the server at {link.location} may evict sessions when its memory is full "
         f"(maxmemory-policy {policy}): set maxmemory-policy noeviction in its configuration, or "
         "with CONFIG SET"
     )
 
 
-def durability_of(said: Mapping[str, str], *, waits: bool) -> str:
-    """Say what OK means, from those of the server's settings that it tells.
+def durability_name(settings: Mapping[str, str], *, waits: bool) -> str:
+    """Return the durability of an acknowledged write, from the known settings.
 
     >>> durability_of({"appendonly": "yes", "appendfsync": "everysec"}, waits=False)
     'fsync every second'
     """
-    appends, syncs = said.get("appendonly"), said.get("appendfsync")
+    appends, syncs = settings.get("appendonly"), settings.get("appendfsync")
     if appends is None:
         return UNKNOWN
     if appends != "yes":
-        return "memory, with snapshots" if said.get("save") else "memory"
+        return "memory, with snapshots" if settings.get("save") else "memory"
     if waits:
         return "fsync"
     if syncs == "always":
-        return "fsync" if said.get(_PAUSES) != "yes" else "fsync, but not during a rewrite"
+        return (
+            "fsync"
+            if settings.get(_NO_SYNC_ON_REWRITE) != "yes"
+            else "fsync, but not during a rewrite"
+        )
     if syncs == "everysec":
         return "fsync every second"
     return UNKNOWN if syncs is None else "written, synced by the system"
 
 
-async def _settings(link: RedisLink, names: Sequence[str] = _ASKED) -> dict[str, str]:
-    """Return the settings that the server tells; nothing where CONFIG is forbidden."""
-    replies = await link.ask([RedisCall(b"CONFIG GET", name) for name in names])
-    said: dict[str, str] = {}
+async def _settings(link: RedisLink, names: Sequence[str] = _SETTINGS) -> dict[str, str]:
+    """Return the server's settings; empty if CONFIG is forbidden."""
+    replies = await link.request([RedisCall(b"CONFIG GET", name) for name in names])
+    settings: dict[str, str] = {}
     for reply in replies:
         if isinstance(reply, dict):
-            said.update({name.decode(): value.decode() for name, value in reply.items()})
-    return said
+            settings.update({name.decode(): value.decode() for name, value in reply.items()})
+    return settings
 
 
 async def _info(link: RedisLink, section: str) -> dict[str, str]:
-    """Return a section of INFO; nothing where it is forbidden."""
-    (reply,) = await link.ask([RedisCall(b"INFO", section)])
+    """Return a section of INFO; empty if it is forbidden."""
+    (reply,) = await link.request([RedisCall(b"INFO", section)])
     if isinstance(reply, BaseException):
         return {}
     pairs = (line.partition(":") for line in bytes(reply).decode().splitlines())
@@ -124,15 +128,15 @@ async def _info(link: RedisLink, section: str) -> dict[str, str]:
 
 
 async def _has_waitaof(link: RedisLink) -> bool:
-    (reply,) = await link.ask([RedisCall(b"WAITAOF", 0, 0, 0)])
+    (reply,) = await link.request([RedisCall(b"WAITAOF", 0, 0, 0)])
     return not isinstance(reply, BaseException)
 
 
 async def scrub(link: RedisLink) -> None:
-    """Have the server write its files anew, without what was removed, and wait for it.
+    """Have the server rewrite its files without the removed data, and wait until it has.
 
     Raises:
-        StoreUnavailableError: The server would not, or could not.
+        StoreUnavailableError: The server refuses, or fails.
 
     """
     aof = (await _info(link, "persistence")).get("aof_enabled") == "1"
@@ -144,21 +148,21 @@ async def scrub(link: RedisLink) -> None:
             "rdb_bgsave_",
             "rdb_last_bgsave_status",
         )
-    (reply,) = await link.ask([begin])
+    (reply,) = await link.request([begin])
     if isinstance(reply, BaseException) and "progress" not in str(reply):
         message = (
-            f"the server at {link.location} would not write its files anew ({reply}): run "
-            f"{begin.name.decode()} there, so that what was removed leaves its disk"
+            f"the server at {link.location} refused to rewrite its files ({reply}): run "
+            f"{begin.name.decode()} there, so that removed data leaves its disk"
         )
         raise StoreUnavailableError(message, location=link.location, sent=False)
     while True:
-        told = await _info(link, "persistence")
-        if not any(told.get(busy + what) == "1" for what in ("in_progress", "scheduled")):
+        info = await _info(link, "persistence")
+        if not any(info.get(busy + what) == "1" for what in ("in_progress", "scheduled")):
             break
-        await anyio.sleep(_POLL)
-    if told.get(last) == "err":
+        await anyio.sleep(_POLL_SECONDS)
+    if info.get(last) == "err":
         message = (
-            f"the server at {link.location} failed to write its files anew: see its log and its "
-            "disk; what was removed may still be found there"
+            f"the server at {link.location} failed to rewrite its files: see its log and its "
+            "disk; removed data may still be on it"
         )
         raise StoreUnavailableError(message, location=link.location, sent=False)

@@ -1,4 +1,4 @@
-"""What a URL says: which server, as whom, and under which prefix. The password stays unsaid."""
+"""Settings of a Redis store, from its URL. Errors and representations never show the password."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.errors import ConfigError
 
 SCHEMES: Final = ("redis", "rediss", "valkey", "valkeys", "unix")
 SEVERAL: Final = re.compile(r"(redis|valkey)s?(\+|-)(sentinel|cluster)")
-"""Schemes of other clients for what perdure does not speak to."""
+"""Schemes of other clients for Sentinels and clusters, which perdure does not support."""
 _TLS: Final = frozenset({"rediss", "valkeys"})
 _PORT: Final = 6379
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")
@@ -23,7 +23,7 @@ _OPTIONS: Final = (
 
 
 class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a server, and where on it perdure keeps its keys."""
+    """Address and credentials of a server, and the prefix of perdure's keys."""
 
     host: str = "localhost"
     port: int = _PORT
@@ -36,16 +36,16 @@ class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
     tls_files: dict[str, str] = {}
     prefix: str = "perdure"
     timeout: float = 5.0
-    """Seconds that the server may take to answer."""
+    """Seconds that a reply may take."""
     connect_timeout: float = 5.0
     history: str = ""
-    """The URL of a store for what is old."""
+    """The URL of a store for cold history."""
     wait: bool = True
-    """Whether a save waits until the server has synced it, where it does not do so anyway."""
+    """Whether a save waits for the server's fsync, where a write does not imply it."""
 
     @property
     def location(self) -> str:
-        """The server, for people, without user and password."""
+        """The server's address, without user and password."""
         if self.path:
             return f"unix://{self.path}?db={self.db}&prefix={self.prefix}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -60,15 +60,15 @@ class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings_from(url: str) -> RedisSettings:
-    """Return what a URL says.
+    """Return the settings in a URL.
 
     Raises:
-        ConfigError: It does not fit; the message never shows user or password.
+        ConfigError: The URL is invalid; the message never shows user or password.
 
     """
     scheme = url.partition(":")[0].lower()
-    if SEVERAL.fullmatch(scheme) or _names_several(url):
-        raise _wrong(
+    if SEVERAL.fullmatch(scheme) or _names_several_hosts(url):
+        raise _invalid(
             "it names a Sentinel, a cluster or several hosts, and perdure talks to one primary",
             "use redis://host:6379/0 with the primary, or with an address that always leads to it "
             "(a proxy, or a DNS name that a failover moves); to spread over servers use "
@@ -78,19 +78,19 @@ def settings_from(url: str) -> RedisSettings:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise _wrong("its host or port cannot be read", "use redis://host:6379/0") from None
+        raise _invalid("its host or port cannot be read", "use redis://host:6379/0") from None
     if parts.scheme not in SCHEMES:
-        raise _wrong("its scheme is unknown", f"use one of {', '.join(SCHEMES)}")
+        raise _invalid("its scheme is unknown", f"use one of {', '.join(SCHEMES)}")
     if "@" in parts.path + parts.query + parts.fragment or parts.fragment:
-        why = "a character in its user, password or path cuts it in two"
-        raise _wrong(why, "write @ # / ? : there as %40 %23 %2F %3F %3A")
+        reason = "a reserved character in its user, password or path splits it"
+        raise _invalid(reason, "write @ # / ? : there as %40 %23 %2F %3F %3A")
     options = _options(parts.query)
     unix = parts.scheme == "unix"
     path = unquote(parts.path)
     if unix and (parts.hostname or not path.startswith("/")):
-        raise _wrong("a socket needs an absolute path", "use unix:///run/valkey.sock?db=0")
+        raise _invalid("a socket needs an absolute path", "use unix:///run/valkey.sock?db=0")
     if not unix and not parts.hostname:
-        raise _wrong("it names no host", "use redis://localhost:6379/0")
+        raise _invalid("it names no host", "use redis://localhost:6379/0")
     return RedisSettings(
         host=parts.hostname or "",
         port=port or _PORT,
@@ -104,12 +104,12 @@ def settings_from(url: str) -> RedisSettings:
         timeout=_seconds("timeout", options.get("timeout", "5")),
         connect_timeout=_seconds("connect_timeout", options.get("connect_timeout", "5")),
         history=options.get("history", ""),
-        wait=_yes("wait", options.get("wait", "yes")),
+        wait=_yes_or_no("wait", options.get("wait", "yes")),
     )
 
 
-def _names_several(url: str) -> bool:
-    """Say whether hosts stand in a row, behind whatever user and password there are."""
+def _names_several_hosts(url: str) -> bool:
+    """Return whether the URL lists several hosts, after any user and password."""
     place = url.partition("://")[2].partition("?")[0].rpartition("@")[2]
     return "," in place.partition("/")[0] and not url.startswith("unix:")
 
@@ -118,7 +118,7 @@ def _options(query: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
         if name not in _OPTIONS:
-            raise _wrong(
+            raise _invalid(
                 f"it has an unknown option {name!r}", f"known: {', '.join(sorted(_OPTIONS))}"
             )
     return options
@@ -126,7 +126,7 @@ def _options(query: str) -> dict[str, str]:
 
 def _number(name: str, text: str) -> int:
     if not re.fullmatch("[0-9]{1,6}", text):
-        raise _wrong(f"{name}={text!r} is no number", "use a database's number, such as 0")
+        raise _invalid(f"{name}={text!r} is not a number", "use a database's number, such as 0")
     return int(text)
 
 
@@ -136,21 +136,21 @@ def _seconds(name: str, text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise _wrong(f"{name}={text!r} does not fit", "use seconds, such as 5")
+        raise _invalid(f"invalid {name}={text!r}", "use seconds, such as 5")
     return seconds
 
 
 def _prefix(text: str) -> str:
     if not _PREFIX.match(text):
-        raise _wrong(f"prefix={text!r} does not fit", "use up to 64 of letters, digits, _ . : -")
+        raise _invalid(f"invalid prefix={text!r}", "use up to 64 of letters, digits, _ . : -")
     return text
 
 
-def _yes(name: str, text: str) -> bool:
+def _yes_or_no(name: str, text: str) -> bool:
     if text not in {"yes", "no"}:
-        raise _wrong(f"{name}={text!r} does not fit", "use yes or no")
+        raise _invalid(f"invalid {name}={text!r}", "use yes or no")
     return text == "yes"
 
 
-def _wrong(why: str, cure: str) -> ConfigError:
-    return ConfigError(f"the URL of a Redis store does not fit: {why}: {cure}", option="url")
+def _invalid(reason: str, cure: str) -> ConfigError:
+    return ConfigError(f"the URL of a Redis store is invalid: {reason}: {cure}", option="url")

@@ -1,10 +1,12 @@
 """The Redis store: the port of `perdure.store` on a Redis or Valkey server.
 
-Use it from the event loop that opened it. Each call is one write to the server and one answer
-(a few take two), and each change is one script there: whole, fenced by the epoch, and in the
-server's log of changes as one step. Cancelling a call may leave its effect, never half of it.
+Use it from the event loop that opened it. Each call is one write to the server and one reply
+(a few take two). Each change is one script: atomic, fenced by the epoch, and one entry in the
+server's append-only file. A cancelled call may have its whole effect or none, never a part.
 
-What OK means is what the server is set up to do; ``capabilities.durability`` says it.
+
+What an acknowledged write survives depends on the server's settings: see
+``capabilities.durability``.
 """
 
 from __future__ import annotations
@@ -40,20 +42,20 @@ from perdure.stores.redis import server
 from perdure.stores.redis.blobs import Blobs
 from perdure.stores.redis.connection import RedisLink
 from perdure.stores.redis.directory import Directory, ListFilter
-from perdure.stores.redis.documents import Views
+from perdure.stores.redis.documents import RedisDocuments
 from perdure.stores.redis.inbox import RedisInbox
 from perdure.stores.redis.layout import KeyNames
 from perdure.stores.redis.leases import Leases
 from perdure.stores.redis.log import MAX_RECORD_BYTES, ColdHistory, RedisLog
 from perdure.stores.redis.settings import settings_from
 
-_FAREWELL = 1.0
-"""Seconds that a store which closes may take to say so to the server."""
+_CLOSE_SECONDS = 1.0
+"""Seconds that closing may take to notify the server."""
 
-_EXAMINED = 5
-"""Heartbeats between two looks at how the server is set up."""
-_SLOW = {"batch_max": 1024, "parallelism": 8}
-"""Where each save waits up to a second for the server's next sync, more of them wait together."""
+_INSPECT_EVERY = 5
+"""Heartbeats between two checks of the server's settings."""
+_SLOW_SYNC = {"batch_max": 1024, "parallelism": 8}
+"""For servers where a save waits up to a second for a sync, so that more saves share it."""
 _CAPABILITIES = Capabilities(
     durability=server.UNKNOWN,
     batch_max=64,
@@ -67,7 +69,7 @@ _CAPABILITIES = Capabilities(
 
 @final
 class RedisStore:
-    """Keep sessions on a Redis or Valkey server.
+    """Store on a Redis or Valkey server.
 
     Args:
         url: ``redis://``, ``rediss://`` or ``valkey://`` with host, port and database, or
@@ -75,12 +77,12 @@ class RedisStore:
             ``connect_timeout`` in seconds, ``wait=no`` to let a save return before a server
             that syncs once a second has done so, ``ssl_ca_certs``, ``ssl_certfile`` and
             ``ssl_keyfile``.
-        owner: This store's id as a holder of leases; by default one that nobody can guess.
-        history: Another store, for what is old: a fold moves records there that every document
-            has seen, a megabyte at a time. It is opened and closed together with this one.
+        owner: This store's id as a lease holder; by default a random one.
+        history: Another store for cold history: a fold moves records there that every document
+                includes, a megabyte at a time. It is opened and closed together with this one.
 
     Raises:
-        ConfigError: The URL does not fit.
+        ConfigError: The URL is invalid.
 
     """
 
@@ -88,13 +90,13 @@ class RedisStore:
         settings = settings_from(url)
         if settings.history and history is None:
             message = (
-                "history=… in a URL is for connect() and store_for(): give a RedisStore the store "
+                "history=… in a URL is for connect() and store_for(): pass a RedisStore the store "
                 "itself, RedisStore(url, history=store)"
             )
             raise ConfigError(message, option="history")
         self._owner = owner or random_id()
-        self._beats = 0
-        """Heartbeats since one failed."""
+        self._heartbeats = 0
+        """Heartbeats since the settings were checked; a failed one resets it."""
         self._warnings: tuple[str, ...] = ()
         self._capabilities = _CAPABILITIES
         self._opened = False
@@ -105,7 +107,7 @@ class RedisStore:
         self._log = RedisLog(link, names, self._cold, self._owner)
         self._leases = Leases(link, names, self._owner)
         self._inbox = RedisInbox(link, names, self._leases)
-        self._views = Views(link, names)
+        self._documents = RedisDocuments(link, names)
         self._blobs = Blobs(link, names)
         self._directory = Directory(link, names, self._blobs, self._cold)
 
@@ -114,12 +116,12 @@ class RedisStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store is; its durability is known once it is open."""
+        """The store's capabilities; durability is known once it is open."""
         return self._capabilities
 
     @property
     def owner(self) -> str:
-        """The id of this store object as a holder of leases."""
+        """The id of this store object as a lease holder."""
         return self._owner
 
     @property
@@ -128,11 +130,11 @@ class RedisStore:
         return self._link.location
 
     async def open(self) -> None:
-        """Reach the server, see how it is set up, and become known as an owner.
+        """Connect to the server, check its settings, and register as an owner.
 
         Raises:
-            ConfigError: The server may throw data away when its memory is full, is a Sentinel, or
-                one of several primaries of a cluster.
+            ConfigError: The server may evict data when its memory is full, is a Sentinel, or one of
+                several primaries of a cluster.
             MissingExtraError: The driver is not installed.
             StoreUnavailableError: The server does not answer, or refuses us.
 
@@ -141,14 +143,14 @@ class RedisStore:
             return
         await self._link.open()
         try:
-            durability = await server.examine(self._link)
-            await self._leases.enter()
+            durability = await server.inspect_durability(self._link)
+            await self._leases.register()
             if self._history is not None:
                 await self._history.open()
         except BaseException:
             await self._link.aclose()
             raise
-        batching = _SLOW if self._link.waits else {}
+        batching = _SLOW_SYNC if self._link.waits else {}
         self._capabilities = msgspec.structs.replace(
             _CAPABILITIES,
             durability=durability,
@@ -158,14 +160,14 @@ class RedisStore:
         self._opened = True
 
     async def aclose(self) -> None:
-        """Close every connection; leases that were not released look like a dead owner's."""
+        """Close all connections; leases that were not released look like those of a dead owner."""
         if not self._opened:
             return
         self._opened = False
         with anyio.CancelScope(shield=True):
-            # If the server cannot be told, the heartbeat stands still, and that tells it too.
-            with contextlib.suppress(StoreError), anyio.move_on_after(_FAREWELL):
-                await self._leases.leave()
+            # If this fails, other owners see that the heartbeat has stopped.
+            with contextlib.suppress(StoreError), anyio.move_on_after(_CLOSE_SECONDS):
+                await self._leases.unregister()
             await self._link.aclose()
             if self._history is not None:
                 await self._history.aclose()
@@ -193,10 +195,10 @@ class RedisStore:
 
     async def head(self, key: SessionKey) -> int:
         """Return the seq of the log's last record, 0 for an unknown session."""
-        return (await self._log.look(key)).head
+        return (await self._log.state(key)).head
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Remove whole batches from before a record."""
+        """Remove whole batches before a record."""
         return await self._log.trim(key, epoch, below)
 
     # documents
@@ -204,13 +206,13 @@ class RedisStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        return await self._views.read(key, names)
+        return await self._documents.read(key, names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Replace documents and manifest in one step."""
-        await self._views.write(key, documents, manifest)
+        await self._documents.write(key, documents, manifest)
         await self._cold.move(key, manifest)
 
     # blobs
@@ -223,16 +225,16 @@ class RedisStore:
         return await self._blobs.get(tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """Move away what nobody reaches, and remove what was moved long ago.
+        """Move unreachable blobs to quarantine, and remove those that are there long enough.
 
-        History that nobody names any more goes with it, from its own store.
+        Segments of cold history that no session lists are removed from their store, too.
         """
-        here = await self._blobs.sweep(tenant, reachable, older_than)
-        there = await self._cold.sweep(tenant, older_than)
+        swept = await self._blobs.sweep(tenant, reachable, older_than)
+        swept_history = await self._cold.sweep(tenant, older_than)
         return BlobSweep(
-            here.quarantined + there.quarantined,
-            here.removed + there.removed,
-            here.bytes + there.bytes,
+            swept.quarantined + swept_history.quarantined,
+            swept.removed + swept_history.removed,
+            swept.bytes + swept_history.bytes,
         )
 
     async def blob_names(self, tenant: str) -> list[str]:
@@ -240,13 +242,13 @@ class RedisStore:
         return await self._blobs.names(tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """Remove blobs at once, and return how many bytes were freed."""
+        """Remove blobs without quarantine, and return how many bytes were freed."""
         return await self._blobs.remove(tenant, names)
 
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Say who has the session; None when nobody ever had."""
+        """Return the lease's state; None if the session never had a holder."""
         return await self._leases.holder(key)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
@@ -256,23 +258,23 @@ class RedisStore:
         await self._leases.release(key, epoch)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Renew this owner's heartbeat, and return what others want.
+        """Renew the heartbeat; return requests received since the previous call.
 
-        How the server is set up may be changed later on: it is looked at now and then, and after
-        each heartbeat that failed.
+        The server's settings may change, so they are checked now and then, and after each failed
+        heartbeat.
         """
-        beats, self._beats = self._beats, 0
-        if beats % _EXAMINED == 0:
+        heartbeats, self._heartbeats = self._heartbeats, 0
+        if heartbeats % _INSPECT_EVERY == 0:
             self._warnings = await server.warnings(self._link)
-        asked = await self._leases.heartbeat()
-        self._beats = beats + 1
-        return msgspec.structs.replace(asked, warnings=self._warnings)
+        requests = await self._leases.heartbeat()
+        self._heartbeats = heartbeats + 1
+        return msgspec.structs.replace(requests, warnings=self._warnings)
 
     async def news(self, at_most: float) -> None:
         await self._leases.news(at_most)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Ask the holder for the session."""
+        """Request the session from its holder."""
         await self._leases.request_handover(key, holder)
 
     # inbox
@@ -319,9 +321,9 @@ class RedisStore:
         return sorted({*await self._directory.tenants(), *await self._cold.tenants()})
 
     async def rebuild_directory(self) -> int:
-        """Make the listing anew from the sessions themselves; return how many there are.
+        """Rebuild the listing from the sessions themselves, and return how many there are.
 
-        Walks over all keys of the database: only for a listing that lacks sessions.
+        Scans all keys of the database: only for a listing that lacks sessions.
         """
         await self._inbox.rebuild()
         return await self._directory.rebuild()
@@ -331,5 +333,5 @@ class RedisStore:
         await self._inbox.forget(key)
 
     async def scrub(self) -> None:
-        """Have the server write its files anew, without what was removed."""
+        """Have the server rewrite its files without the removed data."""
         await server.scrub(self._link)
