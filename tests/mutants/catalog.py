@@ -142,25 +142,25 @@ as38 Pressure.blocking : without bool 1 1
 files
 f1  file:LogWriter._write_to : drop call sync_data 1
 f2  file:LogWriter._write_to : drop with 1
-f3  file:LogWriter._write_to : drop call drop_cache 1 && file:LogWriter._write_to : drop call _give_up 2
+f3  file:LogWriter._write_to : drop call drop_cache 1 && file:LogWriter._write_to : drop call _abandon_tail 2
 f4  file:LogWriter._append : drop if 3
-f5  file:LogWriter._fresh : always if 2
+f5  file:LogWriter._new_entries : always if 2
 f6  file:LogWriter._open_tail : swap compare 2 <
 f7  file:LogWriter._write_to : never if 1
 f8  file:LogWriter._require_fit : without bool 1 2
 f9  file:LogWriter._write : without bool 1 2
-f10 Fence.holds : drop if 1
-f11 Fence.holds : without bool 1 2
-f12 file:_remove_lower : set call sorted 1 sorted(filter(None, map(lease_epoch, folder.names())), reverse=True)
-f13 file:_seal : drop call sync_file 1
-f14 file:_seal : never if 2
-f15 file:_begin : drop call sync_path 1
+f10 Fence.is_valid : drop if 1
+f11 Fence.is_valid : without bool 1 2
+f12 file:_remove_lower_leases : set call sorted 1 sorted(filter(None, map(lease_epoch, folder.names())), reverse=True)
+f13 file:_seal_predecessor : drop call sync_file 1
+f14 file:_seal_predecessor : never if 2
+f15 file:_begin_epoch : drop call sync_path 1
 f16 create_segment : drop call sync_data 1
 f17 create_segment : drop call sync 1
-f18 file:_begin : drop call require_folded 1
+f18 file:_begin_epoch : drop call require_folded 1
 f19 file:write : drop call sync 1
 f20 file:write : drop call sync 2
-f21 file:write : drop call require_mine 2
+f21 file:write : drop call require_held 2
 f22 file:write : drop call sync 3
 f23 file:_document : without bool 1 2
 f24 file:plan : drop if 2
@@ -177,15 +177,15 @@ sqlite
 q1  sql:do_save : without and 2
 q2  sql:do_save : without and 4
 q3  sqlite:append_one : without bool 1 3
-q4  sqlite:_held_already : always if 4
+q4  sqlite:_logged_count : always if 4
 q5  sqlite:LogRows.forward : never if 4
 q6  sqlite:LogRows.forward : set compare 2 first != self.expected[0]
 q7  sqlite:LogRows.backward : without bool 1 2
 q8  sqlite:release : without bool 1 2
-q9  sqlite:delete : set call held 1 find(con, key)
+q9  sqlite:delete : set call held_row 1 find(con, key)
 q10 sqlite:Engine._committing : drop call _drop 1
 q11 sqlite:Engine.transaction : set call execute 1 con.execute("BEGIN")
-q12 sqlite:beat : drop call execute 1
+q12 sqlite:renew_heartbeat : drop call execute 1
 
 lease
 l1 OwnerWatch.saw : halve name self._ttl 1

@@ -378,7 +378,7 @@ async def test_asking_for_what_is_not_there_fills_no_memory() -> None:
     for place in range(20):
         assert await store.head(SessionKey(f"guess {place}")) == 0
         assert await store.holder(SessionKey(f"guess {place}")) is None
-    assert not store._places
+    assert not store._slots
     grant = await store.acquire(SessionKey("ada"), after=0)
     assert await store.head(SessionKey("ada")) == grant.head
     assert [info.key.agent for info in await store.sessions()] == ["ada"]

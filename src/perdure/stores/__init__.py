@@ -1,7 +1,7 @@
-"""The backends, each behind the port in `perdure.store`.
+"""Store backends: implementations of the port in `perdure.store`.
 
-`StateStore` makes one of a storage of your own that keeps whole states, `ObjectStore` one of a
-place of your own that has conditional writes.
+`StateStore` adapts your own storage of whole states, `ObjectStore` your own bucket with conditional
+writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A store around a store that changes nothing: what a wrapper says nothing about passes through."""
+"""Base class of the store wrappers: it forwards every method of the port without record numbers.
+
+Subclasses define the methods about records themselves: the log, documents, leases and deletion.
+Attributes beyond the port are the inner store's.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from perdure.store import (
 
 
 class DelegatingStore:
-    """The part of the port in which no record's number occurs. Subclassed by wrappers only."""
+    """Forward the part of the port that has no record numbers to *inner*."""
 
     def __init__(self, store: Store) -> None:
         self.inner: Store = store

@@ -1,12 +1,12 @@
-"""The memory store: the whole port on dictionaries, for tests and benchmarks.
+"""Memory store: the whole port on dictionaries, for tests and benchmarks.
 
-Durable against nothing: what it holds ends with its `MemoryBacking`. All else is as on
-a disk. Several stores on one backing are to each other what processes on one disk are,
-so epochs, fencing, takeovers and handovers can be played in one event loop.
+Nothing is durable: the data ends with its `MemoryBacking`. Everything else is as on a disk.
+Several stores on one backing behave like processes on one disk, so epochs, fencing, takeovers and
+handovers can run in one event loop.
 
-Every call is one checkpoint followed by one synchronous step: a cancelled call did
-nothing, and no reader sees half of a step. No threads and no sleeps, so virtual clocks
-work. A backing belongs to one thread.
+Every call is one checkpoint followed by one synchronous step: a cancelled call did nothing, and no
+reader sees part of a step. No threads and no sleeps, so virtual clocks work. A backing belongs to
+one thread.
 """
 
 from __future__ import annotations
@@ -52,17 +52,16 @@ from perdure.store import (
     Status,
 )
 
-# What the memory store's instances share: sessions, owners and blobs as plain values
+# The shared backing: sessions, owners and blobs as plain values
 #
-# Nothing here waits. What a session does with a batch is decided here; `MemoryStore` brings the
-# epochs, the time and the checkpoints.
+# Nothing here waits. `MemoryStore` and `StateStore` add the epochs, the time and the checkpoints.
 
 
-_GONE = Entry("", b"")
+_REMOVED = Entry("", b"")
 
 
 class StoredSession:
-    """One session: its log, its documents and who writes it."""
+    """One session: its lease, its log and its documents."""
 
     __slots__ = (
         "created_at",
@@ -84,11 +83,11 @@ class StoredSession:
         self.owner: str = ""
         self.released: bool = False
         self.deleted: bool = False
-        self.empty()
+        self.clear()
 
-    def empty(self) -> None:
-        """Drop all that the session holds."""
-        # New containers: a reader that is under way keeps the old ones, whole.
+    def clear(self) -> None:
+        """Drop the session's log and documents."""
+        # New containers: a concurrent reader keeps the old ones, unchanged.
         self.entries: list[Entry] = []
         self.first: int = 1  # the records before it were removed
         self.epoch_starts: list[int] = []
@@ -99,38 +98,38 @@ class StoredSession:
         self.updated_at: float | None = None
 
     def seqs(self, after: int, before: int | None, *, reverse: bool) -> range:
-        """Return the places of what is asked for, in that order."""
+        """Return the requested seqs, in reading order."""
         end = len(self.entries) + 1
         seqs = range(max(after + 1, self.first), end if before is None else min(before, end))
         return seqs[::-1] if reverse else seqs
 
-    def begin(self, epoch: int, owner: str, at: float) -> int:
-        """Begin an epoch with its record, and return where that stands."""
+    def begin_epoch(self, epoch: int, owner: str, at: float) -> int:
+        """Begin an epoch by appending its record, and return the record's seq."""
         self.epoch, self.owner = epoch, owner
         self.released = self.deleted = False
-        begun = msgspec.json.encode({"owner": owner, "at": at})
-        self.entries.append(Entry(EPOCH, begun))
+        payload = msgspec.json.encode({"owner": owner, "at": at})
+        self.entries.append(Entry(EPOCH, payload))
         self.epoch_starts.append(len(self.entries))
         self.epochs.append(epoch)
         return len(self.entries)
 
     def fold(self, documents: Mapping[str, bytes], manifest: Manifest) -> None:
         """Replace the documents and the manifest."""
-        kept = {**self.documents, **documents}
-        self.documents = {name: kept[name] for name in manifest.documents if name in kept}
+        merged = {**self.documents, **documents}
+        self.documents = {name: merged[name] for name in manifest.documents if name in merged}
         self.manifest = manifest
 
     def trim(self, below: int) -> int:
-        """Forget the records before one, and return how many bytes they had."""
-        gone = range(self.first - 1, min(below - 1, len(self.entries)))
-        freed = sum(len(self.entries[place].payload) for place in gone)
-        # A new list: a reader that is under way keeps the old one, whole.
-        self.entries = [_GONE] * gone.stop + self.entries[gone.stop :]
-        self.first = max(self.first, gone.stop + 1)
+        """Remove the records below a seq, and return how many bytes they had."""
+        removed = range(self.first - 1, min(below - 1, len(self.entries)))
+        freed = sum(len(self.entries[index].payload) for index in removed)
+        # A new list: a concurrent reader keeps the old one, unchanged.
+        self.entries = [_REMOVED] * removed.stop + self.entries[removed.stop :]
+        self.first = max(self.first, removed.stop + 1)
         return freed
 
     def records(self, seqs: range) -> Iterator[Record]:
-        """Give entries their places; epochs lie in runs, so only their starts are kept."""
+        """Yield the records at these seqs; an epoch is found by the starts of the epochs."""
         entries, starts, epochs = self.entries, self.epoch_starts, self.epochs
         for seq in seqs:
             kind, payload, end = entries[seq - 1]
@@ -139,31 +138,31 @@ class StoredSession:
 
 
 class OwnerState:
-    """One store on the backing, as the others see it."""
+    """One store's state as an owner, shared with the other stores."""
 
-    __slots__ = ("alive", "beat", "bell", "mail", "wanted")
+    __slots__ = ("alive", "beat", "handovers", "mail", "notified")
 
     def __init__(self) -> None:
         self.alive: bool = True
         self.beat: int = 0
-        self.wanted: dict[SessionKey, None] = {}
+        self.handovers: dict[SessionKey, None] = {}
         self.mail: dict[SessionKey, None] = {}
-        self.bell: anyio.Event | None = None
-        """There while somebody waits for news."""
+        self.notified: anyio.Event | None = None
+        """Set when a request arrives; None unless a task waits in `MemoryStore.news`."""
 
     def __getstate__(self) -> tuple[None, dict[str, object]]:
-        """Leave out who waits: a copy of the backing is what another process would find."""
-        kept = (name for name in self.__slots__ if name != "bell")
-        return None, {"bell": None, **{name: getattr(self, name) for name in kept}}
+        """Leave out the waiting task: a copy of the backing is what another process would find."""
+        names = (name for name in self.__slots__ if name != "notified")
+        return None, {"notified": None, **{name: getattr(self, name) for name in names}}
 
     def notify(self) -> None:
-        """Wake whoever waits for news."""
-        if self.bell is not None:
-            self.bell.set()
+        """Wake the waiting task."""
+        if self.notified is not None:
+            self.notified.set()
 
 
 class StoredBlob:
-    """A blob, since when it is there, and since when it is out of the way."""
+    """A blob, when it was last put, and when it was quarantined."""
 
     __slots__ = ("data", "quarantined_at", "renewed_at")
 
@@ -175,7 +174,7 @@ class StoredBlob:
 
 @final
 class MemoryBacking:
-    """What the stores of several pretended processes share, as real ones share a disk.
+    """Data that several memory stores share, as processes share a disk.
 
     Example:
         >>> from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -185,30 +184,30 @@ class MemoryBacking:
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
-        """Seconds since 1970; the ages of blobs and the directory's times come from it."""
+        """Seconds since 1970, for the ages of blobs and the directory's times."""
         self.sessions: dict[SessionKey, StoredSession] = {}
         self.owners: dict[str, OwnerState] = {}
         self.blobs: dict[tuple[str, str], StoredBlob] = {}
         self.inboxes: dict[SessionKey, dict[str, PendingItem]] = {}
-        """What waits for each session, by op id, oldest first."""
+        """Each session's pending items, by op id, oldest first."""
         self.dead_letters: dict[SessionKey, dict[str, DeadLetter]] = {}
-        """What was set aside, by op id."""
+        """Each session's dead letters, by op id."""
 
 
-def held(key: SessionKey, epoch: int, session: StoredSession | None) -> StoredSession:
-    """Return a session to the holder of its newest epoch.
+def held_session(key: SessionKey, epoch: int, session: StoredSession | None) -> StoredSession:
+    """Return a session, for the holder of this epoch.
 
     Raises:
         LeaseLostError: The epoch is not the newest, or the session was deleted.
 
     """
     if session is None or session.epoch != epoch or session.deleted:
-        raise lost(key, epoch, session)
+        raise lease_lost_error(key, epoch, session)
     return session
 
 
-def lost(key: SessionKey, epoch: int, session: StoredSession | None) -> LeaseLostError:
-    """Return the error for a write under an epoch that is over."""
+def lease_lost_error(key: SessionKey, epoch: int, session: StoredSession | None) -> LeaseLostError:
+    """Return the error for a write under an epoch that is not the newest."""
     newest = session.epoch if session else 0
     message = (
         f"epoch {epoch} of {key} may not write: the newest is {newest}"
@@ -217,10 +216,10 @@ def lost(key: SessionKey, epoch: int, session: StoredSession | None) -> LeaseLos
     return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
 
 
-def too_late(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
-    """Return the error for an acquire that somebody else was faster with."""
+def lease_held_error(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
+    """Return the error for an acquire that lost a race."""
     message = (
-        f"{key} is at epoch {newest}, not {after}: look again who holds it, then ask for a "
+        f"{key} is at epoch {newest}, not {after}: read its holder again, then request a "
         "handover or wait"
     )
     return LeaseHeldError(message, key=key, epoch=newest)
@@ -247,15 +246,15 @@ def documents_of(
     return matched(manifest, session.documents, names)
 
 
-def fits(info: SessionInfo, owner: str | None, tag: str | None) -> bool:
-    """Say whether a session is one of those that are listed."""
+def is_listed(info: SessionInfo, owner: str | None, tag: str | None) -> bool:
+    """Return whether a session passes a listing's filters."""
     return owner in (None, info.owner) and (tag is None or tag in info.tags)
 
 
-def listed(
+def list_sessions(
     backing: MemoryBacking, tenant: str, prefix: str, after: SessionKey | None
 ) -> Iterator[SessionInfo]:
-    """Give a tenant's sessions by key."""
+    """Yield a tenant's sessions by key."""
     for key in sorted(key for key in backing.sessions if key.tenant == tenant):
         session = backing.sessions[key]
         if key.agent.startswith(prefix) and not session.deleted and (not after or key > after):
@@ -263,7 +262,7 @@ def listed(
 
 
 def info_of(key: SessionKey, session: StoredSession) -> SessionInfo:
-    """Return what a listing says of a session."""
+    """Return a session's entry in a listing."""
     counters = session.manifest.counters if session.manifest else {}
     about = session.manifest.about if session.manifest else About()
     return SessionInfo(
@@ -279,10 +278,10 @@ def info_of(key: SessionKey, session: StoredSession) -> SessionInfo:
     )
 
 
-def fresh(
+def new_entries(
     session: StoredSession, batch: Batch, max_record_bytes: int
 ) -> Sequence[Entry] | Exception:
-    """Return what of a batch the log does not hold yet, or why it will never be accepted."""
+    """Return the entries that the log does not have yet, or why it will never accept the batch."""
     head = len(session.entries)
     records = batch.records
     largest = max([len(entry.payload) for entry in records], default=0)
@@ -298,19 +297,21 @@ def fresh(
             "ends within a group: send whole groups from the head on"
         )
         return NotStorableError(message, key=batch.key, first=batch.first, head=head)
-    held = head + 1 - batch.first
-    if not held:
+    logged_count = head + 1 - batch.first
+    if not logged_count:
         return records
-    known = records[:held]
-    # Idempotence is only for a sender that repeats itself: the same bytes, the same epoch.
-    own = batch.first > session.epoch_starts[-1]
-    if not own or session.entries[batch.first - 1 : batch.first - 1 + len(known)] != list(known):
+    sent = records[:logged_count]
+    # Only a repeated send is idempotent: the same bytes, in the same epoch.
+    is_own_epoch = batch.first > session.epoch_starts[-1]
+    if not is_own_epoch or session.entries[batch.first - 1 : batch.first - 1 + len(sent)] != list(
+        sent
+    ):
         message = (
             f"the log of {batch.key} holds other records from {batch.first} on: read the head "
-            "again and append behind it"
+            "again and append after it"
         )
         return NotStorableError(message, key=batch.key, first=batch.first, head=head)
-    return records[held:]
+    return records[logged_count:]
 
 
 _CHUNK = 256
@@ -323,7 +324,7 @@ _CAPABILITIES = Capabilities(
 
 @final
 class MemoryStore:
-    """Keep everything in memory, alone or on a backing that others use as well."""
+    """Keep everything in memory, on its own backing or on one shared with other stores."""
 
     def __init__(self, *, owner: str | None = None, backing: MemoryBacking | None = None) -> None:
         self._owner = owner or secrets.token_hex(8)
@@ -348,14 +349,14 @@ class MemoryStore:
         return "memory:"
 
     async def open(self) -> None:
-        """Make the owner known to the others on the backing."""
+        """Register the owner on the backing."""
         await anyio.lowlevel.checkpoint()
         owner = self._owners.setdefault(self._owner, OwnerState())
         owner.alive = True
-        owner.beat += 1  # not the one at which somebody saw it end
+        owner.beat += 1  # not the counter at which others saw it end
 
     async def aclose(self) -> None:
-        """Leave as a process that ends: what was not released looks like a dead owner's."""
+        """Close as a process that ends: leases not released look like those of a dead owner."""
         # The step comes first here: a cancelled close closes all the same.
         if owner := self._owners.get(self._owner):
             owner.alive = False
@@ -370,11 +371,11 @@ class MemoryStore:
 
     def _append(self, batch: Batch, now: float) -> Outcome:
         session = self._sessions.get(batch.key)
-        # Of a backing that went back, somebody else may have got the same epoch.
-        other = session is not None and session.owner != self._owner
-        if session is None or session.epoch != batch.epoch or session.deleted or other:
-            return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch, session))
-        new = fresh(session, batch, _CAPABILITIES.max_record_bytes)
+        # In a backing restored from a copy, another owner may have been given the same epoch.
+        is_other_owner = session is not None and session.owner != self._owner
+        if session is None or session.epoch != batch.epoch or session.deleted or is_other_owner:
+            return Outcome(Status.CONFLICT, lease_lost_error(batch.key, batch.epoch, session))
+        new = new_entries(session, batch, _CAPABILITIES.max_record_bytes)
         if isinstance(new, Exception):
             return Outcome(Status.PERMANENT, new)
         session.entries.extend(new)
@@ -390,7 +391,7 @@ class MemoryStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records as they are now; what is appended meanwhile is not among them."""
+        """Read records as of now, without those that are appended meanwhile."""
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
         if session is None:
@@ -408,14 +409,13 @@ class MemoryStore:
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         await anyio.lowlevel.checkpoint()
-        return self._held(key, epoch).trim(below)
+        return self._held_session(key, epoch).trim(below)
 
     # documents
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """Read documents, each checked against the manifest's hash."""
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
         return Documents() if session is None else documents_of(key, session, names)
@@ -425,12 +425,12 @@ class MemoryStore:
     ) -> None:
         """Replace the documents and the manifest in one step."""
         await anyio.lowlevel.checkpoint()
-        self._held(key, manifest.epoch).fold(documents, manifest)
+        self._held_session(key, manifest.epoch).fold(documents, manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Keep blobs; bytes that are already there grow young again."""
+        """Store blobs; putting bytes that exist renews their age."""
         await anyio.lowlevel.checkpoint()
         require_named(blobs)
         now = self._backing.clock()
@@ -444,40 +444,36 @@ class MemoryStore:
         return None if blob is None else verified(name, blob.data)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """Remove what an earlier sweep moved away, then move away what nobody reaches."""
         await anyio.lowlevel.checkpoint()
         now = self._backing.clock()
         quarantined = removed = freed = 0
-        for place, blob in list(self._blobs.items()):
-            if place[0] != tenant:
+        for blob_id, blob in list(self._blobs.items()):
+            if blob_id[0] != tenant:
                 continue
-            if place[1] in reachable:
+            if blob_id[1] in reachable:
                 blob.quarantined_at = None
             elif blob.quarantined_at is None:
                 if now - blob.renewed_at >= older_than:
                     blob.quarantined_at = now
                     quarantined += 1
             elif now - blob.quarantined_at >= older_than:
-                del self._blobs[place]
+                del self._blobs[blob_id]
                 removed += 1
                 freed += len(blob.data)
         return BlobSweep(quarantined, removed, freed)
 
     async def blob_names(self, tenant: str) -> list[str]:
-        """List the tenant's blobs."""
         await anyio.lowlevel.checkpoint()
-        return sorted(name for of, name in self._blobs if of == tenant)
+        return sorted(name for blob_tenant, name in self._blobs if blob_tenant == tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """Remove blobs at once, and return how many bytes were freed."""
         await anyio.lowlevel.checkpoint()
-        gone = [self._blobs.pop((tenant, name), None) for name in set(names)]
-        return sum(len(blob.data) for blob in gone if blob is not None)
+        removed = [self._blobs.pop((tenant, name), None) for name in set(names)]
+        return sum(len(blob.data) for blob in removed if blob is not None)
 
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Say who has the session; None when nobody ever had."""
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
         if session is None:
@@ -493,56 +489,53 @@ class MemoryStore:
         )
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """Take the session with epoch ``after + 1``, if the newest epoch is ``after``."""
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
         newest = session.epoch if session else 0
         if newest != after:
-            raise too_late(key, after, newest)
+            raise lease_held_error(key, after, newest)
         if session is None:
             session = self._sessions[key] = StoredSession()
         created = not session.entries
         session.updated_at = self._backing.clock()
         if session.created_at is None:
             session.created_at = session.updated_at
-        head = session.begin(after + 1, self._owner, session.updated_at)
+        head = session.begin_epoch(after + 1, self._owner, session.updated_at)
         return HeldLease(key, session.epoch, head, created)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """Say that the epoch's holder writes no more."""
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
         if session and session.epoch == epoch:
             session.released = True
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Renew this owner's heartbeat, and return what others want."""
         await anyio.lowlevel.checkpoint()
         owner = self._owners.setdefault(self._owner, OwnerState())
         owner.beat += 1
-        wanted, owner.wanted = owner.wanted, {}
+        requests, owner.handovers = owner.handovers, {}
         mail, owner.mail = owner.mail, {}
-        others = [one for one in self._owners.items() if one[1] is not owner and one[1].alive]
-        beats = {name: one.beat for name, one in others[-1000:]}
-        return HeartbeatRequests(tuple(wanted), tuple(mail), beats)
+        others = [item for item in self._owners.items() if item[1] is not owner and item[1].alive]
+        beats = {name: item.beat for name, item in others[-1000:]}
+        return HeartbeatRequests(tuple(requests), tuple(mail), beats)
 
     async def news(self, at_most: float) -> None:
-        """Return when there is something to hear, or after ``at_most`` seconds."""
+        """Return when another store left a request, or after ``at_most`` seconds."""
         await anyio.lowlevel.checkpoint()
         owner = self._owners.setdefault(self._owner, OwnerState())
-        if owner.wanted or owner.mail:
+        if owner.handovers or owner.mail:
             return
-        bell = owner.bell = owner.bell or anyio.Event()
+        notified = owner.notified = owner.notified or anyio.Event()
         with anyio.move_on_after(at_most):
-            await bell.wait()
-        if owner.bell is bell:
-            owner.bell = None
+            await notified.wait()
+        if owner.notified is notified:
+            owner.notified = None
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Ask the holder for the session."""
         await anyio.lowlevel.checkpoint()
         if owner := self._owners.get(holder.owner):
-            owner.wanted[key] = None
+            owner.handovers[key] = None
             owner.notify()
 
     # inbox
@@ -571,12 +564,12 @@ class MemoryStore:
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
         if (session.epoch if session else 0) != epoch:
-            raise lost(key, epoch, session)
+            raise lease_lost_error(key, epoch, session)
         return list(self._backing.inboxes.get(key, {}).values())[:limit]
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         await anyio.lowlevel.checkpoint()
-        self._held(key, epoch)
+        self._held_session(key, epoch)
         inbox = self._backing.inboxes.get(key, {})
         for op_id in op_ids:
             inbox.pop(op_id, None)
@@ -584,16 +577,16 @@ class MemoryStore:
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
         await anyio.lowlevel.checkpoint()
         backing = self._backing
-        kept = backing.dead_letters if dead_letters else backing.inboxes
-        return sorted(key for key, items in kept.items() if items)
+        pending = backing.dead_letters if dead_letters else backing.inboxes
+        return sorted(key for key, items in pending.items() if items)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
         await anyio.lowlevel.checkpoint()
-        self._held(key, epoch)
+        self._held_session(key, epoch)
         inbox = self._backing.inboxes.get(key, {})
-        kept = self._backing.dead_letters.setdefault(key, {})
+        dead = self._backing.dead_letters.setdefault(key, {})
         for letter in letters:
-            kept[letter.item.op_id] = letter
+            dead[letter.item.op_id] = letter
             inbox.pop(letter.item.op_id, None)
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
@@ -602,8 +595,8 @@ class MemoryStore:
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
         await anyio.lowlevel.checkpoint()
-        kept = self._backing.dead_letters.get(key, {})
-        return sum([kept.pop(op_id, None) is not None for op_id in set(op_ids)])
+        dead = self._backing.dead_letters.get(key, {})
+        return sum([dead.pop(op_id, None) is not None for op_id in set(op_ids)])
 
     # directory
 
@@ -618,9 +611,9 @@ class MemoryStore:
         limit: int = 100,
     ) -> list[SessionInfo]:
         await anyio.lowlevel.checkpoint()
-        infos = listed(self._backing, tenant, prefix, after)
-        fitting = (info for info in infos if fits(info, owner, tag))
-        return list(itertools.islice(fitting, max(limit, 0)))
+        infos = list_sessions(self._backing, tenant, prefix, after)
+        matching = (info for info in infos if is_listed(info, owner, tag))
+        return list(itertools.islice(matching, max(limit, 0)))
 
     async def tenants(self) -> list[str]:
         """List the tenants that have a session or a blob."""
@@ -629,17 +622,17 @@ class MemoryStore:
         return sorted(owning | {tenant for tenant, _ in self._blobs})
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove what the session owns; its epoch stays, marked as deleted."""
+        """Remove all that the session owns; its epoch stays, marked as deleted."""
         await anyio.lowlevel.checkpoint()
-        session = self._held(key, epoch)
-        session.empty()
+        session = self._held_session(key, epoch)
+        session.clear()
         session.deleted = session.released = True
         self._backing.inboxes.pop(key, None)
         self._backing.dead_letters.pop(key, None)
 
     async def scrub(self) -> None:
-        """Do nothing: what was removed is nowhere."""
+        """Do nothing: removed data is not kept anywhere."""
         await anyio.lowlevel.checkpoint()
 
-    def _held(self, key: SessionKey, epoch: int) -> StoredSession:
-        return held(key, epoch, self._sessions.get(key))
+    def _held_session(self, key: SessionKey, epoch: int) -> StoredSession:
+        return held_session(key, epoch, self._sessions.get(key))

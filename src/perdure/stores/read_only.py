@@ -1,4 +1,4 @@
-"""A store that is only read: ``connect(…, read_only=True)``."""
+"""Read-only wrapper of a store: ``connect(…, read_only=True)``."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from perdure.stores.delegate import DelegatingStore
 
 @final
 class ReadOnlyStore(DelegatingStore):
-    """Pass on what reads, and refuse what writes. It is no owner, and has no heartbeat."""
+    """Forward reads, and refuse writes with a SessionError. It registers no owner."""
 
     async def open(self) -> None:
-        """Open the inner store to read it."""
+        """Open the inner store for reading."""
         await open_read_only(self.inner)
 
     async def aclose(self) -> None:
@@ -65,14 +65,14 @@ class ReadOnlyStore(DelegatingStore):
     ) -> Documents:
         return await self.inner.read_documents(key, names)
 
-    # an owner's life
+    # the owner
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Return at once: nobody waits for who holds nothing."""
+        """Do nothing: a reader holds no leases."""
         return HeartbeatRequests()
 
     async def news(self, at_most: float) -> None:
-        """Wait: nobody leaves anything for who holds nothing."""
+        """Sleep: a reader receives no requests."""
         await anyio.sleep(at_most)
 
     # writing

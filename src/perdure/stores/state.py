@@ -1,19 +1,19 @@
-"""A store over a person's own storage, which keeps whole states: six methods, no log.
+"""State store: adapter from a user's storage of whole states, with six methods, to the port.
 
-What is stored is a `FullAgentState` that others can read, with the log in it: each save
-writes all of it. So its capabilities are weaker than other stores', and these are they:
+Each save writes a `FullAgentState` that other programs can read, with the log in it. So its
+guarantees are weaker than other stores':
 
-* A save costs as much as the session is large, and all of it lies in memory.
-* Durable means what the storage's ``save`` means by returning.
-* One writer is assumed. Whoever comes second takes the session over at once; the first
-  notices before its next save, by ``get_last_modified``, and loses its lease. Nothing keeps two
-  saves at the same moment apart: the later one counts.
-* Folded documents last as long as this object: the state is what they would be folded to.
-* No blobs, no handover, no inbox. The directory knows the sessions that this object has seen. A
-  deleted session's epochs begin anew once this object is gone.
+* A save costs as much as the session is large, and the whole session is in memory.
+* A save is as durable as the storage's ``save`` makes it.
+* One writer is assumed. A second one takes the session over at once; the first notices before its
+  next save, by ``get_last_modified``, and loses its lease. Two saves at the same moment are not
+  detected: the later one counts.
+* Folded documents last as long as this object: the state holds the same facts.
+* No blobs, no handover, no inbox. The directory has the sessions that this object has seen. A
+  deleted session's epochs start again with a new object.
 
-A state that somebody else has written, or changed, is taken over as an import would be. One
-that is damaged is the storage's to report; one of a newer release is refused, and left.
+A state that another program has written, or changed, is read like an import. The storage reports
+a damaged state; a state of a newer release is refused, and left unchanged.
 """
 
 from __future__ import annotations
@@ -73,106 +73,107 @@ from perdure.store import (
 from perdure.stores.memory import (
     StoredSession,
     documents_of,
-    fits,
-    fresh,
-    held,
+    held_session,
     info_of,
-    lost,
-    too_late,
+    is_listed,
+    lease_held_error,
+    lease_lost_error,
+    new_entries,
 )
-
-# One session's storage, as `perdure.stores.state` works on it: read when it was changed,
-
 
 T = TypeVar("T")
 
 _OFFLOAD = 256
-"""More records than this are made a state of in a thread."""
+"""Sessions with more records than this are converted in a thread."""
 
 
 @final
 class StorageSlot:
-    """One session's storage, and what was read from it last."""
+    """One session's storage, and the session as last read from it."""
 
     def __init__(self, key: SessionKey, storage: StateStorage, lock: anyio.Lock) -> None:
         self.key: SessionKey = key
         self._storage = storage
         self._lock = lock
         self._modified: datetime.datetime | None = None
-        self._known = False
-        self._other = ""
+        self._is_current = False
+        self._other_key = ""
         self.session: StoredSession | None = None
-        """As it was read or saved last; None where there is none."""
+        """The session as last read or saved; None if there is none."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is at it, or waits to be."""
-        at = self._lock.statistics()
-        return not at.locked and not at.tasks_waiting
+        """Whether no task uses the storage or waits for it."""
+        statistics = self._lock.statistics()
+        return not statistics.locked and not statistics.tasks_waiting
 
     @contextlib.asynccontextmanager
-    async def looked(self) -> AsyncIterator[StorageSlot]:
-        """Have the place alone, and up to date."""
+    async def refreshed(self) -> AsyncIterator[StorageSlot]:
+        """Lock the slot, and read the storage again if it has changed."""
         async with self._lock:
-            with self._trouble("read"):
+            with self._map_errors("read"):
                 modified = await self._storage.get_last_modified()
-                if not self._known or (modified is not None and modified != self._modified):
+                if not self._is_current or (modified is not None and modified != self._modified):
                     await self._load(modified)
             yield self
 
     async def _load(self, modified: datetime.datetime | None) -> None:
         state = await self._storage.load()
         deleted = self.session if self.session is not None and self.session.deleted else None
-        documents = self.session
-        self._other = "" if state is None else _stranger(state, self.key)
-        if state is None or self._other:
+        previous = self.session
+        self._other_key = "" if state is None else _other_key(state, self.key)
+        if state is None or self._other_key:
             self.session = deleted
         else:
-            self.session = await _in_thread(len(state.context.core.history), lambda: _read(state))
-            _keep_documents(self.session, documents)
-        self._modified, self._known = modified, True
+            self.session = await _run_maybe_in_thread(
+                len(state.context.core.history), lambda: _read(state)
+            )
+            _keep_documents(self.session, previous)
+        self._modified, self._is_current = modified, True
 
     async def save(self, session: StoredSession) -> None:
-        """Replace the stored state; what is known here changes only if that was done."""
-        self._known = False  # until it is sure what the storage holds
-        with self._trouble("save"):
-            state = await _in_thread(len(session.entries), lambda: _write(self.key, session))
+        """Replace the stored state; *session* changes only after that has succeeded."""
+        self._is_current = False  # until the storage's content is certain
+        with self._map_errors("save"):
+            state = await _run_maybe_in_thread(
+                len(session.entries), lambda: _write(self.key, session)
+            )
             await self._storage.save(state)
             self._modified = await self._storage.get_last_modified()
-        self.session, self._known = session, True
+        self.session, self._is_current = session, True
 
     async def remove(self) -> None:
         """Remove the stored state."""
-        self._known = False
-        with self._trouble("delete"):
+        self._is_current = False
+        with self._map_errors("delete"):
             await self._storage.delete()
-        self._modified, self._known = None, True
+        self._modified, self._is_current = None, True
 
-    def require_mine(self) -> None:
-        """Refuse to write over what belongs to another session."""
-        if not self._other:
+    def require_same_session(self) -> None:
+        """Raise ConfigError if the stored state belongs to another session."""
+        if not self._other_key:
             return
-        where = self._storage.get_path()
+        path = self._storage.get_path()
         message = (
-            f"{where} holds the state of {self._other}, not of {self.key}: give each session a "
+            f"{path} holds the state of {self._other_key}, not of {self.key}: give each session a "
             "storage of its own, StateStore(lambda key: …)"
         )
-        raise ConfigError(message, key=str(self.key), path=where)
+        raise ConfigError(message, key=str(self.key), path=path)
 
     @contextlib.contextmanager
-    def _trouble(self, what: str) -> Iterator[None]:
+    def _map_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except PerdureError:
             raise
         except Exception as error:
-            where = self._storage.get_path()
-            message = f"the storage at {where} failed to {what}: {type(error).__name__}: {error}"
-            raise StoreUnavailableError(message, path=where, key=str(self.key)) from error
+            path = self._storage.get_path()
+            message = f"the storage at {path} failed to {what}: {type(error).__name__}: {error}"
+            raise StoreUnavailableError(message, path=path, key=str(self.key)) from error
 
 
-def _stranger(state: FullAgentState, key: SessionKey) -> str:
-    """Return whose state it is, if it is not this session's."""
+def _other_key(state: FullAgentState, key: SessionKey) -> str:
+    """Return the key of the session that a state belongs to, "" if it is this one."""
     log = log_in(state)
     session, tenant = ("default", "") if log is None else (log.session, log.tenant)
     agent = state.agent_id or key.agent
@@ -182,7 +183,7 @@ def _stranger(state: FullAgentState, key: SessionKey) -> str:
 
 
 def _read(state: FullAgentState) -> StoredSession:
-    """Return the session of a state: its log, or one that is made of it."""
+    """Return the session of a state, from the log in it or else made from its content."""
     log = log_in(state)
     session = StoredSession()
     if log is not None and log.agrees and log.records:
@@ -204,11 +205,11 @@ def _read(state: FullAgentState) -> StoredSession:
             session.epoch_starts.append(record.seq)
             session.epochs.append(record.epoch)
         if record.kind == EPOCH:
-            session.owner = decoder_of(_Begun).decode(record.payload).owner
+            session.owner = decoder_of(_EpochPayload).decode(record.payload).owner
     return session
 
 
-class _Begun(msgspec.Struct):
+class _EpochPayload(msgspec.Struct):
     owner: str = ""
 
 
@@ -217,12 +218,12 @@ def _write(key: SessionKey, session: StoredSession) -> FullAgentState:
     try:
         return with_log(state_of(key, records), key, records)
     except FormatError as error:
-        message = f"the records of {key} make no state: {error}"
+        message = f"the records of {key} cannot be converted to a state: {error}"
         raise NotStorableError(message, key=str(key)) from error
 
 
 def copied(session: StoredSession) -> StoredSession:
-    """Return a session that may be changed without changing this one."""
+    """Return a copy of a session whose changes leave the original as it is."""
     copy = StoredSession()
     for name in StoredSession.__slots__:
         value = getattr(session, name)
@@ -231,7 +232,7 @@ def copied(session: StoredSession) -> StoredSession:
 
 
 def _keep_documents(session: StoredSession, before: StoredSession | None) -> None:
-    """Go on with documents that were folded from what is still there."""
+    """Reuse documents that were folded from records that are unchanged."""
     manifest = None if before is None else before.manifest
     if before is None or manifest is None or manifest.as_of_seq > len(session.entries):
         return
@@ -240,7 +241,7 @@ def _keep_documents(session: StoredSession, before: StoredSession | None) -> Non
         session.documents, session.manifest = before.documents, manifest
 
 
-async def _in_thread(size: int, act: Callable[[], T]) -> T:
+async def _run_maybe_in_thread(size: int, act: Callable[[], T]) -> T:
     return await anyio.to_thread.run_sync(act) if size > _OFFLOAD else act()
 
 
@@ -262,8 +263,8 @@ class StateStore:
     """Keep sessions in storages of whole states.
 
     Args:
-        storage: The one storage, for one session; or a function that returns the storage of
-            a session, the same one each time.
+        storage: A storage, for one session; or a function that returns a session's storage,
+            the same one each time.
         owner: This store's id as a holder of leases.
 
     """
@@ -276,8 +277,8 @@ class StateStore:
     ) -> None:
         self._storage = storage
         self._owner = owner or secrets.token_hex(8)
-        self._places: dict[SessionKey, StorageSlot] = {}
-        self._lock = anyio.Lock()  # of the one storage, whichever sessions it is asked for
+        self._slots: dict[SessionKey, StorageSlot] = {}
+        self._lock = anyio.Lock()  # for the one storage, whichever session is requested
 
     @property
     def capabilities(self) -> Capabilities:
@@ -291,29 +292,29 @@ class StateStore:
 
     @property
     def location(self) -> str:
-        """Where the storage keeps things, as it says."""
+        """The storage's path."""
         if callable(self._storage):
             return f"storages of {getattr(self._storage, '__qualname__', 'a function')}"
         return self._storage.get_path()
 
     async def open(self) -> None:
-        """Do nothing: a storage is asked when a session is."""
+        """Do nothing: a storage is read when its session is requested."""
         await anyio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
-        """Forget what was read."""
-        self._places.clear()
+        """Forget the sessions that were read."""
+        self._slots.clear()
         await anyio.lowlevel.checkpoint()
 
-    def _place(self, key: SessionKey) -> StorageSlot:
-        place = self._places.get(key)
-        if place is None:
+    def _slot(self, key: SessionKey) -> StorageSlot:
+        slot = self._slots.get(key)
+        if slot is None:
             if callable(self._storage):
-                place = StorageSlot(key, self._storage(key), anyio.Lock())
+                slot = StorageSlot(key, self._storage(key), anyio.Lock())
             else:
-                place = StorageSlot(key, self._storage, self._lock)
-            self._places[key] = place
-        return place
+                slot = StorageSlot(key, self._storage, self._lock)
+            self._slots[key] = slot
+        return slot
 
     # the log
 
@@ -323,15 +324,17 @@ class StateStore:
 
     async def _append(self, batch: Batch) -> Outcome:
         try:
-            async with self._place(batch.key).looked() as place:
-                session = place.session
+            async with self._slot(batch.key).refreshed() as slot:
+                session = slot.session
                 if session is None or session.epoch != batch.epoch or session.deleted:
-                    return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch, session))
-                new = fresh(session, batch, _CAPABILITIES.max_record_bytes)
+                    return Outcome(
+                        Status.CONFLICT, lease_lost_error(batch.key, batch.epoch, session)
+                    )
+                new = new_entries(session, batch, _CAPABILITIES.max_record_bytes)
                 if isinstance(new, Exception):
                     return Outcome(Status.PERMANENT, new)
                 if new:
-                    await place.save(_longer(session, new))
+                    await slot.save(_extended(session, new))
                 return Outcome(Status.OK, written=sum([len(entry.payload) for entry in new]))
         except NotStorableError as error:
             return Outcome(Status.PERMANENT, error)
@@ -347,13 +350,13 @@ class StateStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records as they are now; what is appended meanwhile is not among them."""
+        """Read records as of now, without those that are appended meanwhile."""
         session = await self._session(key)
         if session is None:
             return
-        wanted = session.seqs(after, before, reverse=reverse)[:limit]
-        for at in range(0, len(wanted), _CHUNK):
-            yield LogChunk(tuple(session.records(wanted[at : at + _CHUNK])))
+        seqs = session.seqs(after, before, reverse=reverse)[:limit]
+        for at in range(0, len(seqs), _CHUNK):
+            yield LogChunk(tuple(session.records(seqs[at : at + _CHUNK])))
             await anyio.lowlevel.checkpoint()
 
     async def head(self, key: SessionKey) -> int:
@@ -362,16 +365,16 @@ class StateStore:
         return len(session.entries) if session else 0
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Keep everything: a state is whole, or none."""
-        async with self._place(key).looked() as place:
-            held(key, epoch, place.session)
+        """Remove nothing: a state has the whole log."""
+        async with self._slot(key).refreshed() as slot:
+            held_session(key, epoch, slot.session)
         return 0
 
     async def _session(self, key: SessionKey) -> StoredSession | None:
-        async with self._place(key).looked() as place:
-            session = place.session
-        if session is None and place.is_idle:
-            self._places.pop(key, None)  # whoever asks for many that are not there fills nothing
+        async with self._slot(key).refreshed() as slot:
+            session = slot.session
+        if session is None and slot.is_idle:
+            self._slots.pop(key, None)  # so that requests for missing sessions use no memory
         return session
 
     # documents
@@ -379,21 +382,21 @@ class StateStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        """Return documents that this object was given."""
+        """Return documents that were folded on this object."""
         session = await self._session(key)
         return Documents() if session is None else documents_of(key, session, names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Keep documents as long as this object is there."""
-        async with self._place(key).looked() as place:
-            held(key, manifest.epoch, place.session).fold(documents, manifest)
+        """Keep documents for the lifetime of this object."""
+        async with self._slot(key).refreshed() as slot:
+            held_session(key, manifest.epoch, slot.session).fold(documents, manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Refuse: a state has no place for them."""
+        """Raise NotStorableError: a state has no field for blobs."""
         await anyio.lowlevel.checkpoint()
         if blobs:
             message = (
@@ -425,7 +428,7 @@ class StateStore:
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Say who had the session last; somebody else's lease may always be taken."""
+        """Return who held the session last; another owner's lease may always be taken over."""
         session = await self._session(key)
         if session is None:
             return None
@@ -438,34 +441,33 @@ class StateStore:
         )
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """Take the session with epoch ``after + 1``, if the newest epoch is ``after``."""
-        async with self._place(key).looked() as place:
-            place.require_mine()
-            session = place.session or StoredSession()
+        async with self._slot(key).refreshed() as slot:
+            slot.require_same_session()
+            session = slot.session or StoredSession()
             if session.epoch != after:
-                raise too_late(key, after, session.epoch)
-            taken = copied(session)
-            head = taken.begin(after + 1, self._owner, time.time())
-            await place.save(taken)
-            return HeldLease(key, taken.epoch, head, not session.entries)
+                raise lease_held_error(key, after, session.epoch)
+            acquired = copied(session)
+            head = acquired.begin_epoch(after + 1, self._owner, time.time())
+            await slot.save(acquired)
+            return HeldLease(key, acquired.epoch, head, not session.entries)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """Note it; nobody waits for a release here, so it is not worth a save."""
+        """Mark the session in memory only: no process waits for a release here."""
         session = await self._session(key)
         if session is not None and session.epoch == epoch:
             session.released = True
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Return nothing: nobody can ask for a session here."""
+        """Return nothing: there are no handover requests."""
         await anyio.lowlevel.checkpoint()
         return HeartbeatRequests()
 
     async def news(self, at_most: float) -> None:
-        """Sleep: nobody else can leave anything here."""
+        """Sleep: there are no notifications."""
         await anyio.sleep(at_most)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Do nothing: there is nobody to ask."""
+        """Do nothing: there are no handover requests."""
         await anyio.lowlevel.checkpoint()
 
     # inbox
@@ -473,7 +475,7 @@ class StateStore:
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """Refuse: a state has no place for what nobody has taken yet."""
+        """Raise NotStorableError: a state has no inbox."""
         await anyio.lowlevel.checkpoint()
         if items:
             message = (
@@ -484,23 +486,23 @@ class StateStore:
         return 0
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        """Return nothing: nobody can have posted."""
-        async with self._place(key).looked() as place:
-            held(key, epoch, place.session)
+        """Return nothing: there is no inbox."""
+        async with self._slot(key).refreshed() as slot:
+            held_session(key, epoch, slot.session)
             return []
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """Do nothing: there is nothing to remove."""
-        async with self._place(key).looked() as place:
-            held(key, epoch, place.session)
+        """Check the epoch: there is no inbox."""
+        async with self._slot(key).refreshed() as slot:
+            held_session(key, epoch, slot.session)
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """Return nothing: nobody can have posted."""
+        """Return nothing: there is no inbox."""
         await anyio.lowlevel.checkpoint()
         return []
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Do nothing but look who has it: there is nothing to set aside.
+        """Check the epoch: there is no inbox.
 
         Raises:
             NotStorableError: There are letters.
@@ -509,16 +511,16 @@ class StateStore:
         if letters:
             message = f"{self.location} keeps no dead letters: use another store for posts"
             raise NotStorableError(message, key=str(key))
-        async with self._place(key).looked() as place:
-            held(key, epoch, place.session)
+        async with self._slot(key).refreshed() as slot:
+            held_session(key, epoch, slot.session)
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return nothing: nobody can have posted."""
+        """Return nothing: there is no inbox."""
         await anyio.lowlevel.checkpoint()
         return []
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """Do nothing: there is nothing to remove."""
+        """Do nothing: there is no inbox."""
         await anyio.lowlevel.checkpoint()
         return 0
 
@@ -534,47 +536,47 @@ class StateStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        """List the sessions that this object has seen, and that are there."""
-        known = sorted(
-            key for key in self._places if key.tenant == tenant and key.agent.startswith(prefix)
+        """List the sessions that this object has seen, and that exist."""
+        keys = sorted(
+            key for key in self._slots if key.tenant == tenant and key.agent.startswith(prefix)
         )
-        found: list[SessionInfo] = []
-        for key in known[bisect_right(known, after) if after else 0 :]:
-            if len(found) == limit:
+        infos: list[SessionInfo] = []
+        for key in keys[bisect_right(keys, after) if after else 0 :]:
+            if len(infos) == limit:
                 break
             session = await self._session(key)
             if session is not None and not session.deleted:
                 info = info_of(key, session)
-                if fits(info, owner, tag):
-                    found.append(info)
-        return found
+                if is_listed(info, owner, tag):
+                    infos.append(info)
+        return infos
 
     async def tenants(self) -> list[str]:
-        """List the tenants of the sessions that this object has seen, and that are there."""
-        found: set[str] = set()
-        for key in list(self._places):
+        """List the tenants of the sessions that this object has seen, and that exist."""
+        names: set[str] = set()
+        for key in list(self._slots):
             session = await self._session(key)
             if session is not None and not session.deleted:
-                found.add(key.tenant)
-        return sorted(found)
+                names.add(key.tenant)
+        return sorted(names)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove the state; this object remembers the epoch."""
-        async with self._place(key).looked() as place:
-            session = held(key, epoch, place.session)
-            await place.remove()
-            gone = StoredSession()
-            gone.epoch, gone.owner = epoch, session.owner
-            gone.deleted = gone.released = True
-            place.session = gone
+        async with self._slot(key).refreshed() as slot:
+            session = held_session(key, epoch, slot.session)
+            await slot.remove()
+            deleted = StoredSession()
+            deleted.epoch, deleted.owner = epoch, session.owner
+            deleted.deleted = deleted.released = True
+            slot.session = deleted
 
     async def scrub(self) -> None:
-        """Do nothing: what a storage leaves behind is its own."""
+        """Do nothing: cleaning up is up to the storage."""
         await anyio.lowlevel.checkpoint()
 
 
-def _longer(session: StoredSession, new: Sequence[Entry]) -> StoredSession:
-    longer = copied(session)
-    longer.entries.extend(new)
-    longer.updated_at = time.time()
-    return longer
+def _extended(session: StoredSession, new: Sequence[Entry]) -> StoredSession:
+    copy = copied(session)
+    copy.entries.extend(new)
+    copy.updated_at = time.time()
+    return copy

@@ -189,7 +189,7 @@ async def test_a_fold_that_is_overtaken_in_the_middle_replaces_no_manifest(
         original(self, name, new, *args, **kwargs)
         if new == "session.json" and not done:
             done.append(new)
-            leases.take(other._root, KEY, 1, other._owners.me)
+            leases.acquire(other._root, KEY, 1, other._owners.me)
 
     monkeypatch.setattr(Folder, "rename", rename)
     with pytest.raises(LeaseLostError):

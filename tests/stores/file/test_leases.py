@@ -201,7 +201,7 @@ async def test_a_heartbeat_waits_for_nothing_else(open_store, root: Path) -> Non
     go_on = threading.Event()
     async with anyio.create_task_group() as tasks:
         for _ in range(2 * PARALLELISM):
-            tasks.start_soon(store._hop, "read", go_on.wait)
+            tasks.start_soon(store._run_in_thread, "read", go_on.wait)
         await anyio.wait_all_tasks_blocked()
         try:
             with anyio.fail_after(60):
@@ -223,7 +223,7 @@ async def test_a_letter_that_comes_while_its_reader_leaves_keeps_no_box(
 
     def late(self, name):
         monkeypatch.setattr(Folder, "remove_folder", remove_folder)
-        other._owners.ask("one", KEY)
+        other._owners.request_handover("one", KEY)
         return remove_folder(self, name)
 
     monkeypatch.setattr(Folder, "remove_folder", late)
@@ -369,7 +369,7 @@ async def test_who_loses_a_race_to_itself_does_not_release_the_winner(store, mon
 
     def beaten(self, name, data):
         monkeypatch.setattr(Folder, "publish", original)
-        leases.take(store._root, KEY, 1, store._owners.me)
+        leases.acquire(store._root, KEY, 1, store._owners.me)
         original(self, name, data)
         raise OSError(5, "Input/output error")
 
@@ -393,13 +393,13 @@ async def test_an_acquire_that_nobody_waits_for_lets_go(
                 pass
 
         claims = []
-        original = HeldSessions.take
+        original = HeldSessions.acquire
 
         def take_it(self, here, key, after, claim):
             claims.append(claim)
             return original(self, here, key, after, claim)
 
-        monkeypatch.setattr(HeldSessions, "take", take_it)
+        monkeypatch.setattr(HeldSessions, "acquire", take_it)
         disk.before_sync = cancel
         await store.acquire(KEY, after=0)
     with anyio.fail_after(60):
@@ -408,7 +408,7 @@ async def test_an_acquire_that_nobody_waits_for_lets_go(
             if holder is not None and holder.released:
                 break
             await anyio.sleep(0.001)
-    assert KEY not in store._holding._writers
+    assert KEY not in store._held_sessions._writers
     assert (await take(store)).epoch == 2
 
 
@@ -524,7 +524,7 @@ async def test_a_deletion_loses_against_a_taker(open_store, monkeypatch) -> None
     original = leases.mark_deleted
 
     def overtaken(*args: object):
-        leases.take(other._root, KEY, 1, other._owners.me)
+        leases.acquire(other._root, KEY, 1, other._owners.me)
         return original(*args)
 
     monkeypatch.setattr(leases, "mark_deleted", overtaken)

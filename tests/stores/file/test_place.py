@@ -189,7 +189,7 @@ async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
 
     store = FileStore(tmp_path / "store", owner="me")
     began, go_on, entered = threading.Event(), threading.Event(), threading.Event()
-    enter = home._enter
+    enter = home._open_as_owner
 
     def slow(*args):
         began.set()
@@ -199,7 +199,7 @@ async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
         finally:
             entered.set()
 
-    monkeypatch.setattr(home, "_enter", slow)
+    monkeypatch.setattr(home, "_open_as_owner", slow)
     task = asyncio.create_task(store.open())
     await anyio.to_thread.run_sync(began.wait)
     task.cancel()
@@ -207,7 +207,7 @@ async def test_an_open_that_nobody_waits_for_leaves_nothing_open(
         await task
     go_on.set()
     await anyio.to_thread.run_sync(entered.wait)
-    monkeypatch.setattr(home, "_enter", enter)
+    monkeypatch.setattr(home, "_open_as_owner", enter)
     with anyio.fail_after(30):
         while True:
             try:

@@ -471,7 +471,7 @@ async def test_a_trim_while_a_reader_looks_is_no_damage(
     reader = await open_store("reader")
     if again:
         await store.trim(KEY, grant.epoch, 10)
-    writer = store._holding._writers[KEY]
+    writer = store._held_sessions._writers[KEY]
     read_first = chain.read_first
 
     def trimmed_meanwhile(log, epoch, number, key):

@@ -312,7 +312,7 @@ anyio.run(main)
 async def test_a_file_that_somebody_cut_is_not_written_to(store, root: Path) -> None:
     grant = await take(store)
     await append_ok(store, grant, 2, *group("a"))
-    store._here.files.close(store._holding._writers[KEY])
+    store._home.files.close(store._held_sessions._writers[KEY])
     path = log_folder(root) / "1-0.jsonl"
     os.truncate(path, path.stat().st_size - 5)
     outcome = await append(store, grant, 3, *group("b"))
@@ -324,13 +324,13 @@ async def test_a_file_that_somebody_cut_is_not_written_to(store, root: Path) -> 
 async def test_a_file_that_somebody_wrote_to_is_not_gone_on_with(store, root: Path) -> None:
     grant = await take(store)
     await append_ok(store, grant, 2, *group("a"))
-    store._here.files.close(store._holding._writers[KEY])
+    store._home.files.close(store._held_sessions._writers[KEY])
     path = log_folder(root) / "1-0.jsonl"
     with path.open("ab") as file:
         file.write(b"x\n")
     outcome = await append(store, grant, 3, *group("b"))
     assert outcome.status is Status.PERMANENT
-    assert "somebody else changed it" in str(outcome.error)
+    assert "another process changed it" in str(outcome.error)
 
 
 async def test_a_folder_that_was_removed_is_nobody_s_session(store, root: Path) -> None:
@@ -342,14 +342,16 @@ async def test_a_folder_that_was_removed_is_nobody_s_session(store, root: Path) 
 
 
 async def test_few_files_stay_open_and_every_session_goes_on(store) -> None:
-    store._here.files._limit = 3
+    store._home.files._limit = 3
     keys = [SessionKey(f"s{n}") for n in range(8)]
     grants = [await take(store, key) for key in keys]
     for round_ in range(3):
         for grant in grants:
             await append_ok(store, grant, 2 + round_, *group(str(round_)))
         open_now = [
-            writer for writer in store._holding._writers.values() if writer._folder is not None
+            writer
+            for writer in store._held_sessions._writers.values()
+            if writer._folder is not None
         ]
         assert len(open_now) == 3
     for key in keys:
@@ -367,7 +369,7 @@ async def test_kinds_of_the_store_s_own_are_refused(store) -> None:
 
 async def test_an_abandoned_append_is_waited_for_without_a_thread(store) -> None:
     grant = await take(store)
-    writer = store._holding._writers[KEY]
+    writer = store._held_sessions._writers[KEY]
     writer.lock.acquire()
     import anyio
 
@@ -392,7 +394,7 @@ async def test_an_abandoned_append_is_waited_for_without_a_thread(store) -> None
 
 def take_over(store, after: int = 1):
     """Return what takes the session over at once, as another process would."""
-    return lambda: leases.take(store._root, KEY, after, store._owners.me)
+    return lambda: leases.acquire(store._root, KEY, after, store._owners.me)
 
 
 async def test_what_was_written_before_the_seal_is_ok_however_late(store, open_store, disk) -> None:

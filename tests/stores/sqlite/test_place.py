@@ -108,7 +108,7 @@ async def test_a_newer_format_is_left_as_it_is(path: Path) -> None:
 
 async def test_a_folder_is_no_database(path: Path) -> None:
     path.mkdir(0o700, parents=True)
-    await refused(path, ConfigError, "is no file")
+    await refused(path, ConfigError, "is not a file")
 
 
 async def test_a_network_file_system_is_refused(

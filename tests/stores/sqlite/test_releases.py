@@ -66,7 +66,7 @@ async def test_a_newer_format_is_told_and_what_is_unsaved_is_kept_for_the_newer_
             await raised(UnsupportedVersionError, lambda: sessions.open("b")),
         ):
             assert f"has format {NEWER}, this release reads up to {format_}" in said
-            assert "use a newer release of perdure, here and wherever else" in said
+            assert "use a newer release of perdure in every process that uses" in said
         assert sessions.health().status != "ok"
     with pytest.raises(UnsupportedVersionError):
         await connect(SqliteStore(path), **options)

@@ -15,7 +15,7 @@ from perdure.errors import CorruptRecordError, SessionError, StoreUnavailableErr
 from perdure.records.keys import SessionKey
 from perdure.store import Batch, PendingItem, Status
 from perdure.stores.sqlite import SqliteStore, connections
-from perdure.stores.sqlite.errors import trouble
+from perdure.stores.sqlite.errors import perdure_error
 from perdure.testing.conformance._kit import (
     KEY,
     append,
@@ -61,7 +61,7 @@ async def test_a_full_disk_loses_nothing(path: Path) -> None:
     store = await opened(path)
     grant = await take(store)
     await append_ok(store, grant, 2, *group("a"))
-    con = store._here.engine.connection
+    con = store._database.engine.connection
     (pages,) = con.execute("PRAGMA page_count").fetchone()
     con.execute(f"PRAGMA max_page_count = {pages}").fetchall()
     outcome = await append(store, grant, 3, *group("b" * 100_000))
@@ -99,7 +99,7 @@ async def test_a_commit_that_fails_is_in_doubt_and_never_doubled(path: Path, app
     store = await opened(path)
     keys = [KEY, SessionKey("other")]
     grants = [await take(store, key) for key in keys]
-    engine = store._here.engine
+    engine = store._database.engine
     engine._con = FailingCommit(engine.connection, applied=applied)  # type: ignore[assignment]
     batches = [Batch(one.key, one.epoch, 2, group("a", "b")) for one in grants]
     outcomes = await store.append_many(batches)
@@ -150,7 +150,7 @@ async def test_a_trim_keeps_the_rest_readable_from_both_ends(path: Path) -> None
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 async def test_a_forked_child_keeps_its_hands_off(path: Path) -> None:
     store = await opened(path)
-    here = store._here
+    here = store._database
     object.__setattr__(
         store,
         "_opened",
@@ -191,13 +191,13 @@ def test_each_error_says_what_to_do() -> None:
     for code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL):
         error = sqlite3.OperationalError("it is so")
         error.sqlite_errorcode = code
-        said = trouble(error, "write", "/x.db")
+        said = perdure_error(error, "write", "/x.db")
         assert isinstance(said, StoreUnavailableError)
         assert "/x.db" in str(said)
         assert "look at the cause" not in str(said)
     error = sqlite3.DatabaseError("malformed")
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT_INDEX
-    assert isinstance(trouble(error, "read", "/x.db"), CorruptRecordError)
+    assert isinstance(perdure_error(error, "read", "/x.db"), CorruptRecordError)
 
 
 async def test_who_is_wanted_hears_of_it_before_the_next_heartbeat(path: Path) -> None:
@@ -223,12 +223,14 @@ def _unshared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have SQLite fail to make its files beside the database, as on a disk mounted read-only."""
     really = connections.connect
 
-    def connect(path: str, *, how: str = "mode=rw", **options: Any) -> sqlite3.Connection:
-        if how == "mode=ro":
+    def connect(
+        path: str, *, uri_parameters: str = "mode=rw", **options: Any
+    ) -> sqlite3.Connection:
+        if uri_parameters == "mode=ro":
             error = sqlite3.OperationalError("unable to open database file")
             error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
             raise error
-        return really(path, how=how, **options)
+        return really(path, uri_parameters=uri_parameters, **options)
 
     monkeypatch.setattr(connections, "connect", connect)
 
@@ -252,10 +254,10 @@ async def test_what_is_read_without_locks_and_changed_meanwhile_is_refused(
             other.execute("UPDATE session SET updated_at = 0")
 
         with pytest.raises(StoreUnavailableError, match="changed while it was read"):
-            await reading._here.read(looks)
+            await reading._database.read(looks)
         other.close()
         assert tuple(entries(await read(reading))) == group("a")  # a new look is right again
-    with pytest.raises(SessionError, match="only to be read"):
+    with pytest.raises(SessionError, match="opened read-only"):
         await reading.heartbeat()
     await reading.aclose()
 
@@ -275,9 +277,9 @@ def test_what_kept_sqlite_from_opening_a_file_is_found_out(
     error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
     path.parent.mkdir(mode=0o700)
     path.write_bytes(b"there")
-    assert "look at the disk" in str(trouble(error, "read", str(path)))
+    assert "check the disk" in str(perdure_error(error, "read", str(path)))
     path.unlink()
-    assert "chown" in str(trouble(error, "read", str(path)))
+    assert "chown" in str(perdure_error(error, "read", str(path)))
 
     def failing(code: int) -> Any:
         def fail(*_: Any, **__: Any) -> Any:
@@ -287,9 +289,9 @@ def test_what_kept_sqlite_from_opening_a_file_is_found_out(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "listdir", failing(errno.EIO))
-        said = str(trouble(error, "read", str(path)))
+        said = str(perdure_error(error, "read", str(path)))
     assert "the disk reports an error" in said
     assert "chown" not in said
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", failing(errno.EMFILE))
-        assert "ulimit -n" in str(trouble(error, "read", str(path)))
+        assert "ulimit -n" in str(perdure_error(error, "read", str(path)))

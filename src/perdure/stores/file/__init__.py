@@ -1,7 +1,9 @@
-"""The embedded default: a folder of readable files, one process at a time for each session.
+"""File store, the embedded default: a folder of readable files, one writer for each session.
 
-Layout, chain, leases, writing, reading and documents are a module each; `FileStore` is
-what others use. Everything that blocks runs in threads, one hop a call.
+`FileStore` is the public class. `layout` names the files, `segments` reads the chain of log
+files, `log` appends to it, `reader` plans and streams reads; leases, documents, blobs, inbox,
+owners and directory have a module each. Blocking work runs in threads, one thread call for
+each method of the store.
 """
 
 from perdure.stores.file.store import FileStore

@@ -1,8 +1,8 @@
-"""The directory of sessions: what lies in the folders, by key, a page at a time.
+"""Directory of sessions: what the folders contain, by key, a page at a time.
 
-Ids come back out of the folders' names, and of the files inside where a name was too long.
-What is said about a session is from its last fold, so it may lag behind the log.
-Blocking: one hop into a thread.
+Ids are decoded from the folders' names, or read from the files inside where a name was too
+long. A session's facts are as of its last fold, so they may lag the log.
+Blocking: each public function is one call into a thread.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from perdure.records.json import decode
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.records.manifest import About, Manifest
 from perdure.store import SessionInfo
-from perdure.stores.file import documents
-from perdure.stores.file import segments as chain
-from perdure.stores.file.inbox import has_dead_letters, waits_in
+from perdure.stores.file import documents, segments
+from perdure.stores.file.inbox import session_with_dead_letters, session_with_items
 from perdure.stores.file.layout import (
     AGENTS,
     BLOBS,
@@ -47,39 +46,39 @@ class _Metadata(msgspec.Struct):
 
 
 class _SessionMetadata(msgspec.Struct, rename="camel"):
-    """What a listing takes from session.json."""
+    """The part of session.json that a listing shows."""
 
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     created_at: str | None = None
 
 
 class FileListQuery(msgspec.Struct, frozen=True):
-    """Which sessions are listed."""
+    """Filters of a listing."""
 
     tenant: str
     owner: str | None
     tag: str | None
     prefix: str
 
-    def fits(self, info: SessionInfo) -> bool:
-        """Say whether a session of this tenant and prefix is one of them."""
-        owned = self.owner in (None, info.owner)
-        return owned and (self.tag is None or self.tag in info.tags)
+    def matches(self, info: SessionInfo) -> bool:
+        """Return whether a session, already of this tenant and prefix, passes the filters."""
+        owner_matches = self.owner in (None, info.owner)
+        return owner_matches and (self.tag is None or self.tag in info.tags)
 
 
 def list_tenants(root: Folder) -> list[str]:
-    """List the tenants that have a folder here."""
-    found = set()
+    """List the tenants that have sessions or blobs."""
+    ids = set()
     with contextlib.suppress(FileNotFoundError):
         if _has_anything(root):
-            found.add("")
+            ids.add("")
         with root.enter(TENANTS) as tenants:
             for name in tenants.names():
                 with contextlib.suppress(OSError), tenants.enter(name) as folder:
-                    tenant = _id_of(name) or ("~" in name and _tenant_inside(folder))
+                    tenant = _decoded_id(name) or ("~" in name and _tenant_inside(folder))
                     if tenant and _has_anything(folder):
-                        found.add(tenant)
-    return sorted(found)
+                        ids.add(tenant)
+    return sorted(ids)
 
 
 def _has_anything(folder: Folder) -> bool:
@@ -91,7 +90,7 @@ def _has_anything(folder: Folder) -> bool:
 
 
 def _tenant_inside(tenant: Folder) -> str | None:
-    """Return the id of a tenant whose folder's name has only its hash."""
+    """Return the id of a tenant whose folder name holds only its hash."""
     with contextlib.suppress(OSError), tenant.enter(AGENTS) as agents:
         for name in agents.names():
             with agents.enter(name) as folder:
@@ -102,11 +101,11 @@ def _tenant_inside(tenant: Folder) -> str | None:
 
 
 def list_sessions(
-    root: Folder, wanted: FileListQuery, after: SessionKey | None, limit: int
+    root: Folder, query: FileListQuery, after: SessionKey | None, limit: int
 ) -> list[SessionInfo]:
     """List sessions by key, after *after*."""
-    found: list[SessionInfo] = []
-    tenant, prefix = wanted.tenant, wanted.prefix
+    listed: list[SessionInfo] = []
+    tenant, prefix = query.tenant, query.prefix
     try:
         agents = root.enter(*agents_of(tenant))
     except FileNotFoundError:
@@ -118,20 +117,20 @@ def list_sessions(
             with contextlib.suppress(OSError), agents.enter(name) as folder:
                 infos = _sessions(folder, SessionKey(agent, tenant=tenant))
                 fresh = (info for info in infos if after is None or info.key > after)
-                found += filter(wanted.fits, fresh)
-            if len(found) >= limit:
+                listed += filter(query.matches, fresh)
+            if len(listed) >= limit:
                 break
-    return found[: max(limit, 0)]
+    return listed[: max(limit, 0)]
 
 
 def list_waiting(root: Folder, *, dead_letters: bool) -> list[SessionKey]:
-    """List the sessions for which something waits, of all tenants, by key."""
-    look = has_dead_letters if dead_letters else waits_in
-    return sorted(filter(None, map(look, _folders(root))))
+    """List all tenants' sessions that have inbox items, or dead letters, by key."""
+    session_of = session_with_dead_letters if dead_letters else session_with_items
+    return sorted(filter(None, map(session_of, _folders(root))))
 
 
 def end_deletions(root: Folder) -> None:
-    """Remove what deletions that were cut short have left, of all tenants."""
+    """Finish interrupted deletions, for all tenants."""
     for folder in _folders(root):
         lease = _newest_lease(folder)
         if lease is not None and lease.deleted:
@@ -139,48 +138,48 @@ def end_deletions(root: Folder) -> None:
 
 
 def _folders(root: Folder) -> Iterator[Folder]:
-    """Give the folders of all sessions, each to be used before the next one is asked for."""
+    """Yield the folders of all sessions; each is closed when the next one is requested."""
     yield from _folders_in(root)
-    for tenant in _inside(root, TENANTS):
+    for tenant in _subfolders(root, TENANTS):
         yield from _folders_in(tenant)
 
 
 def _folders_in(tenant: Folder) -> Iterator[Folder]:
-    for agent in _inside(tenant, AGENTS):
+    for agent in _subfolders(tenant, AGENTS):
         yield agent
-        yield from _inside(agent, SESSIONS)
+        yield from _subfolders(agent, SESSIONS)
 
 
-def _inside(folder: Folder, step: str) -> Iterator[Folder]:
-    """Give the folders in a folder below one; what is no folder is passed over."""
-    with contextlib.suppress(FileNotFoundError), folder.enter(step) as place:
-        for name in place.names():
+def _subfolders(folder: Folder, step: str) -> Iterator[Folder]:
+    """Yield the subfolders of a folder's child; anything else is skipped."""
+    with contextlib.suppress(FileNotFoundError), folder.enter(step) as parent:
+        for name in parent.names():
             try:
-                inner = place.enter(name)
+                child = parent.enter(name)
             except OSError:
                 continue
-            with inner:
-                yield inner
+            with child:
+                yield child
 
 
 def _agents(agents: Folder) -> Iterator[tuple[str, str]]:
-    """Give the agents' ids and folders; what is no agent's folder is passed over."""
+    """Yield the agents' ids and folder names; other folders are skipped."""
     for name in agents.names():
-        agent = _id_of(name) or ("~" in name and _agent_inside(agents, name))
+        agent = _decoded_id(name) or ("~" in name and _agent_inside(agents, name))
         if agent:
             yield agent, name
 
 
-def _id_of(name: str) -> str | None:
-    """Return the id that a folder's name stands for, None if it is no id, or told only inside."""
+def _decoded_id(name: str) -> str | None:
+    """Return the id that a folder's name encodes, None if it is not an id or only a hash."""
     text = decode_name(name)
-    with contextlib.suppress(ConfigError):  # somebody else's: nobody could have given that id
+    with contextlib.suppress(ConfigError):  # a foreign folder: that id is not valid
         return text if text == name or not text else SessionKey(text).agent
     return None
 
 
 def _agent_inside(agents: Folder, name: str) -> str | None:
-    """Return the id of an agent whose folder's name has only its hash."""
+    """Return the id of an agent whose folder name holds only its hash."""
     with contextlib.suppress(OSError), agents.enter(name) as folder:
         lease = _lease_inside(folder)
         return lease.key.agent if lease else None
@@ -204,17 +203,17 @@ def _newest_lease(folder: Folder) -> LeaseFile | None:
 
 
 def _sessions(folder: Folder, default: SessionKey) -> list[SessionInfo]:
-    found = [_info(folder, default)]
+    infos = [_info(folder, default)]
     with contextlib.suppress(FileNotFoundError), folder.enter(SESSIONS) as sessions:
         for name in sessions.names():
             with contextlib.suppress(OSError), sessions.enter(name) as inner:
-                session = _id_of(name)
+                session = _decoded_id(name)
                 if "~" in name:
                     lease = _newest_lease(inner)
                     session = lease.key.session if lease else None
                 if session and session != DEFAULT_SESSION:
-                    found.append(_info(inner, SessionKey(default.agent, session, default.tenant)))
-    return sorted(filter(None, found), key=lambda info: info.key)
+                    infos.append(_info(inner, SessionKey(default.agent, session, default.tenant)))
+    return sorted(filter(None, infos), key=lambda info: info.key)
 
 
 def _info(folder: Folder, key: SessionKey) -> SessionInfo | None:
@@ -225,7 +224,7 @@ def _info(folder: Folder, key: SessionKey) -> SessionInfo | None:
     since = 1 if lease is None else lease.since
     manifest = _manifest(folder, key, since)
     folded = manifest.about if manifest else About()
-    about = _about(folder)  # of releases that folded nothing about it into the manifest
+    about = _metadata(folder)  # older releases folded no metadata into the manifest
     began, updated = _times(folder, key)
     return SessionInfo(
         key=key,
@@ -242,19 +241,19 @@ def _info(folder: Folder, key: SessionKey) -> SessionInfo | None:
 
 
 def _manifest(folder: Folder, key: SessionKey, since: int) -> Manifest | None:
-    # One bad session must not hide the others: opening it says what is wrong.
+    # One bad session must not hide the others: opening it reports what is wrong.
     with contextlib.suppress(FormatError):
-        seen = documents.read_manifests(folder, key, since=since)
-        if seen and not seen[0].coming:
-            return seen[0].manifest
+        manifests = documents.read_manifests(folder, key, since=since)
+        if manifests and not manifests[0].is_pending:
+            return manifests[0].manifest
     return None
 
 
-def _about(folder: Folder) -> _SessionMetadata:
-    """Read session.json as a hint: it may be of any shape, or half of another fold."""
+def _metadata(folder: Folder) -> _SessionMetadata:
+    """Read session.json as a hint: it may have any shape, or be part of another fold."""
     with contextlib.suppress(OSError, FormatError):
-        found = folder.stat(_SESSION)
-        if found is not None and found.st_size <= _MAX_SESSION_BYTES:
+        status = folder.stat(_SESSION)
+        if status is not None and status.st_size <= _MAX_SESSION_BYTES:
             return decode(folder.read(_SESSION) or b"{}", _SessionMetadata)
     return _SessionMetadata()
 
@@ -266,11 +265,11 @@ def _seconds(iso: str | None) -> float | None:
 
 
 def _times(folder: Folder, key: SessionKey) -> tuple[float | None, float | None]:
-    """Return when the log begins, and when its newest file was last written to."""
+    """Return the time of the log's first record, and of the last write to its newest file."""
     with contextlib.suppress(OSError, CorruptRecordError), folder.enter(LOG) as log:
-        segments = sorted(filter(None, map(segment_of, log.names())))
-        if segments:
-            first = chain.read_first(log, *segments[0], key)
-            last = log.stat(segment_name(*segments[-1]))
+        names = sorted(filter(None, map(segment_of, log.names())))
+        if names:
+            first = segments.read_first(log, *names[0], key)
+            last = log.stat(segment_name(*names[-1]))
             return (first.first.at if first else None), (last.st_mtime if last else None)
     return None, None

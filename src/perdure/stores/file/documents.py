@@ -1,8 +1,11 @@
-"""Small files of our own: JSON with a checksum, read as a value or not at all.
+"""Documents and manifests of a session: folded files, and the manifests that make them valid.
 
-A file that is torn, damaged, or of another shape than this release writes is None to its
-reader, who knows what the lack of it means. What lies on a disk is data: nothing in it can
-raise anything else.
+A fold makes ``manifest-<epoch>.next`` durable, then the documents, then renames the former to
+``manifest-<epoch>.json``. So a document that is read matches one of the manifests on disk, and
+is used with that manifest's ``as_of_seq``; one that matches none is damaged. A kill after any
+step loses nothing: the log has all of it. A manifest that fails its own checksum counts as lost.
+
+Blocking: each function is part of one call into a thread.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from perdure.store import Document, Documents
 from perdure.stores.file.layout import (
     LOG,
     QUARANTINE,
-    dead_letters_life,
+    dead_letters_generation,
     document_path,
     encode_name,
-    inbox_life,
+    inbox_generation,
     manifest_epoch,
     manifest_name,
     next_manifest_name,
@@ -36,32 +39,19 @@ from perdure.stores.file.layout import (
 from perdure.stores.file.sealed import sealed, unsealed
 from perdure.stores.file.segments import require_key
 
-# Small files of our own: JSON with a checksum, read as a value or not at all
-
-
-# Documents and manifests: folded files, and the files that say which of them count
-#
-# A fold makes ``manifest-<epoch>.next`` durable, then the documents, then turns it into
-# ``manifest-<epoch>.json`` by a rename. So a document that is read matches one of the manifests
-# that lie there, and is used with that one's ``as_of_seq``; one that matches none is damaged. A
-# kill after any step loses nothing: the log has it all.
-# Manifests carry a checksum of their own, and one that fails it counts as lost. Blocking; each
-# function is part of one hop into a thread.
-
-
 _log = logging.getLogger("perdure")
-_told = LogOnce()
+_warned = LogOnce()
 
-_TRIES = 100
-"""How many folds a reader may meet in a row before it reports what it saw."""
+_MAX_REREADS = 100
+"""How many concurrent folds in a row a reader retries before it reports what it read."""
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
-    """A manifest file, sound."""
+    """A manifest file that passed its checksum."""
 
     manifest: Manifest
-    coming: bool
-    """Whether the fold that it announces had not ended."""
+    is_pending: bool
+    """Whether the fold that it announces had not finished."""
 
 
 class _Format(msgspec.Struct):
@@ -69,34 +59,36 @@ class _Format(msgspec.Struct):
 
 
 def read_manifests(folder: Folder, key: SessionKey, *, since: int = 0) -> list[ManifestFile]:
-    """Return the manifests of a session's present life, the newest that counts first.
+    """Return the manifests of a session's current generation: completed ones first, by epoch.
 
     Raises:
-        UnsupportedVersionError: One has a newer format.
-        CorruptRecordError: One belongs to another session.
+        UnsupportedVersionError: A manifest has a newer format.
+        CorruptRecordError: A manifest belongs to another session.
 
     """
     files: dict[tuple[str, bool], bytes | None] = {}
-    for _ in range(_TRIES):
+    for _ in range(_MAX_REREADS):
         files = {
-            (name, found[1]): folder.read(name)
+            (name, name_parts[1]): folder.read(name)
             for name in folder.names()
-            if (found := manifest_epoch(name)) is not None and found[0] >= since
+            if (name_parts := manifest_epoch(name)) is not None and name_parts[0] >= since
         }
-        # One that is gone since it was listed may have become one that was read before that.
+        # A file that vanished since the listing may have been renamed to one read before it.
         if None not in files.values():
             break
-    seen = []
-    for (name, coming), data in files.items():
+    manifests = []
+    for (name, is_pending), data in files.items():
         manifest = None if data is None else _manifest_of(folder, name, data, key)
         if manifest is not None:
-            seen.append(ManifestFile(manifest, coming))
-    return sorted(seen, key=lambda one: (one.coming, -one.manifest.epoch))
+            manifests.append(ManifestFile(manifest, is_pending))
+    return sorted(manifests, key=lambda file: (file.is_pending, -file.manifest.epoch))
 
 
-def require_folded(folder: Folder, key: SessionKey, seen: list[ManifestFile], head: int) -> None:
-    """Raise CorruptRecordError if the log ends before what was folded: then it lacks files."""
-    folded = max((one.manifest.as_of_seq for one in seen), default=0)
+def require_folded(
+    folder: Folder, key: SessionKey, manifests: list[ManifestFile], head: int
+) -> None:
+    """Raise CorruptRecordError if the log ends before what was folded: then files are missing."""
+    folded = max((file.manifest.as_of_seq for file in manifests), default=0)
     if folded > head:
         message = (
             f"the log of {key} in {folder.path} ends at record {head}, but documents were made "
@@ -116,8 +108,8 @@ def _manifest_of(folder: Folder, name: str, data: bytes, key: SessionKey) -> Man
         raise UnsupportedVersionError(message, path=path, format=number.format)
     manifest = unsealed(data, Manifest)
     if manifest is None:
-        if _told.first((path, data)):
-            message = "the manifest of session %s is damaged: %s; it is made anew from the log"
+        if _warned.first((path, data)):
+            message = "the manifest of session %s is damaged: %s; it is rebuilt from the log"
             _log.warning(message, key, path, extra={"session": str(key), "path": path})
     else:
         require_key(path, manifest.key, key)
@@ -127,71 +119,75 @@ def _manifest_of(folder: Folder, name: str, data: bytes, key: SessionKey) -> Man
 def read(
     folder: Folder, key: SessionKey, names: Collection[str] | None, *, since: int = 0
 ) -> Documents:
-    """Read documents, beside whoever folds meanwhile."""
-    seen = read_manifests(folder, key, since=since)
-    found = _match(folder, seen, names)
-    for _ in range(_TRIES):
-        if not found.damaged:
+    """Read documents, consistently even while the holder folds."""
+    manifests = read_manifests(folder, key, since=since)
+    result = _match(folder, manifests, names)
+    for _ in range(_MAX_REREADS):
+        if not result.damaged:
             break
-        # A fold announces itself before it touches a document: else this is damage.
-        again = read_manifests(folder, key, since=since)
-        if again == seen:
+        # A fold announces itself before it touches a document; otherwise this is damage.
+        reread = read_manifests(folder, key, since=since)
+        if reread == manifests:
             break
-        seen, found = again, _match(folder, again, names)
-    is_damaged = found.manifest is None and has_damaged_manifest(folder, since)
-    if is_damaged or (found.manifest is None and names is None):
-        lost = [name for name in _lying(folder, names) if name not in found.found]
-        # A wrapper keeps its keys in folders, and needs them without a manifest too.
-        deep = {name: _bytes_of(folder, name) for name in lost if "/" in name}
-        remains = {name: data for name, data in deep.items() if data is not None}
-        damaged = tuple(lost) if is_damaged else ()  # a first fold may have been killed
-        return msgspec.structs.replace(found, damaged=damaged, remains=remains)
-    return found
+        manifests, result = reread, _match(folder, reread, names)
+    is_damaged = result.manifest is None and has_damaged_manifest(folder, since)
+    if is_damaged or (result.manifest is None and names is None):
+        unlisted = [name for name in _names_on_disk(folder, names) if name not in result.found]
+        # A wrapper keeps its keys in folders, and needs them even without a manifest.
+        in_folders = {name: _bytes_of(folder, name) for name in unlisted if "/" in name}
+        readable = {name: data for name, data in in_folders.items() if data is not None}
+        damaged = tuple(unlisted) if is_damaged else ()  # a first fold may have been killed
+        return msgspec.structs.replace(result, damaged=damaged, remains=readable)
+    return result
 
 
 def has_damaged_manifest(folder: Folder, since: int) -> bool:
-    """Say whether what was folded cannot be told any more."""
+    """Return whether a manifest is damaged, so that it is unknown what was folded."""
     names = [name for name in folder.names() if (manifest_epoch(name) or (-1,))[0] >= since]
-    found = [folder.read(name) for name in names]
-    return any(data is not None and unsealed(data, Manifest) is None for data in found)
+    contents = [folder.read(name) for name in names]
+    return any(data is not None and unsealed(data, Manifest) is None for data in contents)
 
 
-def _lying(folder: Folder, names: Collection[str] | None) -> list[str]:
-    """Return which documents lie there, whatever they are; of all, none in a folder's folder."""
+def _names_on_disk(folder: Folder, names: Collection[str] | None) -> list[str]:
+    """Return which documents exist on disk, valid or not; for None, down to one folder deep."""
     if names is not None:
         return [name for name in names if _bytes_of(folder, name) is not None]
-    there = list(filter(str.isascii, folder.names()))  # as all of our names are
-    for place in [name for name in there if document_path(f"{name}/x")[0] == name]:
+    entries = list(filter(str.isascii, folder.names()))  # as all of perdure's names are
+    for subfolder in [name for name in entries if document_path(f"{name}/x")[0] == name]:
         with (
             contextlib.suppress(FileNotFoundError, NotADirectoryError),
-            folder.enter(place) as deep,
+            folder.enter(subfolder) as inner,
         ):
-            there += [f"{place}/{name}" for name in filter(str.isascii, deep.names())]
+            entries += [f"{subfolder}/{name}" for name in filter(str.isascii, inner.names())]
     ends = (".json", ".jsonl")
-    return [name for name in there if name.endswith(ends) and "/".join(document_path(name)) == name]
+    return [
+        name for name in entries if name.endswith(ends) and "/".join(document_path(name)) == name
+    ]
 
 
-def _match(folder: Folder, seen: list[ManifestFile], names: Collection[str] | None) -> Documents:
-    current = seen[0].manifest if seen and not seen[0].coming else None
-    listed = dict.fromkeys(name for one in seen for name in one.manifest.documents)
-    found: dict[str, Document] = {}
+def _match(
+    folder: Folder, manifests: list[ManifestFile], names: Collection[str] | None
+) -> Documents:
+    current = manifests[0].manifest if manifests and not manifests[0].is_pending else None
+    listed = dict.fromkeys(name for file in manifests for name in file.manifest.documents)
+    documents: dict[str, Document] = {}
     damaged = []
     for name in listed if names is None else [name for name in listed if name in names]:
-        document = _document(folder, name, seen)
+        document = _document(folder, name, manifests)
         if document is not None and (current is None or name in current.documents):
-            found[name] = document
+            documents[name] = document
         elif current is not None and name in current.documents:
             damaged.append(name)
-    return Documents(current, found, tuple(damaged))
+    return Documents(current, documents, tuple(damaged))
 
 
-def _document(folder: Folder, name: str, seen: list[ManifestFile]) -> Document | None:
+def _document(folder: Folder, name: str, manifests: list[ManifestFile]) -> Document | None:
     data = _bytes_of(folder, name)
     if data is None:
         return None
     digest = hashlib.sha256(data).hexdigest()
-    for one in seen:
-        folded = one.manifest.documents.get(name)
+    for file in manifests:
+        folded = file.manifest.documents.get(name)
         if folded is not None and folded.sha256 == digest:
             return Document(data, folded.as_of_seq)
     return None
@@ -200,8 +196,8 @@ def _document(folder: Folder, name: str, seen: list[ManifestFile]) -> Document |
 def _bytes_of(folder: Folder, name: str) -> bytes | None:
     *steps, last = document_path(name)
     try:
-        with folder.enter(*steps) as place:
-            return place.read(last)
+        with folder.enter(*steps) as parent:
+            return parent.read(last)
     except FileNotFoundError:
         return None
 
@@ -210,45 +206,49 @@ def write(
     folder: Folder,
     documents: Mapping[str, bytes],
     manifest: Manifest,
-    require_mine: Callable[[], None],
+    require_held: Callable[[], None],
 ) -> None:
-    """Make documents durable, then the manifest that names them, then tidy up.
+    """Make documents durable, then the manifest that lists them, then clean up.
 
-    *require_mine* raises when the session is another holder's by now.
+    *require_held* raises when another holder has acquired the session.
     """
-    require_mine()
-    coming = next_manifest_name(manifest.epoch)
-    folder.replace(coming, sealed(manifest))
+    require_held()
+    pending = next_manifest_name(manifest.epoch)
+    folder.replace(pending, sealed(manifest))
     folder.sync()
-    places: dict[tuple[str, ...], list[tuple[str, bytes]]] = {}
+    by_folder: dict[tuple[str, ...], list[tuple[str, bytes]]] = {}
     for name, data in documents.items():
         *steps, last = document_path(name)
-        places.setdefault(tuple(steps), []).append((last, data))
-    for path, files in places.items():
-        with folder.make(*path) as place:
+        by_folder.setdefault(tuple(steps), []).append((last, data))
+    for path, files in by_folder.items():
+        with folder.make(*path) as parent:
             for last, data in files:
-                place.replace(last, data)
-            place.sync()
-    require_mine()
-    before = {name for one in _others(folder, manifest.key) for name in one.manifest.documents}
-    folder.rename(coming, manifest_name(manifest.epoch))
+                parent.replace(last, data)
+            parent.sync()
+    require_held()
+    previous = {
+        name
+        for file in _replaced_manifests(folder, manifest.key)
+        for name in file.manifest.documents
+    }
+    folder.rename(pending, manifest_name(manifest.epoch))
     folder.sync()
-    _remove_documents(folder, before - manifest.documents.keys())
+    _remove_documents(folder, previous - manifest.documents.keys())
     for name in folder.names():
-        found = manifest_epoch(name)
-        if found is not None and found[0] < manifest.epoch:
-            _keep_if_damaged(folder, name)
+        epoch_and_pending = manifest_epoch(name)
+        if epoch_and_pending is not None and epoch_and_pending[0] < manifest.epoch:
+            _quarantine_if_damaged(folder, name)
             folder.remove(name)
 
 
-def _keep_if_damaged(folder: Folder, manifest: str) -> None:
+def _quarantine_if_damaged(folder: Folder, manifest: str) -> None:
     data = folder.read(manifest)
     if data is not None and unsealed(data, Manifest) is None:
-        _keep(folder, manifest, data)
+        _quarantine(folder, manifest, data)
 
 
-def _others(folder: Folder, key: SessionKey) -> list[ManifestFile]:
-    """Return the manifests that are about to be replaced; one of no use is no hindrance."""
+def _replaced_manifests(folder: Folder, key: SessionKey) -> list[ManifestFile]:
+    """Return the manifests that are about to be replaced; one of a newer format does not block."""
     try:
         return read_manifests(folder, key)
     except UnsupportedVersionError:
@@ -259,56 +259,58 @@ def _remove_documents(folder: Folder, names: Collection[str]) -> None:
     for name in names:
         *steps, last = document_path(name)
         with contextlib.suppress(FileNotFoundError):
-            with folder.enter(*steps) as place:
-                place.remove(last)
+            with folder.enter(*steps) as parent:
+                parent.remove(last)
             if steps:
                 folder.remove_folder(steps[0])
 
 
-def keep_evidence(folder: Folder, key: SessionKey, names: Collection[str]) -> None:
-    """Copy damaged documents out of the next fold's way; only for the holder."""
+def quarantine_damaged(folder: Folder, key: SessionKey, names: Collection[str]) -> None:
+    """Copy damaged documents to quarantine before the next fold; only for the holder."""
     for name in names:
         data = _bytes_of(folder, name)
         path = f"{folder.path}/{name}"
-        if _told.first((path, data)):
-            message = "a document of session %s is damaged: %s; it is made anew from the log"
+        if _warned.first((path, data)):
+            message = "a document of session %s is damaged: %s; it is rebuilt from the log"
             facts = {"session": str(key), "path": path, "bytes": len(data or b"")}
             _log.warning(message, key, path, extra=facts)
         if data is not None:
-            _keep(folder, name, data)
+            _quarantine(folder, name, data)
 
 
-def _keep(folder: Folder, name: str, data: bytes) -> None:
+def _quarantine(folder: Folder, name: str, data: bytes) -> None:
     copy = f"{encode_name(name)}.{hashlib.sha256(data).hexdigest()[:12]}"
-    # A help, not a duty: on a full disk, what was folded is made again from the log all the same.
+    # Best effort: even on a full disk, the log rebuilds what was folded.
     with contextlib.suppress(OSError), folder.make(QUARANTINE) as quarantine:
         if not quarantine.has(copy):
             quarantine.replace(copy, data)
 
 
 def remove_unfinished(folder: Folder, key: SessionKey) -> None:
-    """Remove what killed holders left half-written; only for the holder."""
-    listed = (name for one in _others(folder, key) for name in one.manifest.documents)
+    """Remove files that killed holders left unfinished; only for the holder."""
+    listed = (name for file in _replaced_manifests(folder, key) for name in file.manifest.documents)
     for path in {(), (QUARANTINE,), *(document_path(name)[:-1] for name in listed)}:
-        with contextlib.suppress(FileNotFoundError), folder.enter(*path) as place:
-            place.remove_temporary()
+        with contextlib.suppress(FileNotFoundError), folder.enter(*path) as inner:
+            inner.remove_temporary()
 
 
 def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool) -> None:
-    """Remove what the epochs below *below* left: documents, manifests, segments and posts.
+    """Remove the files of epochs below *below*: documents, manifests, segments and posts.
 
-    An explicit list: what else lies in the folder is not ours. Bounded by epoch, so that a
-    deleter who overslept cannot touch the log of a later life. *evidence* takes what was
-    put into quarantine as well.
+    An explicit list: other files in the folder are not perdure's. Bounded by epoch, so that a
+    deleter that was suspended cannot touch the log of a later generation. With *evidence*,
+    quarantined copies are removed as well.
     """
     remove_unfinished(folder, key)
     dead = {name for name in folder.names() if (manifest_epoch(name) or (below,))[0] < below}
     if dead:
         ours, later = set[str](), set[str]()
-        for one in _others(folder, key):
-            (ours if one.manifest.epoch < below else later).update(one.manifest.documents)
+        for file in _replaced_manifests(folder, key):
+            (ours if file.manifest.epoch < below else later).update(file.manifest.documents)
         if any(unsealed(folder.read(name) or b"", Manifest) is None for name in dead):
-            ours.update(_lying(folder, None))  # a damaged one may have listed any of them
+            ours.update(
+                _names_on_disk(folder, None)
+            )  # a damaged manifest may have listed any of them
         _remove_documents(folder, ours - later)
     for name in dead:
         folder.remove(name)
@@ -316,7 +318,7 @@ def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool)
         folder, LOG, lambda name: (segment_of(name) or start_of(name) or (below,))[0] < below
     )
     for name in folder.names():
-        if 0 < (inbox_life(name) or dead_letters_life(name)) < below:
+        if 0 < (inbox_generation(name) or dead_letters_generation(name)) < below:
             _remove_files(folder, name, lambda _: True)
     if evidence:
         _remove_files(folder, QUARANTINE, lambda _: True)
@@ -324,7 +326,7 @@ def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool)
 
 def _remove_files(folder: Folder, step: str, is_ours: Callable[[str], bool]) -> None:
     with contextlib.suppress(FileNotFoundError):
-        with folder.enter(step) as place:
-            for name in filter(is_ours, place.names()):
-                place.remove(name)
+        with folder.enter(step) as inner:
+            for name in filter(is_ours, inner.names()):
+                inner.remove(name)
         folder.remove_folder(step)

@@ -1,8 +1,6 @@
-"""What a file store has while it is open: its folder, its place among the owners, its threads.
+"""Open state of a file store: its root folder, its entry among the owners, and its threads.
 
-It belongs to the process that opened it; a forked child has to open one of its own.
-
-Used from the event loop, but for `take`, which runs in a thread.
+Use it from the event loop of the process that opened it. A forked child has to open its own.
 """
 
 from __future__ import annotations
@@ -26,9 +24,6 @@ from perdure.stores.file.log import LogWriter, OpenFiles
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.reader import ReadPlan
 
-# The store's own folder: found, made if it may be, and checked before anything trusts it
-
-
 _log = logging.getLogger("perdure")
 
 HOME_VARIABLE = "PERDURE_HOME"
@@ -37,9 +32,9 @@ _warned: set[str] = set()
 
 
 def resolve_root(root: str | os.PathLike[str] | None) -> tuple[str, bool]:
-    """Return the absolute path of the store, and whether its parents may be made too.
+    """Return the absolute path of the store, and whether its parents may be created too.
 
-    The argument, else ``PERDURE_HOME``, else the per-user data folder.
+    The path is the argument, else ``PERDURE_HOME``, else the per-user data folder.
     """
     named = root if root is not None else os.environ.get(HOME_VARIABLE) or None
     if named is None:
@@ -57,12 +52,12 @@ def resolve_root(root: str | os.PathLike[str] | None) -> tuple[str, bool]:
 
 
 def is_local(path: str) -> bool:
-    """Say whether a folder lies on this machine's own disk; warn once where it does not."""
+    """Return whether a folder is on a local disk; warn once if it is not."""
     kind = network_file_system(path)
     if kind is not None and path not in _warned:
         _warned.add(path)
         _log.warning(
-            "the store lies on a network file system, where locks and syncs may not hold: "
+            "the store is on a network file system, where locks and syncs may not hold: "
             "keep it on a local disk, or use a server store",
             extra={"path": path, "type": kind},
         )
@@ -73,8 +68,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 PARALLELISM = 16
-"""Appends at a time. A sync waits for the disk, not for the processor, and those that wait
-together share the disk's own commits."""
+"""Appends at a time. A sync waits for the disk, not for the CPU, and concurrent syncs share the
+file system's own commits."""
 
 _MOST_OPEN = 256
 """Sessions whose log and folder are kept open: two files each."""
@@ -82,7 +77,7 @@ _MOST_OPEN = 256
 
 @final
 class Home:
-    """An open folder and who we are in it."""
+    """An open root folder, and this store's entry among its owners."""
 
     def __init__(self, root: Folder, owners: Owners, *, read_only: bool) -> None:
         self.root: Folder = root
@@ -90,32 +85,32 @@ class Home:
         self.owners: Owners = owners
         self.files: OpenFiles = OpenFiles(min(_MOST_OPEN, open_files_limit() // 4))
         self.appends: Threads = Threads(PARALLELISM, name="perdure append")
-        self._beats = anyio.CapacityLimiter(1)
+        self._heartbeats = anyio.CapacityLimiter(1)
         self._others = anyio.CapacityLimiter(PARALLELISM)
         self._pid = os.getpid()
 
     @property
-    def mine(self) -> bool:
-        """Whether this is the process that opened it; not so in a forked child."""
+    def is_in_this_process(self) -> bool:
+        """Whether this is the process that opened it, not a forked child."""
         return self._pid == os.getpid()
 
-    async def hop(self, doing: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Do something that blocks in a thread; cancelled, it goes on there to its end.
+    async def run_in_thread(self, doing: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run a blocking function in a thread; after a cancellation it still runs to its end.
 
         Raises:
-            SessionError: It would write, and the store was opened only to be read.
+            SessionError: It would write, and the store was opened read-only.
 
         """
         if self._read_only and doing != "read":
-            message = f"cannot {doing} {self.root.path}: it was opened only to be read"
+            message = f"cannot {doing} {self.root.path}: it was opened read-only"
             raise SessionError(message, path=self.root.path)
-        return await self._hop(self._others, doing, function, *args)
+        return await self._run_limited(self._others, doing, function, *args)
 
-    async def beat(self) -> HeartbeatRequests:
-        """Renew the heartbeat, behind nothing else: whoever is late with it loses its leases."""
-        return await self._hop(self._beats, "write", self.owners.heartbeat)
+    async def heartbeat(self) -> HeartbeatRequests:
+        """Renew the heartbeat, queued after nothing else: a late owner loses its leases."""
+        return await self._run_limited(self._heartbeats, "write", self.owners.heartbeat)
 
-    async def _hop(
+    async def _run_limited(
         self, limiter: anyio.CapacityLimiter, doing: str, function: Callable[[*Ts], T], *args: *Ts
     ) -> T:
         with store_errors(doing, self.root.path):
@@ -124,59 +119,59 @@ class Home:
             )
 
     async def aclose(self) -> None:
-        """Close every file; nothing of it may be in use."""
+        """Close every file. None may be in use."""
         self.appends.close()
-        self.owners.hush()
+        self.owners.wake_waiter()
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._leave)
+            await anyio.to_thread.run_sync(self._close_files)
 
-    def _leave(self) -> None:
+    def _close_files(self) -> None:
         self.files.close_all()
         self.owners.close()
         self.root.close()
 
 
 async def open_home(
-    wanted: str | os.PathLike[str] | None, owner: str, *, read_only: bool = False
+    root_argument: str | os.PathLike[str] | None, owner: str, *, read_only: bool = False
 ) -> Home:
-    """Open the folder, make it if only it is missing, and become known as an owner.
+    """Open the folder, create it if only it is missing, and register as an owner.
 
-    One that is only read is neither made nor written to.
+    Opened read-only, it is neither created nor written to.
 
     Raises:
-        ConfigError: It is no folder, or others can write to it.
-        StoreUnavailableError: It cannot be made, read or written.
+        ConfigError: It is not a folder, or other users can write to it.
+        StoreUnavailableError: It cannot be created, read or written.
 
     """
-    path, parents = resolve_root(wanted)
-    gone = False
-    entered: list[tuple[Folder, Owners]] = []
+    path, parents = resolve_root(root_argument)
+    is_cancelled = False
+    handed_over: list[tuple[Folder, Owners]] = []
 
-    def enter() -> tuple[Folder, Owners]:
-        found = _look(path, owner) if read_only else _enter(path, parents, owner)
-        entered.append(found)
-        if gone:
-            _leave(entered)
-        return found
+    def open_in_thread() -> tuple[Folder, Owners]:
+        opened = _open_as_reader(path, owner) if read_only else _open_as_owner(path, parents, owner)
+        handed_over.append(opened)
+        if is_cancelled:
+            _discard(handed_over)
+        return opened
 
     try:
         with store_errors("open", path):
-            root, owners = await anyio.to_thread.run_sync(enter)
-    except BaseException:  # a native cancellation, which passes every shield
-        gone = True
-        _leave(entered)
+            root, owners = await anyio.to_thread.run_sync(open_in_thread)
+    except BaseException:  # a native cancellation passes every shield
+        is_cancelled = True
+        _discard(handed_over)
         raise
     return Home(root, owners, read_only=read_only)
 
 
-def _leave(entered: list[tuple[Folder, Owners]]) -> None:
-    with contextlib.suppress(IndexError):  # taken by whoever noticed first
-        root, owners = entered.pop()
+def _discard(handed_over: list[tuple[Folder, Owners]]) -> None:
+    with contextlib.suppress(IndexError):  # loop and thread race for it
+        root, owners = handed_over.pop()
         owners.close()
         root.close()
 
 
-def _enter(path: str, parents: bool, owner: str) -> tuple[Folder, Owners]:  # noqa: FBT001  # from a thread
+def _open_as_owner(path: str, parents: bool, owner: str) -> tuple[Folder, Owners]:  # noqa: FBT001  # from a thread
     root = open_root(path, parents=parents)
     try:
         return root, Owners(root, owner, local=is_local(path))
@@ -185,7 +180,7 @@ def _enter(path: str, parents: bool, owner: str) -> tuple[Folder, Owners]:  # no
         raise
 
 
-def _look(path: str, owner: str) -> tuple[Folder, Owners]:
+def _open_as_reader(path: str, owner: str) -> tuple[Folder, Owners]:
     root = open_root(path, make=False)
     try:
         return root, Owners(root, owner, local=is_local(path), read_only=True)
@@ -194,30 +189,26 @@ def _look(path: str, owner: str) -> tuple[Folder, Owners]:
         raise
 
 
-# Waiting, without a thread, for what others are about to end
-
+# Waiting without holding a thread
 
 _POLL = 0.01
 _SETTLE = 1.0
-"""Seconds that a reader waits for a takeover to end."""
+"""How many seconds a reader waits for a takeover to end."""
 
 
-async def idle(writer: LogWriter) -> None:
+async def wait_idle(writer: LogWriter) -> None:
     """Wait until an abandoned write of a session has ended."""
-    while writer.lock.locked():  # noqa: ASYNC110  # a thread's lock: nothing to be woken by
+    while writer.lock.locked():  # noqa: ASYNC110  # a thread's lock has no event
         await anyio.sleep(_POLL)
 
 
-async def settled(look: Callable[[], Awaitable[ReadPlan]]) -> ReadPlan:
-    """Look where a log is until no takeover is under way, or for as long as a reader waits."""
+async def wait_settled(make_plan: Callable[[], Awaitable[ReadPlan]]) -> ReadPlan:
+    """Plan a read again and again until no takeover is under way, for at most one second."""
     deadline = anyio.current_time() + _SETTLE
     pause = _POLL
     while True:
-        found = await look()
-        if found.settled or anyio.current_time() >= deadline:
-            return found
+        plan = await make_plan()
+        if plan.settled or anyio.current_time() >= deadline:
+            return plan
         await anyio.sleep(pause)
         pause *= 2
-
-
-# The sessions that a store holds: a writer for each, from its acquire to its end

@@ -1,14 +1,14 @@
-"""What was left for a session: a file for each post, below the session's own folder.
+"""Inbox and dead letters of a session: a file for each post, in the session's own folder.
 
-``inbox-<life>/<number>-<tags>.json`` holds the items of one post, so that all of them are there
-or none. *number* is their order; each tag is the short hash of an op id, so that one that is
-waiting is found without opening a file. A *life* of a session ends with its deletion, and
-what was posted for it ends with it.
+``inbox-<generation>/<number>-<tags>.json`` holds the items of one post, so that a post is visible
+completely or not at all. *number* is their order; each tag is the short hash of an op id, so that
+a pending op id is found without opening a file. A generation of a session ends with its deletion,
+and its posts with it. ``dead-letters-<generation>/<hash of the op id>.json`` is an item that could
+not be delivered.
 
-``dead-letters-<life>/<hash of the op id>.json`` is an item that could not be delivered.
-
-Who posts needs no lease, and waits for nobody. Two who post one op id at the same moment may both
-be told that it is new; it is taken once all the same. Blocking: one hop into a thread.
+Posting needs no lease and waits for no other process. If two processes post one op id at the same
+moment, both may count it as new; it is delivered once all the same. Blocking: each public
+function is one call into a thread.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from perdure.errors import FormatError
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.store import DeadLetter, InboxLimit, PendingItem
-from perdure.stores.file.layout import dead_letters_name, inbox_life, inbox_name, session_path
+from perdure.stores.file.layout import dead_letters_name, inbox_generation, inbox_name, session_path
 from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease, require_key
-from perdure.stores.file.log import LogWriter, lost
+from perdure.stores.file.log import LogWriter, lease_lost_error
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.sealed import sealed, unsealed
 
@@ -35,7 +35,7 @@ _NAME = re.compile(r"([0-9]{12})-([0-9a-f.]+|many)\.json\Z")
 _DEAD_NAME = re.compile(r"[0-9a-f]{64}\.json\Z")
 _TAG = 16
 _MOST_TAGS = 8
-"""More items than this are found by opening the file: a name has only so much room."""
+"""With more items than this, the file has to be opened: a name has only so much room."""
 _TRIES = 100
 
 
@@ -47,7 +47,7 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 class _Post(msgspec.Struct, frozen=True):
-    """What one file holds."""
+    """Content of one file."""
 
     key: SessionKey
     items: tuple[_Item, ...]
@@ -60,34 +60,34 @@ def post(
     items: Sequence[PendingItem],
     limit: InboxLimit | None,
 ) -> int:
-    """Leave items durably, and tell the holder; return how many were new.
+    """Make items durable, and notify the holder; return how many were new.
 
     Raises:
-        InboxFullError: There is no room for them.
+        InboxFullError: The new items would go over the limit.
 
     """
-    wanted = {item.op_id: item for item in reversed(items)}  # the first of each id
+    first_of_id = {item.op_id: item for item in reversed(items)}  # the first of each id
     path = session_path(key)
     with root.make(*path) as folder:
-        inbox = inbox_name(_life(folder, key))
+        inbox = inbox_name(_generation(folder, key))
         with folder.make(inbox) as box:
-            new = _leave(box, key, [one for one in items if wanted[one.op_id] is one], limit)
+            new = _add(box, key, [item for item in items if first_of_id[item.op_id] is item], limit)
         if new:
-            # Whoever made these folders may have died before they were durable.
+            # The process that created these folders may have died before they were durable.
             root.sync_path(*path, inbox)
         lease = read_lease(folder, newest_epoch(folder))  # now, so that no holder is missed
     if lease is not None and not lease.deleted:
-        owners.tell(lease.owner, key)
+        owners.notify_mail(lease.owner, key)
     return new
 
 
-def _leave(
+def _add(
     box: Folder, key: SessionKey, items: Sequence[PendingItem], limit: InboxLimit | None
 ) -> int:
     for _ in range(_TRIES):
         names = _names(box)
         tags = {name: _tags(box, name) for name in names}
-        waiting = {tag for found in tags.values() for tag in found}
+        waiting = {tag for statuses in tags.values() for tag in statuses}
         new = [item for item in items if _tag(item.op_id) not in waiting]
         if not new:
             return 0
@@ -95,33 +95,33 @@ def _leave(
         post = _Post(key, tuple(map(_stored, new)))
         data = sealed(post)
         if limit is not None:
-            found = [box.stat(name) for name in names]
+            statuses = [box.stat(name) for name in names]
             limit.require_room(
                 key,
-                waiting=sum(max(len(one), 1) for one in tags.values()),
-                size=sum(one.st_size for one in found if one is not None),
+                waiting=sum(max(len(status), 1) for status in tags.values()),
+                size=sum(status.st_size for status in statuses if status is not None),
                 new=len(new),
                 added=len(data),
             )
         if box.publish(_name(number, post), data):
             return len(new)
-    message = f"{box.path}: others were faster {_TRIES} times"
+    message = f"{box.path}: other processes were faster {_TRIES} times"
     raise OSError(message)
 
 
 def take(writer: LogWriter, limit: int) -> list[PendingItem]:
-    """Return what waits, oldest first, as the session's holder."""
+    """Return the pending items, oldest first, as the session's holder."""
     with writer.lock:
-        writer.require_mine()
+        writer.require_held()
         items: list[PendingItem] = []
         with contextlib.suppress(FileNotFoundError), _box(writer) as box:
-            items = _first(box, limit)
-        writer.rest()
+            items = _oldest(box, limit)
+        writer.mark_used()
     return items
 
 
-def look(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
-    """Return what waits, to somebody who only reads.
+def peek(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
+    """Return the pending items to a reader.
 
     Raises:
         LeaseLostError: The epoch is not the newest.
@@ -131,16 +131,16 @@ def look(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[PendingI
         folder = root.enter(*session_path(key))
     except FileNotFoundError:
         if epoch:
-            raise lost(key, epoch) from None
+            raise lease_lost_error(key, epoch) from None
         return []
     with folder:
         if newest_epoch(folder) != epoch:
-            raise lost(key, epoch)
+            raise lease_lost_error(key, epoch)
         with (
             contextlib.suppress(FileNotFoundError),
-            folder.enter(inbox_name(_life(folder, key))) as box,
+            folder.enter(inbox_name(_generation(folder, key))) as box,
         ):
-            return _first(box, limit)
+            return _oldest(box, limit)
     return []
 
 
@@ -149,22 +149,22 @@ def settle(writer: LogWriter, op_ids: Collection[str]) -> None:
     done = frozenset(op_ids)
     tags = frozenset(map(_tag, done))
     with writer.lock:
-        writer.require_mine()
+        writer.require_held()
         with contextlib.suppress(FileNotFoundError), _box(writer) as box:
             for name in _names(box):
                 if f"{UNREADABLE}{name}" in done or not tags.isdisjoint(_tags(box, name)):
                     _settle(writer, box, name, done)
-        writer.rest()
+        writer.mark_used()
 
 
-def waits_in(folder: Folder) -> SessionKey | None:
-    """Return the session of a folder if something waits for it; the posts say whose they are."""
+def session_with_items(folder: Folder) -> SessionKey | None:
+    """Return the key of a folder's session if it has pending items; the posts hold the key."""
     with contextlib.suppress(OSError, FormatError):  # one bad session hides no other
-        for name in filter(inbox_life, folder.names()):
+        for name in filter(inbox_generation, folder.names()):
             with folder.enter(name) as box:
-                posts = (unsealed(box.read(one), _Post) for one in _names(box))
+                posts = (unsealed(box.read(post_name), _Post) for post_name in _names(box))
                 key = next((post.key for post in posts if post is not None), None)
-            if key is not None and inbox_name(_life(folder, key)) == name:
+            if key is not None and inbox_name(_generation(folder, key)) == name:
                 return key
     return None
 
@@ -172,50 +172,50 @@ def waits_in(folder: Folder) -> SessionKey | None:
 def reject(writer: LogWriter, letters: Sequence[DeadLetter]) -> None:
     """Keep dead letters, then remove their items from the inbox, as the session's holder."""
     with writer.lock:
-        writer.require_mine()
+        writer.require_held()
         folder = writer.folder()
-        name = dead_letters_name(_life(folder, writer.key))
+        name = dead_letters_name(_generation(folder, writer.key))
         with folder.make(name) as dead:
             for letter in letters:
                 dead.replace(_dead_name(letter.item.op_id), encode_dead_letter(writer.key, letter))
         folder.sync()
-        writer.rest()
+        writer.mark_used()
     settle(writer, [letter.item.op_id for letter in letters])
 
 
 def dead_letters(root: Folder, key: SessionKey) -> list[DeadLetter]:
     """Return a session's dead letters."""
-    found: list[DeadLetter] = []
+    letters: list[DeadLetter] = []
     with (
         contextlib.suppress(FileNotFoundError),
         root.enter(*session_path(key)) as folder,
-        folder.enter(dead_letters_name(_life(folder, key))) as dead,
+        folder.enter(dead_letters_name(_generation(folder, key))) as dead,
     ):
         for name in _dead_names(dead):
             data = dead.read(name)
             if data is not None:
-                found.append(decode_dead_letter(key, f"{UNREADABLE}{name}", data))
-    return oldest_first(found)
+                letters.append(decode_dead_letter(key, f"{UNREADABLE}{name}", data))
+    return oldest_first(letters)
 
 
 def drop_dead_letters(root: Folder, key: SessionKey, op_ids: Collection[str]) -> int:
     """Remove dead letters; return how many."""
-    gone = 0
+    removed = 0
     with (
         contextlib.suppress(FileNotFoundError),
         root.enter(*session_path(key)) as folder,
-        folder.enter(dead_letters_name(_life(folder, key))) as dead,
+        folder.enter(dead_letters_name(_generation(folder, key))) as dead,
     ):
-        there = set(_dead_names(dead))
-        for name in there & set(map(_dead_name, op_ids)):
+        names = set(_dead_names(dead))
+        for name in names & set(map(_dead_name, op_ids)):
             dead.remove(name)
-            gone += 1
+            removed += 1
         dead.sync()
-    return gone
+    return removed
 
 
-def has_dead_letters(folder: Folder) -> SessionKey | None:
-    """Return the session of a folder if it has dead letters."""
+def session_with_dead_letters(folder: Folder) -> SessionKey | None:
+    """Return the key of a folder's session if it has dead letters."""
     with contextlib.suppress(OSError, FormatError):  # one bad session hides no other
         lease = read_lease(folder, newest_epoch(folder))
         if lease is not None and not lease.deleted:
@@ -229,9 +229,9 @@ def _dead_names(dead: Folder) -> list[str]:
 
 
 def _dead_name(op_id: str) -> str:
-    own = op_id.removeprefix(UNREADABLE)
-    if own != op_id and _DEAD_NAME.match(own):
-        return own  # a damaged one, as it was listed
+    file_name = op_id.removeprefix(UNREADABLE)
+    if file_name != op_id and _DEAD_NAME.match(file_name):
+        return file_name  # a damaged dead letter, by the id that it was listed with
     return f"{hashlib.sha256(op_id.encode('utf-8', 'surrogatepass')).hexdigest()}.json"
 
 
@@ -242,26 +242,26 @@ def _settle(writer: LogWriter, box: Folder, name: str, done: Collection[str]) ->
     items = _read(box, name)
     if items is None:
         return
-    left = tuple(item for item in items if item.op_id not in done)
-    if len(left) == len(items):
+    remaining = tuple(item for item in items if item.op_id not in done)
+    if len(remaining) == len(items):
         return
-    post = _Post(writer.key, left)
-    rest = _name(_number(name), post)
-    if left and rest == name:
+    post = _Post(writer.key, remaining)
+    new_name = _name(_number(name), post)
+    if remaining and new_name == name:
         box.replace(name, sealed(post))
         return
-    if left:  # first the rest under its own name: what is there twice is taken once
-        box.publish(rest, sealed(post))
+    if remaining:  # first the remaining items under a new name: a duplicate is delivered once
+        box.publish(new_name, sealed(post))
     box.remove(name)
 
 
 def _box(writer: LogWriter) -> Folder:
     folder = writer.folder()
-    return folder.enter(inbox_name(_life(folder, writer.key)))
+    return folder.enter(inbox_name(_generation(folder, writer.key)))
 
 
-def _life(folder: Folder, key: SessionKey) -> int:
-    """Return the epoch that a session's life begins with: the present one's, or the next."""
+def _generation(folder: Folder, key: SessionKey) -> int:
+    """Return the epoch that a session's generation begins with: the current one, or the next."""
     lease: LeaseFile | None = read_lease(folder, newest_epoch(folder))
     if lease is None:
         return 1
@@ -269,25 +269,25 @@ def _life(folder: Folder, key: SessionKey) -> int:
     return lease.since
 
 
-def _first(box: Folder, limit: int) -> list[PendingItem]:
-    found: dict[str, PendingItem] = {}
+def _oldest(box: Folder, limit: int) -> list[PendingItem]:
+    items: dict[str, PendingItem] = {}
     for name in _names(box):
         for item in _waiting(box, name):
-            found.setdefault(item.op_id, item)
-        if len(found) >= limit:
+            items.setdefault(item.op_id, item)
+        if len(items) >= limit:
             break
-    return list(found.values())[:limit]
+    return list(items.values())[:limit]
 
 
 def _waiting(box: Folder, name: str) -> Sequence[PendingItem]:
-    """Return what a post left; of one that is damaged, what lies there of it."""
+    """Return a post's items; of a damaged post, its bytes as one damaged item."""
     data = box.read(name)
     post = unsealed(data, _Post)
     if post is not None:
         return tuple(map(_posted, post.items))
     if data is None:
         return ()
-    damage = f"the post in {box.path}/{name} does not fit its checksum"
+    damage = f"the post in {box.path}/{name} does not match its checksum"
     return (PendingItem(f"{UNREADABLE}{name}", "", data, 0.0, damage),)
 
 
@@ -318,9 +318,9 @@ def _tag(op_id: str) -> str:
 
 
 def _tags(box: Folder, name: str) -> list[str]:
-    found = _NAME.match(name)
-    if found is not None and found[2] != "many":
-        return found[2].split(".")
+    match = _NAME.match(name)
+    if match is not None and match[2] != "many":
+        return match[2].split(".")
     post = unsealed(box.read(name), _Post)
     return [] if post is None else [_tag(item.op_id) for item in post.items]
 

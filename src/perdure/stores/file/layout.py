@@ -1,11 +1,9 @@
-"""Where things lie below a file store's root: names and nothing else.
+"""Names of the files and folders below a file store's root; no I/O.
 
-Any text becomes one safe step of a path: `[a-z0-9_-]` stand for themselves, every other
-byte and all upper case become ``=xx``, so that no two names are one, not on a disk that
-ignores case or composes letters either, and no name leads elsewhere. Names that would be
-longer than 150 bytes end in their SHA-256 instead; the real ids stand inside the files.
-
-Pure.
+Any text becomes one safe path component: `[a-z0-9_-]` stay as they are, every other byte and
+all upper case become ``=xx``. So no two ids share a name, even on a file system that ignores
+case or normalizes Unicode, and no id escapes its folder. Names that would be longer than 150
+bytes end in their SHA-256 instead; the files inside hold the real ids.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ SESSIONS = "sessions"
 TENANTS = "tenants"
 
 MAX_NAME_BYTES = 150
-_KEPT = 60
+_PREFIX_CHARACTERS = 60
 
-_OURS = frozenset({LOG, QUARANTINE, SESSIONS, "files"})
-"""What no document's first step may be."""
+_RESERVED_FIRST_STEPS = frozenset({LOG, QUARANTINE, SESSIONS, "files"})
+"""Names that a document's first path component may not have."""
 _SUFFIXES = (".jsonl", ".json")
 _DOCUMENT_CLASH = re.compile(r"(dead-letters|inbox|lease|manifest)-")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])\Z")
@@ -39,33 +37,33 @@ _ESCAPED = re.compile(rb"=([0-9a-f]{2})")
 
 
 def encode_name(text: str) -> str:
-    """Return the step of a path that stands for *text* and for no other text.
+    """Return the path component for *text*; no other text has the same one.
 
     >>> encode_name("My agent")
     '=4dy=20agent'
     >>> encode_name("con")
     '=63on'
     """
-    name = _UNSAFE.sub(lambda found: b"=%02x" % found[0][0], text.encode()).decode()
+    name = _UNSAFE.sub(lambda match: b"=%02x" % match[0][0], text.encode()).decode()
     if _RESERVED.match(name):
         return _escape_first(name)
     if len(name) <= MAX_NAME_BYTES:
         return name
     digest = base64.b32encode(hashlib.sha256(text.encode()).digest()).decode()
-    return f"{name[:_KEPT]}~{digest.rstrip('=').lower()}"
+    return f"{name[:_PREFIX_CHARACTERS]}~{digest.rstrip('=').lower()}"
 
 
 def decode_name(name: str) -> str | None:
-    """Return the text that *name* stands for, None where only the files inside know it.
+    """Return the text that *name* encodes, None if only the files inside hold it.
 
     >>> decode_name("=4dy=20agent")
     'My agent'
     """
-    if _PLAIN.match(name):  # most are: a listing decodes every name there is
+    if _PLAIN.match(name):  # most names are: a listing decodes all of them
         return None if _RESERVED.match(name) else name
     try:
-        text = _ESCAPED.sub(lambda found: bytes((int(found[1], 16),)), name.encode()).decode()
-    except UnicodeError:  # somebody else's: it is no text
+        text = _ESCAPED.sub(lambda match: bytes((int(match[1], 16),)), name.encode()).decode()
+    except UnicodeError:  # not a name that perdure wrote
         return None
     return text if "~" not in name and encode_name(text) == name else None
 
@@ -75,22 +73,22 @@ def _escape_first(name: str) -> str:
 
 
 def tenant_path(tenant: str) -> tuple[str, ...]:
-    """Return the steps from the root to a tenant's part of it."""
+    """Return the path components from the root to a tenant's folder."""
     return (TENANTS, encode_name(tenant)) if tenant else ()
 
 
 def agents_of(tenant: str) -> tuple[str, ...]:
-    """Return the steps to a tenant's agents."""
+    """Return the path components to a tenant's agents."""
     return (*tenant_path(tenant), AGENTS)
 
 
 def blobs_of(tenant: str) -> tuple[str, ...]:
-    """Return the steps to a tenant's blobs."""
+    """Return the path components to a tenant's blobs."""
     return (*tenant_path(tenant), BLOBS)
 
 
 def session_path(key: SessionKey) -> tuple[str, ...]:
-    """Return the steps to a session; an agent's default one lies at the agent itself."""
+    """Return the path components to a session; the default session is the agent's own folder."""
     agent = (*agents_of(key.tenant), encode_name(key.agent))
     if key.session == DEFAULT_SESSION:
         return agent
@@ -98,13 +96,13 @@ def session_path(key: SessionKey) -> tuple[str, ...]:
 
 
 def document_path(name: str) -> tuple[str, ...]:
-    """Return the steps from a session to a document.
+    """Return the path components from a session to a document.
 
     >>> document_path("plugins/In context.json")
     ('plugins', '=49n=20context.json')
 
     Raises:
-        NotStorableError: The name has an empty step.
+        NotStorableError: The name has an empty component.
 
     """
     *folders, last = name.split("/")
@@ -112,9 +110,9 @@ def document_path(name: str) -> tuple[str, ...]:
         message = f"{name!r} names no document: use steps that are not empty, divided by one /"
         raise NotStorableError(message, name=name)
     suffix = next((end for end in _SUFFIXES if last.endswith(end) and last != end), "")
-    # A name without a suffix gets an ending that no folder has, so that the two never meet.
+    # A name without a suffix gets an ending that no folder has, so the two never collide.
     steps = [*map(encode_name, folders), encode_name(last.removesuffix(suffix)) + (suffix or "=")]
-    if steps[0] in _OURS or _DOCUMENT_CLASH.match(steps[0]):
+    if steps[0] in _RESERVED_FIRST_STEPS or _DOCUMENT_CLASH.match(steps[0]):
         steps[0] = _escape_first(steps[0])
     return tuple(steps)
 
@@ -130,76 +128,76 @@ _SEGMENT = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.jsonl\Z")
 
 
 def lease_name(epoch: int) -> str:
-    """Return the file that says who has an epoch."""
+    """Return the name of the file that records an epoch's holder."""
     return f"lease-{epoch}.json"
 
 
 def released_name(epoch: int) -> str:
-    """Return the file that says that an epoch's holder writes no more."""
+    """Return the name of the file that marks an epoch as released by its holder."""
     return f"lease-{epoch}.released"
 
 
 def lease_epoch(name: str) -> int:
-    """Return the epoch of a lease's file, 0 for any other file."""
-    found = _LEASE.match(name)
-    return int(found[1]) if found else 0
+    """Return the epoch of a lease file, 0 for any other file."""
+    match = _LEASE.match(name)
+    return int(match[1]) if match else 0
 
 
-def inbox_name(life: int) -> str:
-    """Return the folder of what is posted for the session's life that an epoch began."""
-    return f"inbox-{life}"
+def inbox_name(generation: int) -> str:
+    """Return the name of the inbox of the session's generation that began with this epoch."""
+    return f"inbox-{generation}"
 
 
-def inbox_life(name: str) -> int:
-    """Return the life that an inbox is of, 0 for any other folder."""
-    found = _INBOX.match(name)
-    return int(found[1]) if found else 0
+def inbox_generation(name: str) -> int:
+    """Return the generation that an inbox belongs to, 0 for any other folder."""
+    match = _INBOX.match(name)
+    return int(match[1]) if match else 0
 
 
-def dead_letters_name(life: int) -> str:
-    """Return the folder of the dead letters of the session's life that an epoch began."""
-    return f"dead-letters-{life}"
+def dead_letters_name(generation: int) -> str:
+    """Return the name of the dead-letter folder of the generation that began with this epoch."""
+    return f"dead-letters-{generation}"
 
 
-def dead_letters_life(name: str) -> int:
-    """Return the life that dead letters are of, 0 for any other folder."""
-    found = _DEAD_LETTERS.match(name)
-    return int(found[1]) if found else 0
+def dead_letters_generation(name: str) -> int:
+    """Return the generation that a dead-letter folder belongs to, 0 for any other folder."""
+    match = _DEAD_LETTERS.match(name)
+    return int(match[1]) if match else 0
 
 
 def manifest_name(epoch: int) -> str:
-    """Return the file that says what is folded."""
+    """Return the name of the manifest that a fold has completed."""
     return f"manifest-{epoch}.json"
 
 
 def next_manifest_name(epoch: int) -> str:
-    """Return the file that says what a fold is about to write."""
+    """Return the name of the manifest that a fold announces before it writes."""
     return f"manifest-{epoch}.next"
 
 
 def manifest_epoch(name: str) -> tuple[int, bool] | None:
-    """Return a manifest file's epoch, and whether it is what a fold is about to write."""
-    found = _MANIFEST.match(name)
-    return (int(found[1]), found[2] == "next") if found else None
+    """Return a manifest file's epoch, and whether its fold is still pending."""
+    match = _MANIFEST.match(name)
+    return (int(match[1]), match[2] == "next") if match else None
 
 
 def segment_name(epoch: int, number: int) -> str:
-    """Return a segment of the log."""
+    """Return the name of a log segment."""
     return f"{epoch}-{number}.jsonl"
 
 
 def start_name(epoch: int, number: int) -> str:
-    """Return the file that says that a log begins with a segment: older ones were removed."""
+    """Return the name of the mark that a log begins with this segment: older ones were removed."""
     return f"{epoch}-{number}.start"
 
 
 def start_of(name: str) -> tuple[int, int] | None:
-    """Return the segment that a log is said to begin with, None for any other file."""
-    found = _START.match(name)
-    return (int(found[1]), int(found[2])) if found else None
+    """Return the segment that a start mark names, None for any other file."""
+    match = _START.match(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def segment_of(name: str) -> tuple[int, int] | None:
     """Return a segment's epoch and number, None for any other file."""
-    found = _SEGMENT.match(name)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _SEGMENT.match(name)
+    return (int(match[1]), int(match[2])) if match else None

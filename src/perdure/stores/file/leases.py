@@ -1,16 +1,16 @@
-"""Taking, showing and giving up the right to write a session.
+"""Leases of a file store: acquiring, reading and fencing the right to write a session.
 
-Taking it publishes a higher epoch by a link that only one can make, and appends an epoch
-record that seals the predecessor: a late append of the old holder finds that its place
-lies behind the seal. Nobody waits for a holder that has stopped, and nobody writes to,
-cuts or goes on in another epoch's segment.
+Acquiring publishes a higher epoch by a hard link, which only one process can create, and appends
+an epoch record that seals the predecessor's log: a late append of the old holder lands after the
+seal and does not count. No process waits for a stopped holder, and none writes to, truncates or
+continues another epoch's segment.
 
 The order matters, and is checked against a model (tests/properties). Fencing rests on two
 facts: `lease-<E+1>.json` is published before anything of E is sealed, and a holder removes
-lower leases in ascending order. So ``E+1 is absent``, then ``E is mine``, proves that
-nobody had taken over when the first of the two was asked.
+lower leases in ascending order. So reading ``E+1 is absent``, then ``E is mine``, proves that no
+takeover had happened at the first of the two reads.
 
-Blocking; each function is part of one hop into a thread.
+Blocking: each function is part of one call into a thread.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _log = logging.getLogger("perdure")
 
 
 class LeaseFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What ``lease-<epoch>.json`` says."""
+    """Content of ``lease-<epoch>.json``."""
 
     format: int
     key: SessionKey
@@ -68,12 +68,12 @@ class LeaseFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     boot: str = ""
     at: float = 0.0
     since: int = 1
-    """The epoch that this life of the session began with; what is older was deleted."""
+    """The epoch that this generation of the session began with; older ones were deleted."""
     deleted: bool = False
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """The proof that an epoch is still the newest: which lease file is mine."""
+    """The proof that an epoch is still the newest: the identity of this holder's lease file."""
 
     epoch: int
     own: str
@@ -81,12 +81,12 @@ class Fence(msgspec.Struct, frozen=True):
     inode: int
     modified: int
 
-    def holds(self, folder: Folder) -> bool:
-        """Say whether nobody had taken over when this was called."""
+    def is_valid(self, folder: Folder) -> bool:
+        """Return whether no takeover had happened when this was called."""
         if folder.has(self.next):
             return False
         own = folder.stat(self.own)
-        # A taker that overslept may publish a number that has come and gone: not this file.
+        # A suspended process may publish an epoch that was used before: that is another file.
         return own is not None and (own.st_ino, own.st_mtime_ns) == (self.inode, self.modified)
 
 
@@ -95,30 +95,30 @@ class AcquiredSession(msgspec.Struct, frozen=True):
 
     fence: Fence
     end: Position
-    """Behind the epoch record."""
+    """The position after the epoch record."""
     created: bool
 
 
 def newest_epoch(folder: Folder) -> int:
-    """Return the highest epoch that was ever published here, 0 for none."""
+    """Return the highest epoch ever published in a session's folder, 0 for none."""
     names = folder.names()
     newest = max(map(lease_epoch, names), default=0)
     if newest:
         return newest
-    # A copy that left the leases out: its epochs still may not start again.
-    manifests = [found[0] for found in map(manifest_epoch, names) if found]
+    # A copy made without the leases: its epochs still may not be reused.
+    manifests = [parsed[0] for parsed in map(manifest_epoch, names) if parsed]
     with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
-        manifests += [found[0] for found in map(segment_of, log.names()) if found]
+        manifests += [parsed[0] for parsed in map(segment_of, log.names()) if parsed]
     return max(manifests, default=0)
 
 
 def read_lease(folder: Folder, epoch: int) -> LeaseFile | None:
-    """Return a lease, None if it is not there or not whole."""
+    """Return a lease, None if it is missing or damaged."""
     return unsealed(folder.read(lease_name(epoch)), LeaseFile)
 
 
-def look(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | None:
-    """Say who has, or last had, a session."""
+def lease_state(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | None:
+    """Return who holds, or last held, a session; None if it never had a holder."""
     try:
         folder = root.enter(*session_path(key))
     except FileNotFoundError:
@@ -136,8 +136,8 @@ def look(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | None:
         epoch,
         lease.owner,
         released=released or lease.deleted,
-        alive=owners.alive(lease.owner, lease.boot),
-        beat=owners.beat_of(lease.owner),
+        alive=owners.is_alive(lease.owner, lease.boot),
+        beat=owners.heartbeat_of(lease.owner),
         deleted=lease.deleted,
         host=lease.host,
         pid=lease.pid,
@@ -145,7 +145,7 @@ def look(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | None:
 
 
 def require_key(folder: Folder, key: SessionKey, lease: LeaseFile) -> None:
-    """Raise unless a session's folder holds that session, in a format that is known."""
+    """Raise unless a folder's lease is of this session, in a supported format."""
     if lease.format > FORMAT:
         message = (
             f"{folder.path} has format {lease.format}, this release reads up to {FORMAT}: "
@@ -155,20 +155,20 @@ def require_key(folder: Folder, key: SessionKey, lease: LeaseFile) -> None:
     segments.require_key(folder.path, lease.key, key)
 
 
-def held(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
-    """Return the error for a race that was lost."""
+def lease_held_error(key: SessionKey, after: int, newest: int) -> LeaseHeldError:
+    """Return the error for a lost race."""
     message = (
-        f"session {key} is at epoch {newest}, not at {after}: somebody else was faster; look "
-        "again who holds it, then ask for a handover or wait"
+        f"session {key} is at epoch {newest}, not at {after}: another process was faster; read "
+        "its holder again, then request a handover or wait"
     )
     return LeaseHeldError(message, key=str(key), epoch=newest, after=after)
 
 
-def take(root: Folder, key: SessionKey, after: int, me: FileOwner) -> AcquiredSession:
-    """Take a session with epoch ``after + 1``.
+def acquire(root: Folder, key: SessionKey, after: int, me: FileOwner) -> AcquiredSession:
+    """Acquire a session with epoch ``after + 1``.
 
     Raises:
-        LeaseHeldError: Somebody else was faster.
+        LeaseHeldError: Another process was faster.
         CorruptRecordError: The log is damaged before its tail.
 
     """
@@ -180,16 +180,16 @@ def take(root: Folder, key: SessionKey, after: int, me: FileOwner) -> AcquiredSe
             folder = None
         newest = newest_epoch(folder) if folder else 0
         if newest != after:
-            raise held(key, after, newest)
+            raise lease_held_error(key, after, newest)
         folder = folder or stack.enter_context(root.make(*path))
-        before = read_lease(folder, after)
-        if before is not None:
-            require_key(folder, key, before)
-        reborn = before is not None and before.deleted
-        since = after + 1 if reborn else before.since if before else 1
+        previous = read_lease(folder, after)
+        if previous is not None:
+            require_key(folder, key, previous)
+        is_new_generation = previous is not None and previous.deleted
+        since = after + 1 if is_new_generation else previous.since if previous else 1
         fence = publish(folder, key, after + 1, me, since=since)
         if fence is None:
-            raise held(key, after, newest_epoch(folder))
+            raise lease_held_error(key, after, newest_epoch(folder))
         return _after_publishing(root, folder, key, fence, since, me)
 
 
@@ -197,17 +197,17 @@ def _after_publishing(
     root: Folder, folder: Folder, key: SessionKey, fence: Fence, since: int, me: FileOwner
 ) -> AcquiredSession:
     try:
-        if since > 1:  # the end of a deletion that was cut short
+        if since > 1:  # finish an interrupted deletion
             remove_owned(folder, key, below=since, evidence=since == fence.epoch)
-        end, created = _begin(root, folder, key, fence.epoch, since, me)
+        end, created = _begin_epoch(root, folder, key, fence.epoch, since, me)
         newest = newest_epoch(folder)
         if newest != fence.epoch:
-            raise held(key, fence.epoch - 1, newest)  # noqa: TRY301  # undone below, as all else
-        with contextlib.suppress(OSError):  # litter keeps nobody out
+            raise lease_held_error(key, fence.epoch - 1, newest)  # noqa: TRY301  # released below, as after any error
+        with contextlib.suppress(OSError):  # leftovers block no acquire
             _tidy(folder, key, fence.epoch - 1)
-        _remove_lower(folder, fence.epoch)
+        _remove_lower_leases(folder, fence.epoch)
     except BaseException:
-        _let_go(folder, fence.epoch)
+        _release_unused(folder, fence.epoch)
         raise
     return AcquiredSession(fence, end, created)
 
@@ -215,20 +215,20 @@ def _after_publishing(
 def _tidy(folder: Folder, key: SessionKey, before: int) -> None:
     if folder.has(released_name(before)):
         folder.remove_temporary()
-    else:  # its holder may have died anywhere
+    else:  # its holder may have died at any step
         remove_unfinished(folder, key)
 
 
-def _let_go(folder: Folder, epoch: int) -> None:
-    """Leave an epoch that is ours, and that nobody will use, to the next one who wants it."""
-    with contextlib.suppress(OSError):  # else it simply expires
+def _release_unused(folder: Folder, epoch: int) -> None:
+    """Release an epoch that this process published and will not use."""
+    with contextlib.suppress(OSError):  # otherwise it expires
         folder.replace(released_name(epoch), b"", durable=False)
 
 
 def publish(
     folder: Folder, key: SessionKey, epoch: int, me: FileOwner, *, since: int, deleted: bool = False
 ) -> Fence | None:
-    """Publish an epoch; None if somebody else has it, or a higher one."""
+    """Publish an epoch; None if another process published it, or a higher one."""
     lease = LeaseFile(
         format=FORMAT,
         key=key,
@@ -243,42 +243,42 @@ def publish(
         while not folder.publish(name, data):
             if newest_epoch(folder) != epoch - 1:
                 return None
-            # Nobody was faster: the holder below us, tidying up, took our file for a dead one's.
-        found = folder.stat(name)
-        if found is None or newest_epoch(folder) != epoch:
+            # No rival: the previous holder's cleanup took our temporary file for a dead one's.
+        status = folder.stat(name)
+        if status is None or newest_epoch(folder) != epoch:
             return None
     except OSError:
         with contextlib.suppress(OSError):
-            if folder.read(name) == data:  # it is there all the same
-                _let_go(folder, epoch)
+            if folder.read(name) == data:  # published despite the error
+                _release_unused(folder, epoch)
         raise
-    return Fence(epoch, name, lease_name(epoch + 1), found.st_ino, found.st_mtime_ns)
+    return Fence(epoch, name, lease_name(epoch + 1), status.st_ino, status.st_mtime_ns)
 
 
-def _begin(
+def _begin_epoch(
     root: Folder, folder: Folder, key: SessionKey, epoch: int, since: int, me: FileOwner
 ) -> tuple[Position, bool]:
-    """Seal what was written so far by the epoch record that follows it."""
+    """Append the epoch record, which seals all that was written before; return its end."""
     with folder.make(LOG) as log:
         prev = None
         while prev is None and (tip := segments.find_tip(log, key, since=since, below=epoch)):
-            prev = _seal(folder, log, tip, key)
+            prev = _seal_predecessor(folder, log, tip, key)
         if prev is None:
-            # Whoever made these folders may have died before they were durable.
+            # The process that created these folders may have died before they were durable.
             root.sync_path(*session_path(key), LOG)
         seq, crc = (prev.seq, prev.crc) if prev else (0, 0)
-        # Not what a higher epoch folded: it has overtaken us, and its log goes on behind ours.
-        seen = [one for one in read_manifests(folder, key) if one.manifest.epoch < epoch]
-        require_folded(folder, key, seen, seq)
-        first = SegmentHeader(key, prev, owner=me.owner, host=me.host, pid=me.pid, at=time.time())
-        entry = Entry(EPOCH, msgspec.json.encode(first))
+        # Not what a higher epoch folded: it has overtaken us, and its log continues after ours.
+        manifests = [file for file in read_manifests(folder, key) if file.manifest.epoch < epoch]
+        require_folded(folder, key, manifests, seq)
+        header = SegmentHeader(key, prev, owner=me.owner, host=me.host, pid=me.pid, at=time.time())
+        entry = Entry(EPOCH, msgspec.json.encode(header))
         line, crc = frames.encode((entry,), first=seq + 1, epoch=epoch, crc=crc)
         create_segment(log, segment_name(epoch, 0), line)
     return Position(len(line), seq + 1, crc), prev is None
 
 
 def create_segment(log: Folder, name: str, data: bytes) -> None:
-    """Make a segment durable, under a name that nobody has."""
+    """Create a segment under an unused name, and make it durable."""
     fd = log.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         write_all(fd, data)
@@ -288,25 +288,31 @@ def create_segment(log: Folder, name: str, data: bytes) -> None:
     log.sync()
 
 
-def _known(folder: Folder, key: SessionKey, tip: LogSegment) -> Position:
-    """Return how far a fold vouches for a segment: what is folded was durable before."""
-    known = [decoded(one.manifest.position, DurablePosition) for one in read_manifests(folder, key)]
-    here = [one.at for one in known if one and (one.epoch, one.number) == (tip.epoch, tip.number)]
-    return max([tip.start, *here], key=lambda at: at.offset)
+def _vouched_position(folder: Folder, key: SessionKey, tip: LogSegment) -> Position:
+    """Return up to where a fold proves a segment: what is folded was durable before."""
+    vouched = [
+        decoded(file.manifest.position, DurablePosition) for file in read_manifests(folder, key)
+    ]
+    positions = [
+        file.at for file in vouched if file and (file.epoch, file.number) == (tip.epoch, tip.number)
+    ]
+    return max([tip.start, *positions], key=lambda at: at.offset)
 
 
-def _seal(folder: Folder, log: Folder, tip: LogSegment, key: SessionKey) -> SegmentEnd | None:
-    """Decide how far the predecessor counts, and make sure that it lasts that far.
+def _seal_predecessor(
+    folder: Folder, log: Folder, tip: LogSegment, key: SessionKey
+) -> SegmentEnd | None:
+    """Decide up to where the predecessor's log counts, and make it durable up to there.
 
-    None if only memory had it: a sync that failed for the old holder succeeds for us, with its
-    bytes lost, so only what the disk gives back is there.
+    None if only the page cache had it: a sync that failed for the old holder succeeds for us,
+    with its bytes lost, so only what is read back from the disk counts.
     """
-    start = _known(folder, key, tip)
-    seen = segments.scan(log, tip, start)
-    if seen.end == start and seen.size != start.offset:
-        # Nothing sound follows: a torn write, or a wrong position. Only the beginning can tell.
+    start = _vouched_position(folder, key, tip)
+    scanned = segments.scan(log, tip, start)
+    if scanned.end == start and scanned.size != start.offset:
+        # Nothing valid follows: a torn write, or a wrong position. Decide from the beginning.
         start = tip.start
-        seen = segments.scan(log, tip, start)
+        scanned = segments.scan(log, tip, start)
     fd = log.open(tip.name, os.O_RDWR)
     try:
         sync_file(fd)
@@ -315,30 +321,30 @@ def _seal(folder: Folder, log: Folder, tip: LogSegment, key: SessionKey) -> Segm
             drop_cache(fd)
             if segments.read_first(log, tip.epoch, tip.number, key) is None:
                 return None
-            seen = segments.scan(log, tip, start, upto=seen.end.offset)
+            scanned = segments.scan(log, tip, start, up_to=scanned.end.offset)
     finally:
         os.close(fd)
-    end = seen.end
-    if seen.size > end.offset:
-        _keep_evidence(folder, log, tip, end.offset)
+    end = scanned.end
+    if scanned.size > end.offset:
+        _quarantine_tail(folder, log, tip, end.offset)
     return SegmentEnd(tip.epoch, tip.number, end.offset, end.seq, end.crc)
 
 
-def _keep_evidence(folder: Folder, log: Folder, tip: LogSegment, offset: int) -> None:
-    """Copy what lies behind the last whole group, and say so; the log goes on without it."""
+def _quarantine_tail(folder: Folder, log: Folder, tip: LogSegment, offset: int) -> None:
+    """Copy the bytes after the last whole group, and warn; the log continues without them."""
     name = f"{tip.epoch}-{tip.number}.{offset}.tail"
     tail = (log.read(tip.name) or b"")[offset:]
     _log.warning(
         "an unfinished write at the end of a log does not count",
         extra={"path": f"{log.path}/{tip.name}", "offset": offset, "bytes": len(tail)},
     )
-    # The bytes stay where they are in any case: this copy is a help, not a duty.
+    # Best effort: the bytes also stay where they are.
     with contextlib.suppress(OSError), folder.make(QUARANTINE) as quarantine:
         quarantine.replace(name, tail)
 
 
-def _remove_lower(folder: Folder, epoch: int) -> None:
-    """Remove the leases below mine, lowest first: fences rely on that order."""
+def _remove_lower_leases(folder: Folder, epoch: int) -> None:
+    """Remove the leases below this epoch, lowest first: fences rely on that order."""
     for lower in sorted(filter(None, map(lease_epoch, folder.names()))):
         if lower < epoch:
             folder.remove(lease_name(lower))
@@ -346,7 +352,7 @@ def _remove_lower(folder: Folder, epoch: int) -> None:
 
 
 def mark_deleted(folder: Folder, key: SessionKey, epoch: int, me: FileOwner) -> bool:
-    """Publish the epoch that ends a session's life, then remove what it owned.
+    """Publish the epoch that deletes a session, then remove what it owned.
 
     False if another epoch was published before: then nothing was removed.
     """
@@ -354,5 +360,5 @@ def mark_deleted(folder: Folder, key: SessionKey, epoch: int, me: FileOwner) -> 
     if publish(folder, key, end, me, since=end + 1, deleted=True) is None:
         return False
     remove_owned(folder, key, below=end, evidence=True)
-    _remove_lower(folder, end)
+    _remove_lower_leases(folder, end)
     return True

@@ -1,7 +1,14 @@
-"""What became of an epoch's records: how far a successor sealed it, and what it holds.
+"""Writer of a session's log: appends with one write, one sync and one fence check; trims.
 
-For the rare cases only: a batch that is sent again, or that met a takeover.
-Blocking; part of one hop into a thread.
+A `LogWriter` is the store's state of one held session. ``append`` blocks and runs in one thread
+call, which holds the session's lock to its end: a cancelled caller leaves a thread that finishes
+alone, and a caller that sends the same batch again waits for its outcome.
+
+OK means: written, synced, and the epoch was still the newest afterwards. After a failed sync the
+same file is never synced again, since that sync would succeed with the bytes lost: the file is
+abandoned, and the epoch continues in a new segment, which seals the old one at the length that is
+known to be durable. A full disk is milder: what was written stays, and the next attempt appends
+the remaining bytes.
 """
 
 from __future__ import annotations
@@ -42,11 +49,11 @@ from perdure.stores.file.segments import (
     SegmentHeader,
 )
 
-# What became of an epoch's records: how far a successor sealed it, and what it holds
+# What an epoch's log has, for the rare batch that is sent again or met a takeover
 
 
 def sealed_end(folder: Folder, key: SessionKey, epoch: int) -> SegmentEnd | None:
-    """Return where a later epoch sealed *epoch*, None while none has."""
+    """Return where a later epoch sealed *epoch*'s log, None if none has."""
     with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
         tip = segments.find_tip(log, key)
         while tip is not None and tip.epoch > epoch and tip.first.prev is not None:
@@ -57,44 +64,41 @@ def sealed_end(folder: Folder, key: SessionKey, epoch: int) -> SegmentEnd | None
     return None
 
 
-def holds(
+def has_entries(
     folder: Folder, key: SessionKey, end: DurablePosition, first: int, records: Sequence[Entry]
 ) -> bool:
-    """Say whether an epoch's log up to *end* has exactly these records from *first* on."""
-    found: list[Record] = []
+    """Return whether an epoch's log up to *end* has exactly these records from *first* on."""
+    records_found: list[Record] = []
     length = end.at.offset
     with folder.enter(LOG) as log:
         segment = segments.read_first(log, end.epoch, end.number, key)
         while segment is not None:
-            scanned = segments.scan(log, segment, segment.start, upto=length, keep=length)
-            found[:0] = scanned.records or ()
+            scanned = segments.scan(log, segment, segment.start, up_to=length, keep_bytes=length)
+            records_found[:0] = scanned.records or ()
             prev = segment.first.prev
             if segment.start.seq < first or segment.number == 0 or prev is None:
                 break
             length = prev.length
             segment = segments.read_first(log, prev.epoch, prev.number, key)
-    there = [record for record in found if record.seq >= first][: len(records)]
-    return [Entry(one.kind, one.payload, one.end) for one in there] == list(records)
-
-
-# Which files stay open: those of the sessions that were written to last
+    entries = [record for record in records_found if record.seq >= first][: len(records)]
+    return [Entry(record.kind, record.payload, record.end) for record in entries] == list(records)
 
 
 class SupportsCloseFiles(Protocol):
-    """Somebody with files that may be closed, and are opened again when needed."""
+    """A writer whose files may be closed at any time, and are reopened when needed."""
 
     lock: threading.Lock
-    """Held by whoever uses the files."""
+    """Held while the files are in use."""
 
     def close_files(self) -> None:
-        """Close them. The caller has the lock."""
+        """Close the files. The caller has the lock."""
 
 
 @final
 class OpenFiles:
-    """Keep the files of the sessions that were written to last open, and no others.
+    """LRU of open files: those of the sessions that were written to last stay open.
 
-    Thread-safe. A writer that is busy is left alone: it comes up again when it is done.
+    Thread-safe. A busy writer is skipped: it calls `used` again when it is done.
     """
 
     def __init__(self, limit: int) -> None:
@@ -112,13 +116,13 @@ class OpenFiles:
             writers = self._writers
             writers[writer] = None
             writers.move_to_end(writer)
-            spare = len(writers) - self._limit
-            oldest = list(itertools.islice(writers, spare)) if spare > 0 else ()
+            surplus = len(writers) - self._limit
+            oldest = list(itertools.islice(writers, surplus)) if surplus > 0 else ()
         for other in oldest:
             self.close(other)
 
     def close(self, writer: SupportsCloseFiles) -> bool:
-        """Close a writer's files unless it is busy; say whether they are closed."""
+        """Close a writer's files unless it is busy; return whether they are closed."""
         if not writer.lock.acquire(blocking=False):
             return False
         try:
@@ -130,65 +134,52 @@ class OpenFiles:
         return True
 
     def close_all(self) -> None:
-        """Close every file; a writer that is busy closes its own when it is done."""
+        """Close every file; a busy writer closes its own when it is done."""
         self._closed = True
         for writer in list(self._writers):
             self.close(writer)
 
 
-# Appending to a session's log: one write, one sync, one look at the lease
-#
-# A `LogWriter` is what a store remembers of a session that it holds. ``append`` blocks,
-# made in one hop into a thread, and the thread holds the session's lock to its end: a caller who
-# was cancelled leaves a thread behind that goes on alone, and whoever sends the same again waits
-# for what became of it.
-# OK means: written, synced, and the epoch was still ours afterwards. After an error in a sync the
-# same file is never synced again, since the next sync would succeed with the bytes lost: the file
-# is closed for good, and the epoch goes on in a new segment, which seals the old one at the length
-# that is known to be durable. A full disk is milder: what was written stays, and the next attempt
-# writes the rest behind it.
-
-
 SEGMENT_BYTES = 8 * 1024 * 1024
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 _FRAME_BYTES = 80
-"""What a line has beside its payload, about."""
+"""Approximate overhead of a line."""
 
 _OURS = frozenset({EPOCH, SEGMENT})
-"""Kinds that the store alone writes."""
+"""Record kinds that only the store writes."""
 
 
 class _Tail:
-    """The segment that is written to. Its file may be closed and opened again."""
+    """The segment that is written to. Its file may be closed and reopened."""
 
-    __slots__ = ("at", "fd", "head", "number", "torn")
+    __slots__ = ("at", "fd", "head", "number", "partial")
 
     def __init__(self, number: int, at: Position, head: bytes = b"") -> None:
         self.number = number
         self.at = at
         """Where the next record goes."""
         self.head = head
-        """The first line, as long as it is not durable."""
-        self.torn = b""
-        """What a write left behind that the disk was too full for."""
+        """The first line, until it is durable."""
+        self.partial = b""
+        """Bytes of a write that a full disk cut short."""
         self.fd: int | None = None
 
     @property
     def size(self) -> int:
         """The length that the file must have."""
-        return (0 if self.head else self.at.offset) + len(self.torn)
+        return (0 if self.head else self.at.offset) + len(self.partial)
 
 
 @final
 class LogWriter:
-    """A session that this store holds: where its log ends, and the right to go on there."""
+    """A held session's writer: where its log ends, and the fence that allows appending there."""
 
     __slots__ = (
         "_files",
         "_folder",
         "_in_doubt",
+        "_is_overtaken",
         "_last_number",
-        "_overtaken",
         "_root",
         "_tail",
         "before",
@@ -201,27 +192,27 @@ class LogWriter:
     )
 
     def __init__(
-        self, root: Folder, key: SessionKey, taken: AcquiredSession, files: OpenFiles
+        self, root: Folder, key: SessionKey, acquired: AcquiredSession, files: OpenFiles
     ) -> None:
         self.key: SessionKey = key
-        self.fence: Fence = taken.fence
-        self.first_seq: int = taken.end.seq + 1
-        """The first record behind the epoch's own."""
-        self.durable: DurablePosition = DurablePosition(taken.fence.epoch, 0, taken.end)
-        """How far the log is known to last."""
+        self.fence: Fence = acquired.fence
+        self.first_seq: int = acquired.end.seq + 1
+        """The first record after the epoch record."""
+        self.durable: DurablePosition = DurablePosition(acquired.fence.epoch, 0, acquired.end)
+        """How far the log is known to be durable."""
         self.before: DurablePosition = self.durable
         """The same, one append ago."""
         self.is_intact: bool = True
-        """False once the files are not what was written here: *durable* says nothing of them."""
+        """False once another process changed the files: then *durable* does not hold."""
         self.lock: threading.Lock = threading.Lock()
         self._root = root
         self._files = files
         self._folder: Folder | None = None
-        self._tail: _Tail | None = _Tail(0, taken.end)
+        self._tail: _Tail | None = _Tail(0, acquired.end)
         self._last_number = 0
         self._in_doubt = 0
-        """The last record that was written and may or may not last; 0 for none."""
-        self._overtaken = False
+        """The last record that was written and may or may not be durable; 0 for none."""
+        self._is_overtaken = False
 
     @property
     def epoch(self) -> int:
@@ -229,15 +220,17 @@ class LogWriter:
         return self.fence.epoch
 
     def append(self, batch: Batch) -> Outcome:
-        """Make a batch durable. Blocks; takes the lock; raises nothing that is foreseen."""
+        """Make a batch durable. Blocks and takes the lock; expected errors become the outcome."""
         with self.lock:
             try:
                 return self._append(batch)
             except OSError as error:
                 status = Status.IN_DOUBT if self._in_doubt else Status.TRANSIENT
-                return Outcome(status, _caused(error, f"the log of {self.key}", self._root.path))
+                return Outcome(
+                    status, _store_error(error, f"the log of {self.key}", self._root.path)
+                )
             except (CorruptRecordError, NotStorableError) as error:
-                if not self._is_mine():
+                if not self._is_held():
                     return self._conflict(self.durable.at.seq)
                 return Outcome(Status.PERMANENT, error)
             finally:
@@ -245,31 +238,31 @@ class LogWriter:
 
     def _append(self, batch: Batch) -> Outcome:
         try:
-            folder = self._opened()
+            folder = self.folder()
         except FileNotFoundError:
             return self._conflict(0)
-        if self._overtaken and not self.fence.holds(folder):
+        if self._is_overtaken and not self.fence.is_valid(folder):
             return self._after_takeover(folder, batch)
         size = sum([len(entry.payload) for entry in batch.records])
         self._require_fit(batch, size)
-        fresh = self._fresh(folder, batch)
-        if not fresh:
+        new_entries = self._new_entries(folder, batch)
+        if not new_entries:
             return Outcome(Status.OK)
-        written = self._write(folder, fresh, size)
+        written = self._write(folder, new_entries, size)
         self._in_doubt = batch.first + len(batch.records) - 1
-        if not self.fence.holds(folder):
+        if not self.fence.is_valid(folder):
             return self._after_takeover(folder, batch)
-        self._settle()
+        self._mark_durable()
         return Outcome(Status.OK, None, written)
 
     def _require_fit(self, batch: Batch, size: int) -> None:
-        """Raise what makes a batch one that will never be accepted."""
+        """Raise if a batch can never be accepted."""
         records = batch.records
         head = self.durable.at.seq
         if not self.first_seq <= batch.first <= head + 1 or (records and not records[-1].end):
             message = (
                 f"a batch of {self.key} begins at {batch.first}, where {self.first_seq} to "
-                f"{head + 1} fit, or ends within a group: send whole groups from the head on"
+                f"{head + 1} is valid, or ends within a group: send whole groups from the head on"
             )
             raise NotStorableError(message, key=str(self.key), first=batch.first, head=head)
         if not _OURS.isdisjoint([entry.kind for entry in records]):
@@ -284,46 +277,47 @@ class LogWriter:
                 )
                 raise TooLargeError(message, key=str(self.key), size=largest)
 
-    def _fresh(self, folder: Folder, batch: Batch) -> tuple[Entry, ...]:
-        """Return what of a batch the log does not hold yet; the rest must be the same."""
-        held = self.durable.at.seq + 1 - batch.first
-        if not held:
+    def _new_entries(self, folder: Folder, batch: Batch) -> tuple[Entry, ...]:
+        """Return the entries that the log does not have yet; the others must be the same."""
+        held_count = self.durable.at.seq + 1 - batch.first
+        if not held_count:
             return batch.records
-        if holds(folder, self.key, self.durable, batch.first, batch.records[:held]):
-            return batch.records[held:]
+        if has_entries(folder, self.key, self.durable, batch.first, batch.records[:held_count]):
+            return batch.records[held_count:]
         message = (
             f"the log of {self.key} holds other records from {batch.first} on: read the head "
-            "again and append behind it"
+            "again and append after it"
         )
         raise NotStorableError(message, key=str(self.key), first=batch.first)
 
     # writing
 
     def _write(self, folder: Folder, records: tuple[Entry, ...], size: int) -> int:
-        """Write and sync, in a new segment if this one fails us."""
+        """Write and sync, in a new segment if this one fails."""
         tail = self._tail_for(folder, size + _FRAME_BYTES * len(records))
         try:
             return self._write_to(folder, tail, records)
         except OSError:
-            if self._tail is not None or not self.fence.holds(folder):
-                raise  # the disk is full, or the session is somebody else's
+            if self._tail is not None or not self.fence.is_valid(folder):
+                raise  # the disk is full, or another process has the session
         return self._write_to(folder, self._tail_for(folder, 0), records)
 
     def _write_to(self, folder: Folder, tail: _Tail, records: tuple[Entry, ...]) -> int:
         at = tail.at
         lines, crc = frames.encode(records, first=at.seq + 1, epoch=self.epoch, crc=at.crc)
         data = tail.head + lines if tail.head else lines
-        if tail.torn and not data.startswith(tail.torn):
-            self._give_up(tail)  # other records than last time: what is there stays behind a seal
+        if tail.partial and not data.startswith(tail.partial):
+            # Other records than last time: the partial bytes stay after the seal.
+            self._abandon_tail(tail)
             return self._write_to(folder, self._tail_for(folder, 0), records)
         fd = tail.fd if tail.fd is not None else self._open_tail(folder, tail)
-        self._require_there(folder, tail, fd)
-        done = len(tail.torn)
+        self._require_unchanged(folder, tail, fd)
+        done = len(tail.partial)
         try:
             while done < len(data):
                 done += os.write(fd, data[done:] if done else data)
         except OSError as error:
-            self._failed(tail, data[:done], error)
+            self._note_partial_write(tail, data[:done], error)
             raise
         try:
             sync_data(fd)
@@ -332,32 +326,32 @@ class LogWriter:
                     log.sync()
         except OSError:
             self._in_doubt = at.seq + len(records)
-            drop_cache(fd)  # what memory still shows of it the disk may not have
-            self._give_up(tail)
+            drop_cache(fd)  # the page cache may show bytes that the disk does not have
+            self._abandon_tail(tail)
             raise
         tail.at = Position(at.offset + len(lines), at.seq + len(records), crc)
-        tail.head = tail.torn = b""
+        tail.head = tail.partial = b""
         return len(data)
 
-    def _failed(self, tail: _Tail, torn: bytes, error: OSError) -> None:
-        """Remember what a write left behind, which may hold whole groups."""
-        tail.torn = torn
+    def _note_partial_write(self, tail: _Tail, partial: bytes, error: OSError) -> None:
+        """Remember the bytes of a failed write, which may hold whole groups."""
+        tail.partial = partial
         start = Position(0, tail.at.seq, tail.at.crc)
-        if Scanner(self.epoch, start).feed(torn[len(tail.head) :]):
+        if Scanner(self.epoch, start).feed(partial[len(tail.head) :]):
             self._in_doubt = max(self._in_doubt, tail.at.seq + 1)
         if error.errno not in FULL:
-            self._give_up(tail)
+            self._abandon_tail(tail)
 
-    def _settle(self) -> None:
-        """What was written counts: it is durable, and it was ours."""
+    def _mark_durable(self) -> None:
+        """Advance *durable*: the last write is synced, and passed the fence check."""
         tail = self._tail
         assert tail is not None  # it was written to just now
         self.before = self.durable
         self.durable = DurablePosition(self.epoch, tail.number, tail.at)
         self._in_doubt = 0
 
-    def _give_up(self, tail: _Tail) -> None:
-        """Close a segment for good; the next one seals it where it is known to last."""
+    def _abandon_tail(self, tail: _Tail) -> None:
+        """Abandon a segment; the next one seals it where it is known to be durable."""
         self._tail = None
         fd, tail.fd = tail.fd, None
         if fd is not None:
@@ -365,22 +359,24 @@ class LogWriter:
                 os.close(fd)
 
     def _tail_for(self, folder: Folder, size: int) -> _Tail:
-        """Return the segment to write to: the one at hand, or a new one that seals it.
+        """Return the segment to write to: the current one, or a new one that seals it.
 
-        A seal stands at what is known to be durable: so a full segment is left only where
-        nothing is torn, and one that holds more than was ever settled is left at once.
+        A seal is at the durable position: so a full segment is left only when nothing in it is
+        partial, and one that holds more than was ever confirmed is left at once.
         """
         tail, settled = self._tail, self.durable.at
         if tail is not None:
-            full = tail.at.offset + size > SEGMENT_BYTES and tail.at == settled and not tail.torn
+            full = tail.at.offset + size > SEGMENT_BYTES and tail.at == settled and not tail.partial
             if (full and settled.seq >= self.first_seq) or tail.at.seq != settled.seq:
-                self._give_up(tail)
+                self._abandon_tail(tail)
         return self._tail or self._new_segment(folder)
 
     def _new_segment(self, folder: Folder) -> _Tail:
         number = self._last_number + 1
-        known = self.durable
-        prev = SegmentEnd(known.epoch, known.number, known.at.offset, known.at.seq, known.at.crc)
+        durable = self.durable
+        prev = SegmentEnd(
+            durable.epoch, durable.number, durable.at.offset, durable.at.seq, durable.at.crc
+        )
         entry = Entry(SEGMENT, msgspec.json.encode(SegmentHeader(self.key, prev)))
         line, crc = frames.encode((entry,), first=prev.seq, epoch=self.epoch, crc=prev.crc)
         with folder.enter(LOG) as log:
@@ -393,7 +389,8 @@ class LogWriter:
 
     # files
 
-    def _opened(self) -> Folder:
+    def folder(self) -> Folder:
+        """Return the session's folder, opened if need be. The caller has the lock."""
         if self._folder is None:
             self._folder = self._root.enter(*session_path(self.key))
         return self._folder
@@ -412,28 +409,28 @@ class LogWriter:
             self.is_intact = False
             message = (
                 f"{folder.path}/{LOG}/{name} has {size} bytes where {tail.size} were written: "
-                "somebody else changed it; close the session and see what `perdure check` says"
+                "another process changed it; close the session and run `perdure check`"
             )
             raise CorruptRecordError(message, path=f"{folder.path}/{LOG}/{name}", offset=size)
         tail.fd = fd
         return fd
 
-    def _require_there(self, folder: Folder, tail: _Tail, fd: int) -> None:
-        """Raise if a file that is open was removed or cut: an older copy may be in its place."""
-        there = os.fstat(fd)
-        if there.st_nlink and there.st_size == tail.size:
+    def _require_unchanged(self, folder: Folder, tail: _Tail, fd: int) -> None:
+        """Raise if the open file was removed or cut: an older copy may have replaced it."""
+        status = os.fstat(fd)
+        if status.st_nlink and status.st_size == tail.size:
             return
         self.is_intact = False
-        self.close_files()  # what is there now is found by its name
-        where = f"{folder.path}/{LOG}/{segment_name(self.epoch, tail.number)}"
+        self.close_files()  # the next open finds the present file by its name
+        path = f"{folder.path}/{LOG}/{segment_name(self.epoch, tail.number)}"
         message = (
-            f"{where} was removed, replaced or cut under its writer: an older copy may have been "
-            "put in its place; close the session and see what `perdure check` says"
+            f"{path} was removed, replaced or cut while it was written to: an older copy may have "
+            "replaced it; close the session and run `perdure check`"
         )
-        raise CorruptRecordError(message, path=where, offset=there.st_size)
+        raise CorruptRecordError(message, path=path, offset=status.st_size)
 
     def close_files(self) -> None:
-        """Close what is open; the next append opens it again. The caller has the lock."""
+        """Close the open files; the next append reopens them. The caller has the lock."""
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.close()
@@ -442,32 +439,28 @@ class LogWriter:
             fd, tail.fd = tail.fd, None
             os.close(fd)
 
-    # others
+    # the fence
 
-    def rest(self) -> None:
-        """Leave the files that are open to be closed in time. The caller has the lock."""
+    def mark_used(self) -> None:
+        """Let `OpenFiles` close the open files later. The caller has the lock."""
         self._files.used(self)
 
-    def require_mine(self) -> None:
-        """Raise LeaseLostError unless the session is ours. The caller has the lock."""
-        if not self._is_mine():
-            raise lost(self.key, self.epoch)
+    def require_held(self) -> None:
+        """Raise LeaseLostError unless the session is held. The caller has the lock."""
+        if not self._is_held():
+            raise lease_lost_error(self.key, self.epoch)
 
-    def _is_mine(self) -> bool:
+    def _is_held(self) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            return self.fence.holds(self._opened())
+            return self.fence.is_valid(self.folder())
         return False
 
-    def folder(self) -> Folder:
-        """Return the session's open folder. The caller has the lock."""
-        return self._opened()
-
     def _conflict(self, sealed: int) -> Outcome:
-        return Outcome(Status.CONFLICT, lost(self.key, self.epoch, sealed))
+        return Outcome(Status.CONFLICT, lease_lost_error(self.key, self.epoch, sealed))
 
     def _after_takeover(self, folder: Folder, batch: Batch) -> Outcome:
-        """Answer a batch that met a newer epoch: its seal tells what got into the log."""
-        self._overtaken = True
+        """Return the outcome of a batch that met a newer epoch: its seal shows what is logged."""
+        self._is_overtaken = True
         last = batch.first + len(batch.records) - 1
         sealed = sealed_end(folder, self.key, self.epoch)
         if sealed is None:
@@ -475,73 +468,72 @@ class LogWriter:
         else:
             at = Position(sealed.length, sealed.seq, sealed.crc)
             end = DurablePosition(sealed.epoch, sealed.number, at)
-        if last <= end.at.seq and holds(folder, self.key, end, batch.first, batch.records):
+        if last <= end.at.seq and has_entries(folder, self.key, end, batch.first, batch.records):
             return Outcome(Status.OK)
         if sealed is None and self._in_doubt >= batch.first:
-            return Outcome(Status.IN_DOUBT, lost(self.key, self.epoch))
+            return Outcome(Status.IN_DOUBT, lease_lost_error(self.key, self.epoch))
         return self._conflict(end.at.seq)
 
 
-def lost(key: SessionKey, epoch: int, sealed: int = 0) -> LeaseLostError:
-    """Return the error for a write under an epoch that is over."""
+def lease_lost_error(key: SessionKey, epoch: int, sealed: int = 0) -> LeaseLostError:
+    """Return the error for a write under an epoch that is not the newest."""
     message = (
-        f"epoch {epoch} of {key} may not write: somebody else has the session by now, or it "
+        f"epoch {epoch} of {key} may not write: another process has acquired the session, or it "
         "was released; open it again"
     )
     return LeaseLostError(message, key=str(key), epoch=epoch, sealed_seq=sealed)
 
 
-def _caused(error: OSError, what: str, where: str) -> Exception:
-    problem = store_error(error, "append to", f"{what} in {where}")
-    problem.__cause__ = error
-    return problem
+def _store_error(error: OSError, what: str, root_path: str) -> Exception:
+    cause = store_error(error, "append to", f"{what} in {root_path}")
+    cause.__cause__ = error
+    return cause
 
 
-# Removing the oldest files of a log: those that lie wholly below a record
+# Trimming: removing the oldest files of a log, whose records are all below a seq
 #
-# First a mark says which file the log begins with, durably; then the older ones go. The chain of
-# files is followed as far as it reaches, and may end at the mark: so a kill at any step leaves a
-# log that reads well, with more of the old in it than was asked for at worst.
-# Blocking; one hop into a thread.
+# First a durable mark names the file that the log begins with; then the older files are removed.
+# Readers follow the chain of files until it ends, which it may only at the mark: so a kill at any
+# step leaves a readable log, at worst with more old records than requested.
 
 
 def trim(writer: LogWriter, below: int) -> int:
-    """Remove files whose records are all older than one, as the holder; return their bytes.
+    """Remove files whose records are all below *below*, as the holder; return the bytes freed.
 
     Raises:
-        LeaseLostError: The session is somebody else's by now.
+        LeaseLostError: Another process has acquired the session.
 
     """
     with writer.lock:
         folder = writer.folder()
         try:
-            writer.require_mine()
+            writer.require_held()
             with folder.enter(LOG) as log:
                 tip = segments.find_tip(log, writer.key)
                 if tip is None:
                     return 0
                 first = segments.walk(log, tip, writer.key, down_to=max(below, 1) - 1)[-1]
-                return _begin_with(log, first)
+                return _remove_before(log, first)
         finally:
-            writer.rest()
+            writer.mark_used()
 
 
-def _begin_with(log: Folder, first: LogSegment) -> int:
-    place = (first.epoch, first.number)
+def _remove_before(log: Folder, first: LogSegment) -> int:
+    begin = (first.epoch, first.number)
     names = log.names()
-    old = [found for found in filter(None, map(segment_of, names)) if found < place]
+    old = [place for place in filter(None, map(segment_of, names)) if place < begin]
     if not old:
         return 0
-    os.close(log.open(start_name(*place), os.O_WRONLY | os.O_CREAT))
+    os.close(log.open(start_name(*begin), os.O_WRONLY | os.O_CREAT))
     log.sync()
     for start in filter(None, map(start_of, names)):
-        if start < place:
+        if start < begin:
             log.remove(start_name(*start))
     freed = 0
-    for segment in sorted(old, reverse=True):  # the chain may end nowhere but at the mark
+    for segment in sorted(old, reverse=True):  # the chain may end only at the mark
         name = segment_name(*segment)
-        found = log.stat(name)
-        if found is not None and log.remove(name):
-            freed += found.st_size
+        status = log.stat(name)
+        if status is not None and log.remove(name):
+            freed += status.st_size
     log.sync()
     return freed

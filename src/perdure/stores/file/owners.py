@@ -1,7 +1,12 @@
-"""An owner's letter box: what others want of it, a small file each.
+"""Registry of the owners of a file store: a locked file, a heartbeat and a mailbox for each.
 
-``owners/<id>.wanted/`` holds at most one letter for each session and wish: who asks twice
-writes the same file again. Blocking, except for the waiting.
+``owners/<id>.lock`` is locked as long as its process lives, which separates live owners from dead
+ones at once for every process on the machine. ``<id>.json`` has the heartbeat's counter, for
+observers that cannot test the lock. ``<id>.wanted/`` is the mailbox: at most one file for each
+session and kind of request, so a repeated request rewrites the same file.
+
+An owner creates its files before it acquires anything, so an id without a lock file belongs to no
+live owner. Blocking, except for `Mailbox.wait`; each method is one call into a thread.
 """
 
 from __future__ import annotations
@@ -28,100 +33,91 @@ from perdure.store import HeartbeatRequests
 from perdure.stores.file.layout import OWNERS, encode_name
 from perdure.stores.file.sealed import sealed, unsealed
 
-# An owner's letter box: what others want of it, a small file each
+RequestKind = Literal["handover", "mail"]
 
-
-Wish = Literal["handover", "mail"]
-
-WANTED = ".wanted"
+_MAILBOX = ".wanted"
 _MAIL = "mail-"
-_SOON, _LATE = 0.02, 0.25
-"""Seconds between two looks where nobody tells: after a letter, and when all is quiet."""
+_MIN_POLL, _MAX_POLL = 0.02, 0.25
+"""Seconds between two polls without a folder watch: right after a request, and when idle."""
 
 
-def send(owners: Folder, owner: str, key: SessionKey, wish: Wish) -> None:
-    """Drop a letter into an owner's box; one who is gone has none."""
+def send(owners: Folder, owner: str, key: SessionKey, kind: RequestKind) -> None:
+    """Put a request into an owner's mailbox; a dead owner may have none."""
     letter = sealed(key)
     digest = hashlib.sha256(letter).hexdigest()
-    name = f"{_MAIL if wish == 'mail' else ''}{digest}.json"
-    with contextlib.suppress(FileNotFoundError), owners.enter(encode_name(owner) + WANTED) as box:
-        box.replace(name, letter, durable=False)
+    name = f"{_MAIL if kind == 'mail' else ''}{digest}.json"
+    with (
+        contextlib.suppress(FileNotFoundError),
+        owners.enter(encode_name(owner) + _MAILBOX) as folder,
+    ):
+        folder.replace(name, letter, durable=False)
 
 
 @final
 class Mailbox:
-    """This owner's own box."""
+    """This owner's own mailbox."""
 
     def __init__(self, owners: Folder, owner: str) -> None:
-        self._box = owners.make(encode_name(owner) + WANTED)
-        self._watch: FolderWatch | None = watch_folder(self._box.path)
-        self._pause = _SOON
+        self._folder = owners.make(encode_name(owner) + _MAILBOX)
+        self._watch: FolderWatch | None = watch_folder(self._folder.path)
+        self._pause = _MIN_POLL
 
-    def empty(self) -> HeartbeatRequests:
-        """Take all letters out, and return what they say."""
+    def drain(self) -> HeartbeatRequests:
+        """Remove all requests, and return them."""
         if self._watch is not None:
-            self._watch.drain()  # first: a letter that comes while we look is told again
+            self._watch.drain()  # first: a request that arrives meanwhile wakes us again
         handovers: list[SessionKey] = []
         mail: list[SessionKey] = []
         for name in self._letters():
-            key = unsealed(self._box.read(name), SessionKey)
-            self._box.remove(name)
+            key = unsealed(self._folder.read(name), SessionKey)
+            self._folder.remove(name)
             if key is not None:
                 (mail if name.startswith(_MAIL) else handovers).append(key)
         return HeartbeatRequests(tuple(handovers), tuple(mail))
 
     def _letters(self) -> list[str]:
-        return [name for name in self._box.names() if not name.startswith(".")]
+        return [name for name in self._folder.names() if not name.startswith(".")]
 
     async def wait(self, at_most: float) -> None:
-        """Return when there may be a letter, or after ``at_most`` seconds."""
+        """Return when there may be a request, or after ``at_most`` seconds."""
         with anyio.move_on_after(at_most):
             if self._watch is not None:
-                with contextlib.suppress(anyio.BusyResourceError):  # somebody else waits as well
+                with contextlib.suppress(anyio.BusyResourceError):  # another task waits as well
                     await self._watch.wait()
                     return
             while not await anyio.to_thread.run_sync(self._letters, abandon_on_cancel=True):
                 await anyio.sleep(self._pause)
-                self._pause = min(self._pause * 1.25, _LATE)
-            self._pause = _SOON
+                self._pause = min(self._pause * 1.25, _MAX_POLL)
+            self._pause = _MIN_POLL
 
-    def hush(self) -> None:
-        """Wake whoever waits; on the event loop, before `close`."""
+    def wake_waiter(self) -> None:
+        """Wake the waiting task; on the event loop, before `close`."""
         if self._watch is not None:
             self._watch.close()
 
     def close(self) -> None:
-        """Let go of the folder, which stays."""
+        """Close the folder, which stays on disk."""
         if self._watch is not None:
             self._watch.drop()
-        self._box.close()
-
-
-# Who is alive: one locked file, one heartbeat and one letter box for each owner
-#
-# ``owners/<id>.lock`` is locked as long as its process lives, which tells the dead from the living
-# at once to everybody on the machine. ``<id>.json`` has the heartbeat's counter, for those who
-# cannot ask for the lock. Into ``<id>.wanted/`` others drop their letters.
-# An owner makes its files before it takes anything, so an id without a lock file belongs to nobody
-# alive. Blocking; each method is one hop into a thread.
+        self._folder.close()
 
 
 _LOCK = ".lock"
 _BEAT = ".json"
-_TRIES = 50
-_OTHERS = 1000
+_MAX_REMOVALS = 50
+_MAX_BEATS = 1000
 _STALE = 600.0
-"""Seconds after which nobody goes on writing a file that was begun."""
+"""Seconds after which an unfinished file counts as abandoned."""
 
 
 class FileOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """Who somebody is, as leases say it."""
+    """Identity of an owner, as leases record it."""
 
     owner: str
     host: str
     pid: int
     boot: str
-    """The machine's boot: a lock of another one says nothing here."""
+    """The machine's boot id: the lock of an owner on another boot proves nothing here."""
 
 
 class _Beat(msgspec.Struct, frozen=True):
@@ -130,9 +126,9 @@ class _Beat(msgspec.Struct, frozen=True):
 
 
 class Owners:
-    """This store's own place among the owners, and its look at the others.
+    """This store's entry among the owners, and its view of the others.
 
-    Whoever only reads has no place of its own.
+    A read-only store has no entry of its own.
     """
 
     def __init__(self, root: Folder, owner: str, *, local: bool, read_only: bool = False) -> None:
@@ -142,13 +138,13 @@ class Owners:
         self._local = local
         self._name = encode_name(owner)
         self._beat = first_beat()
-        self._folder = _found(root) if read_only else root.make(OWNERS)
+        self._folder = _owners_folder(root) if read_only else root.make(OWNERS)
         self._mailbox: Mailbox | None = None
-        self._held: LockedFile | None = None
+        self._lock_file: LockedFile | None = None
         if read_only:
             return
         try:
-            self._held = self._take()
+            self._lock_file = self._lock()
             self._write_beat()
             self._mailbox = Mailbox(self._folder, owner)
             self._sweep()
@@ -157,7 +153,7 @@ class Owners:
             raise
         _open_owners.add(self)
 
-    def _take(self) -> LockedFile:
+    def _lock(self) -> LockedFile:
         try:
             return LockedFile(self._folder, self._name + _LOCK)
         except BlockingIOError:
@@ -168,59 +164,59 @@ class Owners:
             raise ConfigError(message, owner=self.me.owner) from None
 
     def close(self) -> None:
-        """Let go: from here on this owner counts as dead."""
+        """Remove this owner's files: from now on it counts as dead."""
         _open_owners.discard(self)
-        held, self._held = self._held, None
+        lock_file, self._lock_file = self._lock_file, None
         if self._mailbox is not None:
             self._mailbox.close()
-        if held is not None:
+        if lock_file is not None:
             try:
-                self._forget(self._name)
+                self._remove_files(self._name)
             except OSError:
-                held.let_go()  # what stays is swept by the next one who opens
+                lock_file.let_go()  # the next store to open removes what is left
             else:
-                held.remove()
+                lock_file.remove()
         self._folder.close()
 
-    def forked(self) -> None:
-        """Close what was inherited in a forked child, which must not keep its parent alive."""
-        held, self._held = self._held, None
-        if held is not None:
-            held.let_go()
+    def close_inherited(self) -> None:
+        """Close inherited files in a forked child, which must not keep its parent alive."""
+        lock_file, self._lock_file = self._lock_file, None
+        if lock_file is not None:
+            lock_file.let_go()
         if self._mailbox is not None:
             self._mailbox.close()
 
-    # heartbeat and letters
+    # heartbeat and mailbox
 
     def heartbeat(self) -> HeartbeatRequests:
-        """Renew the counter, empty the letter box, and look at the counters of others."""
+        """Increment the counter, drain the mailbox, and read the other owners' counters."""
         self._beat += 1
         self._write_beat()
-        asked = HeartbeatRequests() if self._mailbox is None else self._mailbox.empty()
-        return msgspec.structs.replace(asked, beats=self._beats())
+        requests = HeartbeatRequests() if self._mailbox is None else self._mailbox.drain()
+        return msgspec.structs.replace(requests, beats=self._others_beats())
 
-    def _beats(self) -> dict[str, int]:
-        mine = self._name + _BEAT
-        names = [name for name in self._folder.names() if name.endswith(_BEAT) and name != mine]
-        found = [unsealed(self._folder.read(name), _Beat) for name in names[:_OTHERS]]
-        return {one.owner: one.beat for one in found if one}
+    def _others_beats(self) -> dict[str, int]:
+        own_name = self._name + _BEAT
+        names = [name for name in self._folder.names() if name.endswith(_BEAT) and name != own_name]
+        beats = [unsealed(self._folder.read(name), _Beat) for name in names[:_MAX_BEATS]]
+        return {beat.owner: beat.beat for beat in beats if beat}
 
     async def wait_letter(self, at_most: float) -> None:
-        """Return when there may be a letter, or after ``at_most`` seconds."""
+        """Return when there may be a request, or after ``at_most`` seconds."""
         if self._mailbox is not None:
             await self._mailbox.wait(at_most)
 
-    def hush(self) -> None:
-        """Wake whoever waits for a letter; on the event loop, before `close`."""
+    def wake_waiter(self) -> None:
+        """Wake the task in `wait_letter`; on the event loop, before `close`."""
         if self._mailbox is not None:
-            self._mailbox.hush()
+            self._mailbox.wake_waiter()
 
-    def ask(self, owner: str, key: SessionKey) -> None:
-        """Ask another owner for a session."""
+    def request_handover(self, owner: str, key: SessionKey) -> None:
+        """Ask another owner to hand over a session."""
         send(self._folder, owner, key, "handover")
 
-    def tell(self, owner: str, key: SessionKey) -> None:
-        """Tell another owner that something was posted for a session."""
+    def notify_mail(self, owner: str, key: SessionKey) -> None:
+        """Notify another owner that items were posted for a session."""
         send(self._folder, owner, key, "mail")
 
     def _write_beat(self) -> None:
@@ -229,13 +225,13 @@ class Owners:
 
     # the others
 
-    def beat_of(self, owner: str) -> int:
+    def heartbeat_of(self, owner: str) -> int:
         """Return an owner's heartbeat counter, 0 if it has none."""
-        found = unsealed(self._folder.read(encode_name(owner) + _BEAT), _Beat)
-        return found.beat if found else 0
+        beat = unsealed(self._folder.read(encode_name(owner) + _BEAT), _Beat)
+        return beat.beat if beat else 0
 
-    def alive(self, owner: str, boot: str) -> bool | None:
-        """Say whether an owner lives, None where only its heartbeat can tell."""
+    def is_alive(self, owner: str, boot: str) -> bool | None:
+        """Return whether an owner is alive, None if only its heartbeat can show it."""
         if owner == self.me.owner:
             return True
         if not owner:
@@ -244,43 +240,43 @@ class Owners:
         if not same_boot and not self._local:
             return None
         if boot and self.me.boot and not same_boot:
-            return False  # this machine has been started anew since
+            return False  # this machine has rebooted since
         return is_held(self._folder, encode_name(owner) + _LOCK)
 
-    def tidy(self) -> None:
-        """Remove what heartbeats that were cut short have left half-written."""
+    def remove_stale_temporary(self) -> None:
+        """Remove unfinished files of interrupted heartbeats."""
         before = time.time() - _STALE
         for name in self._folder.names():
             if name.startswith(".") and name.endswith(TEMPORARY):
-                found = self._folder.stat(name)
-                if found is not None and found.st_mtime < before:
+                status = self._folder.stat(name)
+                if status is not None and status.st_mtime < before:
                     self._folder.remove(name)
 
     def _sweep(self) -> None:
-        """Remove the files of owners that are dead for certain."""
-        self.tidy()
+        """Remove the files of owners that are known to be dead."""
+        self.remove_stale_temporary()
         if not self._local:
             return
-        mine = self._name + _LOCK
-        locks = [name for name in self._folder.names() if name.endswith(_LOCK) and name != mine]
+        own_name = self._name + _LOCK
+        locks = [name for name in self._folder.names() if name.endswith(_LOCK) and name != own_name]
         for lock in unheld(self._folder, locks):
-            self._forget(lock.removesuffix(_LOCK))
+            self._remove_files(lock.removesuffix(_LOCK))
 
-    def _forget(self, name: str) -> None:
-        for _ in range(_TRIES):  # others may be writing letters still
-            if self._remove_box(name + WANTED):
+    def _remove_files(self, name: str) -> None:
+        for _ in range(_MAX_REMOVALS):  # other owners may still write requests
+            if self._remove_box(name + _MAILBOX):
                 break
         self._folder.remove(name + _BEAT)
 
-    def _remove_box(self, box: str) -> bool:
-        with contextlib.suppress(FileNotFoundError), self._folder.enter(box) as letters:
+    def _remove_box(self, folder: str) -> bool:
+        with contextlib.suppress(FileNotFoundError), self._folder.enter(folder) as letters:
             for letter in letters.names():
                 letters.remove(letter)
-        return self._folder.remove_folder(box)
+        return self._folder.remove_folder(folder)
 
 
-def _found(root: Folder) -> Folder:
-    """Return the owners' folder to look at; in a copy that left it out, one without them."""
+def _owners_folder(root: Folder) -> Folder:
+    """Return the owners' folder; in a copy that lacks it, a folder without owners."""
     try:
         return root.enter(OWNERS)
     except FileNotFoundError:
@@ -292,7 +288,7 @@ _open_owners: weakref.WeakSet[Owners] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for owners in list(_open_owners):
-        owners.forked()
+        owners.close_inherited()
 
 
 if hasattr(os, "register_at_fork"):

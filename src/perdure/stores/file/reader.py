@@ -1,11 +1,11 @@
-"""Planning how to read a session's log, without a lease.
+"""Reader of a session's log, without a lease: a plan of what to read, then a stream of records.
 
-A plan names the parts of the chain that hold what is asked for, each with the length that
-counts. It is made between two looks at the epoch: if a takeover is under way, the newest
-records may be missing, and it says so. What a plan names never changes afterwards, so
-that its bytes can be read in peace, whoever writes meanwhile.
+A plan lists the spans of the chain that hold the requested records, each with the length that
+counts. It is made between two reads of the epoch: if a takeover is under way, the newest records
+may be missing, and the plan is not ``settled``. The bytes of a plan never change afterwards, so
+they can be streamed while another process writes.
 
-Blocking: one hop into a thread. Nothing is written.
+`plan` blocks: one call into a thread. Nothing is written.
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ from perdure.stores.file.owners import Owners
 from perdure.stores.file.sealed import decoded
 from perdure.stores.file.segments import DurablePosition, LogSegment
 
-# Planning how to read a session's log, without a lease
-
-
 SMALL = 1024 * 1024
-"""A tip of this size is read once, for the plan and for its records."""
+"""A tip of at most this many bytes is read once, for the plan and for its records."""
 
 
 class SegmentSpan(msgspec.Struct, frozen=True):
@@ -48,12 +45,12 @@ class SegmentSpan(msgspec.Struct, frozen=True):
 
 
 class ReadPlan(msgspec.Struct):
-    """Where the records that are asked for lie, oldest first."""
+    """Where the requested records are, oldest first."""
 
     spans: tuple[SegmentSpan, ...] = ()
     head: int = 0
     epoch: int = 0
-    """The newest one that has a record."""
+    """The newest epoch that has a record."""
     settled: bool = True
 
 
@@ -62,18 +59,18 @@ def plan(
     key: SessionKey,
     after: int,
     before: int | None,
-    held: DurablePosition | None,
+    durable: DurablePosition | None,
     owners: Owners,
 ) -> ReadPlan:
-    """Look where the log is now; a plan that is not settled is worth another look.
+    """Plan a read of the log as it is now; a plan that is not settled should be made again.
 
     Args:
         root: The store's folder.
-        key: Which session.
-        after: Records up to this one are not asked for.
-        before: Nor are those from this one on.
-        held: How far the log lasts, if this store holds the session.
-        owners: Who can tell whether a taker is alive.
+        key: The session.
+        after: Only records after this one are requested.
+        before: Only records before this one are requested.
+        durable: How far the log is durable, if this store holds the session.
+        owners: Shows whether the newest epoch's owner is alive.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail.
@@ -91,59 +88,60 @@ def plan(
             if lease.deleted:
                 return ReadPlan()
         since = 1 if lease is None else lease.since
-        if held is not None and held.epoch != epoch:
-            held = None
+        if durable is not None and durable.epoch != epoch:
+            durable = None
         try:
-            found = _plan(folder, key, since, after, held)
+            plan_ = _plan(folder, key, since, after, durable)
         except CorruptRecordError:
             if newest_epoch(folder) != epoch:
-                return ReadPlan(settled=False)  # it was deleted under our eyes
+                return ReadPlan(settled=False)  # it was deleted meanwhile
             raise
         if before is not None:
-            found.spans = tuple(span for span in found.spans if span.start.seq + 1 < before)
-        found.settled = newest_epoch(folder) == epoch and _is_over(folder, found, lease, owners)
-        return found
+            plan_.spans = tuple(span for span in plan_.spans if span.start.seq + 1 < before)
+        plan_.settled = newest_epoch(folder) == epoch and _is_settled(folder, plan_, lease, owners)
+        return plan_
 
 
-def _is_over(folder: Folder, found: ReadPlan, lease: LeaseFile | None, owners: Owners) -> bool:
-    """Say whether no takeover is under way: the newest epoch has its record, or never will."""
-    if lease is None or found.epoch == lease.epoch:
+def _is_settled(
+    folder: Folder, read_plan: ReadPlan, lease: LeaseFile | None, owners: Owners
+) -> bool:
+    """Return whether no takeover is under way: the newest epoch has its record, or never will."""
+    if lease is None or read_plan.epoch == lease.epoch:
         return True
     if folder.stat(released_name(lease.epoch)) is not None:
         return True
-    return owners.alive(lease.owner, lease.boot) is False
+    return owners.is_alive(lease.owner, lease.boot) is False
 
 
 def _plan(
-    folder: Folder, key: SessionKey, since: int, after: int, held: DurablePosition | None
+    folder: Folder, key: SessionKey, since: int, after: int, durable: DurablePosition | None
 ) -> ReadPlan:
-    # First: what is folded was in the log by then, and may have moved on since.
+    # First: what is folded was in the log by then, and the log may have grown since.
     manifests = documents.read_manifests(folder, key, since=since)
-    found = ReadPlan()
+    read_plan = ReadPlan()
     with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
         tip = segments.find_tip(log, key, since=since)
         if tip is not None:
-            spans = _spans(log, key, tip, after, _marks(manifests), held)
-            found = ReadPlan(tuple(spans), spans[-1].stop.seq, tip.epoch)
-    documents.require_folded(folder, key, manifests, found.head)
-    return found
+            spans = _spans(log, key, tip, after, _marks(manifests), durable)
+            read_plan = ReadPlan(tuple(spans), spans[-1].stop.seq, tip.epoch)
+    documents.require_folded(folder, key, manifests, read_plan.head)
+    return read_plan
 
 
 def _marks(manifests: list[documents.ManifestFile]) -> dict[tuple[int, int], Position]:
-    """Return the positions that manifests vouch for, by segment."""
+    """Return the positions that manifests prove, by segment."""
     marks: dict[tuple[int, int], Position] = {}
-    for one in manifests:
-        known = position_of(one.manifest.position)
-        if known is not None:
-            marks.setdefault((known.epoch, known.number), known.at)
+    for file in manifests:
+        position = position_of(file.manifest.position)
+        if position is not None:
+            marks.setdefault((position.epoch, position.number), position.at)
     return marks
 
 
 def position_of(raw: msgspec.Raw) -> DurablePosition | None:
-    """Return what a manifest says of where the log goes on, None if it says nothing."""
-    return decoded(
-        raw, DurablePosition
-    )  # another release's is passed over: reading more is as good
+    """Return the position where the log continues after a fold, None if the manifest has none."""
+    # A position in another release's shape is ignored: the reader just reads more.
+    return decoded(raw, DurablePosition)
 
 
 def _spans(
@@ -152,20 +150,20 @@ def _spans(
     tip: LogSegment,
     after: int,
     marks: dict[tuple[int, int], Position],
-    held: DurablePosition | None,
+    durable: DurablePosition | None,
 ) -> list[SegmentSpan]:
-    newest = _newest_span(log, tip, after, marks, held)
+    newest = _newest_span(log, tip, after, marks, durable)
     spans = [newest]
-    below = newest.segment
+    newer = newest.segment
     if newest.start.seq > after:
         for segment in segments.walk(log, tip, key, down_to=after)[1:]:
-            prev = below.first.prev
-            assert prev is not None  # this is how the walk came here
+            prev = newer.first.prev
+            assert prev is not None  # the walk followed it
             stop = Position(prev.length, prev.seq, prev.crc)
             mark = marks.get((segment.epoch, segment.number))
-            near = mark is not None and segment.start.seq <= mark.seq <= min(after, stop.seq)
-            spans.append(SegmentSpan(segment, mark if near and mark else segment.start, stop))
-            below = segment
+            is_near = mark is not None and segment.start.seq <= mark.seq <= min(after, stop.seq)
+            spans.append(SegmentSpan(segment, mark if is_near and mark else segment.start, stop))
+            newer = segment
     return spans[::-1]
 
 
@@ -174,11 +172,11 @@ def _newest_span(
     tip: LogSegment,
     after: int,
     marks: dict[tuple[int, int], Position],
-    held: DurablePosition | None,
+    durable: DurablePosition | None,
 ) -> SegmentSpan:
-    """Find out how far the tip counts, reading from as near its end as is known."""
+    """Find up to where the tip counts, reading from the last known position."""
     start = marks.get((tip.epoch, tip.number), tip.start)
-    end = held.at if held is not None and held.number == tip.number else None
+    end = durable.at if durable is not None and durable.number == tip.number else None
     if end is not None:
         if after >= end.seq:
             return SegmentSpan(tip, end, end, ())
@@ -186,24 +184,24 @@ def _newest_span(
             start = tip.start
         if end.offset - start.offset > SMALL:
             return SegmentSpan(tip, start if start.seq <= after else tip.start, end)
-    upto = None if end is None else end.offset
-    found = segments.scan(log, tip, start, upto=upto, keep=SMALL)
-    if found.size < start.offset:
-        raise segments.damaged(f"{log.path}/{tip.name}", found.size, start.offset)
-    if start is not tip.start and found.end == start and found.size > start.offset:
-        # Nothing sound follows: a torn write, or a wrong mark. Only the beginning can tell.
+    up_to = None if end is None else end.offset
+    scanned = segments.scan(log, tip, start, up_to=up_to, keep_bytes=SMALL)
+    if scanned.size < start.offset:
+        raise segments.damage_error(f"{log.path}/{tip.name}", scanned.size, start.offset)
+    if start is not tip.start and scanned.end == start and scanned.size > start.offset:
+        # Nothing valid follows: a torn write, or a wrong mark. Decide from the beginning.
         start = tip.start
-        found = segments.scan(log, tip, start, upto=upto, keep=SMALL)
+        scanned = segments.scan(log, tip, start, up_to=up_to, keep_bytes=SMALL)
     if start.seq > after:
-        return SegmentSpan(tip, tip.start, found.end)
-    return SegmentSpan(tip, start, found.end, found.records)
+        return SegmentSpan(tip, tip.start, scanned.end)
+    return SegmentSpan(tip, start, scanned.end, scanned.records)
 
 
-# Streaming the records of a plan, a part of a file at a time
+# Streaming a plan, a part of a file at a time
 #
-# The bytes come through aiofiles on asyncio and through trio's own files on trio. No file is open
-# while the caller has a chunk in hand, so a reader that is dropped leaves nothing behind. What
-# does not match the plan is damage, and raises before it is returned.
+# The bytes are read through aiofiles on asyncio and through trio's own files on trio. No file is
+# open while the caller processes a chunk, so an abandoned stream leaks nothing. Bytes that do not
+# match the plan are damage, and raise before they are returned.
 
 
 PART = 256 * 1024
@@ -212,11 +210,11 @@ _SEED = 11
 
 
 class _TrimmedError(Exception):
-    """A file was removed by the session's holder, as history that is not kept any more."""
+    """The session's holder removed a file by a trim."""
 
 
 class LogStream:
-    """The records of a plan in order, or in reverse; `part` returns the next few."""
+    """Records of a plan in order, or in reverse; `part` returns the next few."""
 
     def __init__(self, root: Folder, key: SessionKey, plan: ReadPlan, *, reverse: bool) -> None:
         self._root = root
@@ -227,7 +225,7 @@ class LogStream:
         self._open: _ForwardReader | _BackwardReader | None = None
 
     async def part(self) -> list[Record] | None:
-        """Return the next records, None behind the last."""
+        """Return the next records, None after the last."""
         while True:
             if self._open is None:
                 if not self._spans:
@@ -240,7 +238,7 @@ class LogStream:
                 records = await self._open.part()
             except _TrimmedError:
                 if self._reverse:
-                    return None  # what is older is not there any more
+                    return None  # older records were removed
                 message = (
                     f"the oldest records of {self._key} were removed while they were read: read "
                     "it again"
@@ -268,10 +266,10 @@ class LogStream:
         with self._root.enter(*self._path) as log:
             return segments.starts(log)[-1:] > [(segment.epoch, segment.number)]
 
-    def damaged(self, span: SegmentSpan, offset: int) -> CorruptRecordError:
-        """Return the error for a span that is not what the plan says."""
+    def damage_error(self, span: SegmentSpan, offset: int) -> CorruptRecordError:
+        """Return the error for a span that does not match the plan."""
         path = "/".join((self._root.path, *self._path, span.segment.name))
-        return segments.damaged(path, offset, span.stop.offset)
+        return segments.damage_error(path, offset, span.stop.offset)
 
 
 class _ForwardReader:
@@ -285,27 +283,27 @@ class _ForwardReader:
         span, stop = self._span, self._span.stop.offset
         if self._at == stop:
             if self._scanner.end != span.stop:
-                raise self._stream.damaged(span, self._scanner.next.offset)
+                raise self._stream.damage_error(span, self._scanner.next.offset)
             return None
         data = await self._stream.read(span, self._at, min(self._at + PART, stop))
         self._at += len(data)
         records = self._scanner.feed(data)
         if self._scanner.damage is not None or not data:
-            raise self._stream.damaged(span, self._scanner.next.offset)
+            raise self._stream.damage_error(span, self._scanner.next.offset)
         return records
 
 
 class _BackwardReader:
-    """Read a file from its end: each line is sealed to the one before, so both ways prove it."""
+    """Read a file from its end: each line's checksum covers the one before, in both directions."""
 
     def __init__(self, stream: LogStream, span: SegmentSpan) -> None:
         self._stream = stream
         self._span = span
         self._at = span.stop.offset
         self._end = span.stop
-        """Up to here lines are not returned yet; a line's checksum is known from behind it."""
-        self._rest = b""
-        """The end of a line whose beginning was not read yet."""
+        """Lines up to here are not returned yet; the line after it holds its checksum."""
+        self._partial_line = b""
+        """The end of a line whose beginning is not read yet."""
 
     async def part(self) -> list[Record] | None:
         span, start = self._span, self._span.start
@@ -314,11 +312,11 @@ class _BackwardReader:
         low = max(start.offset, self._at - PART)
         data = await self._stream.read(span, low, self._at)
         if len(data) < self._at - low:
-            raise self._stream.damaged(span, low + len(data))
+            raise self._stream.damage_error(span, low + len(data))
         self._at = low
-        data += self._rest
+        data += self._partial_line
         begin = self._first_line(data) if low > start.offset else 0
-        self._rest = data[:begin]
+        self._partial_line = data[:begin]
         return self._records(data[begin:], low + begin)
 
     def _first_line(self, data: bytes) -> int:
@@ -332,19 +330,19 @@ class _BackwardReader:
         end = self._end
         seed = self._seed()
         if seed is None:
-            raise self._stream.damaged(self._span, offset)
+            raise self._stream.damage_error(self._span, offset)
         before = Position(offset, end.seq - count, seed)
-        found = frames.lines(data, epoch=self._span.segment.epoch, start=before)
-        if found.end != end:
-            raise self._stream.damaged(self._span, found.end.offset)
+        decoded_lines = frames.lines(data, epoch=self._span.segment.epoch, start=before)
+        if decoded_lines.end != end:
+            raise self._stream.damage_error(self._span, decoded_lines.end.offset)
         self._end = before
-        return found.records[::-1]
+        return decoded_lines.records[::-1]
 
     def _seed(self) -> int | None:
-        """Return the checksum of the line that ends the rest, which seeds the next one."""
-        if self._at == self._span.start.offset and not self._rest:
+        """Return the checksum of the line before the next ones, which seeds theirs."""
+        if self._at == self._span.start.offset and not self._partial_line:
             return self._span.start.crc
         try:
-            return int(self._rest[-_SEED:-3], 16)
+            return int(self._partial_line[-_SEED:-3], 16)
         except ValueError:
             return None

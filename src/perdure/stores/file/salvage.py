@@ -1,10 +1,10 @@
-"""What can still be read of a damaged log, for whoever salvages it.
+"""Salvage reads of a damaged log: the records that can still be proven.
 
-A plan of the log is all or nothing; here each file is read by itself, and each line counts that
-is proven by the one before it. Where records are lost, reading stops with the number of the next
-one that is not, so that a caller can go on there.
+`reader.plan` is all or nothing. Here each file is read independently, and each line counts that
+the line before it proves. Where records are lost, reading stops with the seq of the next
+readable one, so that the caller can continue there.
 
-Blocking: one hop into a thread. Nothing is written.
+Blocking: one call into a thread. Nothing is written.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from perdure.stores.file.leases import newest_epoch, read_lease
 from perdure.stores.file.segments import read_first, starts
 
 
-def readable(root: Folder, key: SessionKey) -> tuple[int, list[Record]]:
-    """Return the number with which a log begins, and all of its records that can be proven."""
-    found: dict[int, Record] = {}
+def salvageable_records(root: Folder, key: SessionKey) -> tuple[int, list[Record]]:
+    """Return the seq that a log begins with, and all of its records that can be proven."""
+    by_seq: dict[int, Record] = {}
     low = 0
     try:
         folder = root.enter(*session_path(key))
@@ -34,19 +34,19 @@ def readable(root: Folder, key: SessionKey) -> tuple[int, list[Record]]:
     with folder:
         since = _since(folder)
         with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
-            begin = max(starts(log), default=(0, 0))
+            first_segment = max(starts(log), default=(0, 0))
             for epoch, number in sorted(filter(None, map(segment_of, log.names()))):
-                if epoch < since or (epoch, number) < begin:
+                if epoch < since or (epoch, number) < first_segment:
                     continue
                 limit, records = _segment(log, epoch, number, key)
                 if limit is None:
                     continue
-                low = low or (limit if begin > (0, 0) else 1)
+                low = low or (limit if first_segment > (0, 0) else 1)
                 # A later file begins where the one before it was sealed.
-                found = {seq: one for seq, one in found.items() if seq < limit}
-                found |= {record.seq: record for record in records}
-    records = sorted(found.values(), key=lambda record: record.seq)
-    while records and not records[-1].end:  # a group that was never whole
+                by_seq = {seq: record for seq, record in by_seq.items() if seq < limit}
+                by_seq |= {record.seq: record for record in records}
+    records = sorted(by_seq.values(), key=lambda record: record.seq)
+    while records and not records[-1].end:  # an incomplete group
         records.pop()
     return max(low, 1), records
 
@@ -62,7 +62,7 @@ def _since(folder: Folder) -> int:
 def _segment(
     log: Folder, epoch: int, number: int, key: SessionKey
 ) -> tuple[int | None, list[Record]]:
-    """Return the number with which a file begins, None if nobody knows, and its records."""
+    """Return the seq that a file begins with, None if unknown, and its records."""
     data = _bytes(log, segment_name(epoch, number))
     try:
         segment = read_first(log, epoch, number, key)
@@ -72,8 +72,8 @@ def _segment(
         records = frames.salvaged(data, epoch=epoch, seq=0, crc=0)
         return (records[0].seq if records else None), records
     start = segment.start
-    rest = data[start.offset :]
-    records = frames.salvaged(rest, epoch=epoch, seq=start.seq, crc=start.crc)
+    body = data[start.offset :]
+    records = frames.salvaged(body, epoch=epoch, seq=start.seq, crc=start.crc)
     return start.seq + 1, records
 
 
@@ -86,26 +86,26 @@ def _bytes(log: Folder, name: str) -> bytes:
         return file.read()
 
 
-def run_of(
-    key: SessionKey, found: tuple[int, list[Record]], after: int, before: int | None
+def contiguous_run(
+    key: SessionKey, salvaged: tuple[int, list[Record]], after: int, before: int | None
 ) -> Iterator[Record]:
-    """Yield the records between two, and raise where some are lost.
+    """Yield records with ``after < seq < before``, and raise where some are lost.
 
     Raises:
         CorruptRecordError: With the next record that can be read as its fact ``next``.
 
     """
-    low, records = found
-    at = max(after, low - 1)
+    low, records = salvaged
+    seq = max(after, low - 1)
     for record in records:
-        if record.seq <= at:
+        if record.seq <= seq:
             continue
-        if before is not None and at + 1 >= before:
+        if before is not None and seq + 1 >= before:
             return
-        if record.seq != at + 1:
+        if record.seq != seq + 1:
             message = (
                 f"a file of the log of {key} is damaged: its next sound record is {record.seq}"
             )
-            raise CorruptRecordError(message, key=str(key), seq=at + 1, next=record.seq)
+            raise CorruptRecordError(message, key=str(key), seq=seq + 1, next=record.seq)
         yield record
-        at = record.seq
+        seq = record.seq

@@ -1,11 +1,11 @@
-"""The chain of a session's log files: which there are, what each follows, how far each counts.
+"""Chain of a session's log files: which exist, what each follows, and up to where each counts.
 
-The log is a chain of segments. A segment's first line names its predecessor and the
-length at which that one is sealed; the newest segment, the tip, counts as far as its last
-whole group. What lies behind a seal is not in the log, whoever wrote it.
+The log is a chain of segments. A segment's first line names its predecessor and the length at
+which that one is sealed; the newest segment, the tip, counts up to its last whole group. Bytes
+after a seal are not part of the log, no matter which process wrote them.
 
-Blocking; called within one hop into a thread. Nothing here writes, and a reader needs no
-lease: a file never changes below the length that was seen, so what was planned stays true.
+Blocking: called within one thread call. Nothing here writes, and a reader needs no lease: a file
+never changes below a length that was once read, so a plan stays valid.
 """
 
 from __future__ import annotations
@@ -23,18 +23,15 @@ from perdure.records.records import EPOCH, Record
 from perdure.stores.file.layout import segment_name, segment_of, start_of
 from perdure.stores.file.sealed import decoded
 
-# The chain of a session's log files: which there are, what each follows, how far each counts
-
-
 SEGMENT = "segment"
-"""The kind of the first line of an epoch's later files; it is no record of the log."""
+"""The kind of the first line of an epoch's later files; it is not a record of the log."""
 
 _MAX_FIRST_LINE = 64 * 1024
 _CHUNK = 1024 * 1024
 
 
 class SegmentEnd(msgspec.Struct, frozen=True, rename={"number": "n"}):
-    """The end of the segment before: what its bytes up to ``length`` come to."""
+    """The end of the previous segment: its sealed length, last seq and checksum."""
 
     epoch: int
     number: int
@@ -55,12 +52,12 @@ class SegmentHeader(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LogSegment(msgspec.Struct, frozen=True):
-    """A segment whose first line is sound."""
+    """A segment whose first line is valid."""
 
     epoch: int
     number: int
     start: Position
-    """Where its records begin; the epoch record is one, a later segment's first line not."""
+    """Where its records begin: the epoch record is one, a later segment's first line is not."""
     first: SegmentHeader
 
     @property
@@ -70,7 +67,7 @@ class LogSegment(msgspec.Struct, frozen=True):
 
 
 class DurablePosition(msgspec.Struct, frozen=True, rename={"number": "n"}):
-    """A position that is known to be sound, so that nothing before it need be read."""
+    """A position that is known to be valid, so that nothing before it needs to be read."""
 
     epoch: int
     number: int
@@ -78,53 +75,55 @@ class DurablePosition(msgspec.Struct, frozen=True, rename={"number": "n"}):
 
 
 class SegmentScan(msgspec.Struct):
-    """What reading a segment from a position to a length, or to its end, has shown."""
+    """Result of reading a segment from a position to a length, or to its end."""
 
     end: Position
-    """Behind the last whole group."""
+    """The position after the last whole group."""
     size: int
-    """Bytes that were there."""
+    """The file's size in bytes."""
     records: tuple[Record, ...] | None = None
-    """The records, where they were few."""
+    """The records, if they fit into ``keep_bytes``."""
 
 
 def find_tip(
     log: Folder, key: SessionKey, *, since: int = 0, below: int | None = None
 ) -> LogSegment | None:
-    """Return the newest segment that begins soundly, of an epoch from *since* to below *below*.
+    """Return the newest segment with a valid first line, of an epoch from *since* to below *below*.
 
-    An epoch counts from the moment its epoch record is whole; a taker that died before
-    leaves nothing that anybody follows.
+    An epoch counts once its epoch record is complete; a process that died before that leaves
+    nothing that a later segment follows.
     """
-    found = sorted(filter(None, map(segment_of, log.names())), reverse=True)
-    for epoch in sorted({epoch for epoch, _ in found}, reverse=True):
+    names = sorted(filter(None, map(segment_of, log.names())), reverse=True)
+    for epoch in sorted({epoch for epoch, _ in names}, reverse=True):
         if epoch < since or (below is not None and epoch >= below):
             continue
-        zero = read_first(log, epoch, 0, key)
-        if zero is None and not any(of == epoch for of, _ in starts(log)):
+        first = read_first(log, epoch, 0, key)
+        if first is None and not any(segment_epoch == epoch for segment_epoch, _ in starts(log)):
             continue
-        for number in [number for of, number in found if of == epoch and number]:
-            later = read_first(log, epoch, number, key)
-            if later is not None:
-                return later
-        if zero is not None:
-            return zero
+        for number in [
+            number for segment_epoch, number in names if segment_epoch == epoch and number
+        ]:
+            segment = read_first(log, epoch, number, key)
+            if segment is not None:
+                return segment
+        if first is not None:
+            return first
     return None
 
 
 def starts(log: Folder) -> list[tuple[int, int]]:
-    """Return the segments that a log is said to begin with; the last one counts.
+    """Return the start marks of a log; the last one counts.
 
-    A mark is there before anything goes: look for it when something is found to be missing.
+    A mark exists before any file is removed: check it when a file is missing.
     """
     return sorted(filter(None, map(start_of, log.names())))
 
 
 def read_first(log: Folder, epoch: int, number: int, key: SessionKey) -> LogSegment | None:
-    """Return a segment by its first line, None if there is none or it was never finished.
+    """Return a segment by its first line, None if the file or a complete line is missing.
 
     Raises:
-        CorruptRecordError: The first line is damaged, yet sound records follow it; or the
+        CorruptRecordError: The first line is damaged, yet valid records follow it; or the
             file belongs to another session.
 
     """
@@ -137,17 +136,17 @@ def read_first(log: Folder, epoch: int, number: int, key: SessionKey) -> LogSegm
         return None  # a torn write
     segment = _segment_of(line, epoch, number)
     if segment is None:
-        _refuse_if_followed(log, name, 0, 0)
+        _raise_if_followed(log, name, 0, 0)
         return None
     require_key(f"{log.path}/{name}", segment.first.key, key)
     return segment
 
 
-def require_key(path: str, found: SessionKey, key: SessionKey) -> None:
-    """Raise CorruptRecordError if a file says that it is another session's."""
-    if found != key:
+def require_key(path: str, owner_key: SessionKey, key: SessionKey) -> None:
+    """Raise CorruptRecordError if a file belongs to another session."""
+    if owner_key != key:
         message = (
-            f"{path} belongs to session {found}, not to {key}: put the folder back to where it "
+            f"{path} belongs to session {owner_key}, not to {key}: put the folder back to where it "
             "came from"
         )
         raise CorruptRecordError(message, path=path, key=str(key))
@@ -170,62 +169,71 @@ def _segment_of(line: bytes, epoch: int, number: int) -> LogSegment | None:
         return None
     prev = first.prev
     seq, crc = (prev.seq, prev.crc) if prev else (0, 0)
-    found = frames.verify(line, seq=seq if number else seq + 1, epoch=epoch, seed=crc)
-    if found is None or found[0].kind != (SEGMENT if number else EPOCH) or not found[0].end:
+    verified = frames.verify(line, seq=seq if number else seq + 1, epoch=epoch, seed=crc)
+    if (
+        verified is None
+        or verified[0].kind != (SEGMENT if number else EPOCH)
+        or not verified[0].end
+    ):
         return None
     if number == 0:
         return LogSegment(epoch, number, Position(0, seq, crc), first)
     if prev is None or prev.epoch != epoch or prev.number >= number:
         return None
-    return LogSegment(epoch, number, Position(len(line) + 1, seq, found[1]), first)
+    return LogSegment(epoch, number, Position(len(line) + 1, seq, verified[1]), first)
 
 
 def scan(
-    log: Folder, segment: LogSegment, start: Position, *, upto: int | None = None, keep: int = 0
+    log: Folder,
+    segment: LogSegment,
+    start: Position,
+    *,
+    up_to: int | None = None,
+    keep_bytes: int = 0,
 ) -> SegmentScan:
-    """Read a segment's lines from *start* on, as far as whole groups reach.
+    """Read a segment's lines from *start* on, up to the last whole group.
 
     Args:
         log: The folder of the segments.
-        segment: Which one.
-        start: A sound position in it.
-        upto: Take no byte behind this one.
-        keep: Return the records if this many bytes hold them.
+        segment: The segment to read.
+        start: A valid position in it.
+        up_to: Read no byte at or after this offset.
+        keep_bytes: Return the records if they fit into this many bytes.
 
     Raises:
-        CorruptRecordError: A line is damaged, and sound ones follow it.
+        CorruptRecordError: A line is damaged, and valid ones follow it.
 
     """
     fd = _open(log, segment.name)
     try:
         size = os.fstat(fd).st_size
-        limit = size if upto is None else min(size, upto)
+        limit = size if up_to is None else min(size, up_to)
         scanner = Scanner(segment.epoch, start)
-        records: list[Record] | None = [] if limit - start.offset <= keep else None
+        records: list[Record] | None = [] if limit - start.offset <= keep_bytes else None
         os.lseek(fd, start.offset, os.SEEK_SET)
-        at = start.offset
-        while at < limit and scanner.damage is None:
-            data = os.read(fd, min(_CHUNK, limit - at))
+        offset = start.offset
+        while offset < limit and scanner.damage is None:
+            data = os.read(fd, min(_CHUNK, limit - offset))
             if not data:
                 break
-            at += len(data)
-            whole = scanner.feed(data)
+            offset += len(data)
+            complete = scanner.feed(data)
             if records is not None:
-                records += whole
+                records += complete
     finally:
         os.close(fd)
     if scanner.damage is not None:
-        _refuse_if_followed(log, segment.name, scanner.damage, scanner.next.crc)
+        _raise_if_followed(log, segment.name, scanner.damage, scanner.next.crc)
     return SegmentScan(scanner.end, size, None if records is None else tuple(records))
 
 
-def damaged(path: str, offset: int, length: int | None = None) -> CorruptRecordError:
+def damage_error(path: str, offset: int, length: int | None = None) -> CorruptRecordError:
     """Return the error for damage before the tail of a file."""
     of = "" if length is None else f" of {length} that count"
     message = (
         f"{path} is damaged at byte {offset}{of}, before its end; it was left as it is: "
-        "restore the file from a copy, or bring out what is left of the session by `perdure export "
-        "ID --salvage --out FILE`"
+        "restore the file from a copy, or save what is readable of the session with `perdure "
+        "export ID --salvage --out FILE`"
     )
     return CorruptRecordError(message, path=path, offset=offset)
 
@@ -235,28 +243,28 @@ def _open(log: Folder, name: str) -> int:
         return log.open(name)
     except FileNotFoundError as error:
         message = (
-            f"{log.path}/{name} is missing, and the log goes on behind it: restore the file "
-            "from a copy, or bring out what is left of the session by `perdure export ID --salvage "
-            "--out FILE`"
+            f"{log.path}/{name} is missing, and the log continues after it: restore the file "
+            "from a copy, or save what is readable of the session with `perdure export ID "
+            "--salvage --out FILE`"
         )
         raise CorruptRecordError(message, path=f"{log.path}/{name}", offset=0) from error
 
 
-def _refuse_if_followed(log: Folder, name: str, offset: int, crc: int) -> None:
-    """Raise if sound records lie behind a damaged line: then it is no torn last write."""
+def _raise_if_followed(log: Folder, name: str, offset: int, crc: int) -> None:
+    """Raise if valid records follow a damaged line: then it is not a torn last write."""
     fd = _open(log, name)
     with open(fd, "rb") as file:
         file.seek(offset)
-        rest = file.read()
-    if frames.follows(rest, crc):
-        raise damaged(f"{log.path}/{name}", offset)
+        following = file.read()
+    if frames.follows(following, crc):
+        raise damage_error(f"{log.path}/{name}", offset)
 
 
 def walk(log: Folder, tip: LogSegment, key: SessionKey, *, down_to: int) -> list[LogSegment]:
     """Return the chain from the tip back to the segment that holds record *down_to* + 1.
 
     Raises:
-        CorruptRecordError: A segment that another one follows is missing or damaged.
+        CorruptRecordError: A segment in the chain is missing or damaged.
 
     """
     chain = [tip]
@@ -265,10 +273,11 @@ def walk(log: Folder, tip: LogSegment, key: SessionKey, *, down_to: int) -> list
         if segment is None:
             marks = starts(log)
             if marks and marks[-1] > (prev.epoch, prev.number):  # what was older was removed
-                return [one for one in chain if (one.epoch, one.number) >= marks[-1]]
-            raise damaged(f"{log.path}/{segment_name(prev.epoch, prev.number)}", 0, prev.length)
+                return [
+                    segment for segment in chain if (segment.epoch, segment.number) >= marks[-1]
+                ]
+            raise damage_error(
+                f"{log.path}/{segment_name(prev.epoch, prev.number)}", 0, prev.length
+            )
         chain.append(segment)
     return chain
-
-
-# What can still be read of a damaged log, for whoever salvages it

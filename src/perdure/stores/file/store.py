@@ -1,4 +1,10 @@
-"""What is done to one session in one hop, besides appending: folding, and letting go of it."""
+"""File store: the port of `perdure.store` on a folder of readable files.
+
+Use it from the event loop that opened it. Each method does its blocking work in one call into
+a thread of the store's own limiters. A session's writes also wait for an abandoned write of
+that session, without holding a thread. Cancelling a method abandons its thread, which runs to
+its end and leaves the session's state consistent.
+"""
 
 from __future__ import annotations
 
@@ -42,23 +48,12 @@ from perdure.stores.file.held_sessions import (
     release,
     write_documents,
 )
-from perdure.stores.file.home import PARALLELISM, Home, open_home, resolve_root, settled
+from perdure.stores.file.home import PARALLELISM, Home, open_home, resolve_root, wait_settled
 from perdure.stores.file.layout import session_path
 from perdure.stores.file.log import MAX_RECORD_BYTES, LogWriter
 from perdure.stores.file.owners import Owners
 from perdure.stores.file.reader import LogStream
-from perdure.stores.file.salvage import readable, run_of
-
-# What is done to one session in one hop, besides appending: folding, and letting go of it
-
-
-# The file store: the port of `perdure.store` on a folder of readable files
-#
-# Use it from the event loop that opened it. Each call does its blocking work in one hop into a
-# thread of its own limiter; a session's writes also wait for an abandoned one of theirs, without
-# holding a thread. Cancelling a call abandons its thread, which goes on to its end and leaves the
-# session's state whole.
-
+from perdure.stores.file.salvage import contiguous_run, salvageable_records
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -71,8 +66,8 @@ _CAPABILITIES = Capabilities(
     dead_letters=True,
 )
 
-_BEHIND = 2**62
-"""A seq behind every log."""
+_AFTER_EVERY_RECORD = 2**62
+"""A seq higher than any log's head."""
 
 
 @final
@@ -81,19 +76,19 @@ class FileStore:
 
     Args:
         root: The folder; by default ``PERDURE_HOME``, else the per-user data folder. Looked
-            up when the store is opened. Its parent must be there, and nobody else may be
-            able to write to it.
-        owner: This store's id as a holder of leases; by default one that nobody can guess.
+            up when the store is opened. Its parent must exist, and no other user may be able
+            to write to it.
+        owner: This store's id as a holder of leases; by default an unguessable one.
 
     """
 
     def __init__(
         self, root: str | os.PathLike[str] | None = None, *, owner: str | None = None
     ) -> None:
-        self._wanted = root
+        self._root_argument = root
         self._owner = owner or random_id()
         self._opened: Home | None = None
-        self._holding = HeldSessions()
+        self._held_sessions = HeldSessions()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -108,76 +103,76 @@ class FileStore:
     @property
     def location(self) -> str:
         """The folder."""
-        return self._opened.root.path if self._opened else resolve_root(self._wanted)[0]
+        return self._opened.root.path if self._opened else resolve_root(self._root_argument)[0]
 
     @property
     def local_path(self) -> str:
-        """The folder, which may not be there yet."""
+        """The folder, which may not exist yet."""
         return self.location
 
     def folder_of(self, key: SessionKey) -> str:
-        """Return the folder of a session's agent, whether it is there or not."""
+        """Return the folder of a session's agent, which may not exist."""
         return os.path.join(self.location, *session_path(SessionKey(key.agent, tenant=key.tenant)))
 
     async def open(self) -> None:
-        """Open the folder, make it if only it is missing, and become known as an owner.
+        """Open the folder, create it if only it is missing, and register as an owner.
 
         Raises:
-            ConfigError: It is no folder, or others can write to it.
-            StoreUnavailableError: It cannot be made, read or written.
+            ConfigError: It is not a folder, or other users can write to it.
+            StoreUnavailableError: It cannot be created, read or written.
 
         """
         if not self._opened:
-            self._opened = await open_home(self._wanted, self._owner)
+            self._opened = await open_home(self._root_argument, self._owner)
 
     async def open_read_only(self) -> None:
-        """Open a folder that is there to read it; nothing is written, not even who reads.
+        """Open an existing folder for reading; nothing is written, no owner is registered.
 
         Raises:
-            ConfigError: It is no folder, or others can write to it.
-            StoreUnavailableError: It is not there, or cannot be read.
+            ConfigError: It is not a folder, or other users can write to it.
+            StoreUnavailableError: It does not exist, or cannot be read.
 
         """
         if not self._opened:
-            self._opened = await open_home(self._wanted, self._owner, read_only=True)
+            self._opened = await open_home(self._root_argument, self._owner, read_only=True)
 
     async def aclose(self) -> None:
-        """Close every file; leases that were not released look like a dead owner's."""
-        here, self._opened = self._opened, None
-        self._holding.clear()
-        if here is not None and here.mine:
-            await here.aclose()
+        """Close every file; leases that were not released look like those of a dead owner."""
+        home, self._opened = self._opened, None
+        self._held_sessions.clear()
+        if home is not None and home.is_in_this_process:
+            await home.aclose()
 
-    async def _hop(self, doing: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        return await self._here.hop(doing, function, *args)
+    async def _run_in_thread(self, doing: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await self._home.run_in_thread(doing, function, *args)
 
     @property
-    def _here(self) -> Home:
+    def _home(self) -> Home:
         return self._require_open()
 
     def _require_open(self) -> Home:
-        here = self._opened
-        if here is not None and here.mine:
-            return here
-        raise unopened(self.location, elsewhere=here is not None)
+        home = self._opened
+        if home is not None and home.is_in_this_process:
+            return home
+        raise unopened(self.location, elsewhere=home is not None)
 
     @property
     def _root(self) -> Folder:
-        return self._here.root
+        return self._home.root
 
     @property
     def _owners(self) -> Owners:
-        return self._here.owners
+        return self._home.owners
 
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append each batch in a thread of its own."""
-        return await all_of(batches, partial(self._holding.append, self._opened))
+        """Append each batch in its own thread call."""
+        return await all_of(batches, partial(self._held_sessions.append, self._opened))
 
     def begin_append(self, batch: Batch, done: Callable[[Outcome], object]) -> bool:
-        """Append one batch without a task: ``done`` is called later. False: use append_many."""
-        return self._holding.begin_append(self._opened, batch, done)
+        """Append one batch without a task, calling ``done`` later; False means: use append_many."""
+        return self._held_sessions.begin_append(self._opened, batch, done)
 
     async def read_log(
         self,
@@ -188,150 +183,160 @@ class FileStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        """Read records from the files, a part at a time."""
+        """Read records from the files, at most 256 KiB of a file at a time."""
         if past_damage.get() and not reverse:
-            whole = await self._hop("read", readable, self._root, key)
-            for record in itertools.islice(run_of(key, whole, after, before), limit):
+            salvaged = await self._run_in_thread("read", salvageable_records, self._root, key)
+            for record in itertools.islice(contiguous_run(key, salvaged, after, before), limit):
                 yield LogChunk((record,))
             return
-        found = await self._plan(key, after, before)
-        stream = LogStream(self._root, key, found, reverse=reverse)
-        last = before if before is not None else found.head + 1
-        left, told = (found.head if limit is None else limit), found.settled
-        while left > 0:
+        plan = await self._plan(key, after, before)
+        stream = LogStream(self._root, key, plan, reverse=reverse)
+        last = before if before is not None else plan.head + 1
+        remaining, is_settled_reported = (plan.head if limit is None else limit), plan.settled
+        while remaining > 0:
             with store_errors("read", self.location):
-                part = await stream.part()
-            if part is None:
+                records = await stream.part()
+            if records is None:
                 break
-            records = [record for record in part if after < record.seq < last][:left]
-            if records:
-                left -= len(records)
-                told = True
-                yield LogChunk(tuple(records), found.settled)
-            if part and (part[-1].seq <= after + 1 if reverse else part[-1].seq >= last - 1):
-                break  # nothing that is asked for comes behind
-        if not told:
+            wanted = [record for record in records if after < record.seq < last][:remaining]
+            if wanted:
+                remaining -= len(wanted)
+                is_settled_reported = True
+                yield LogChunk(tuple(wanted), plan.settled)
+            if records and (
+                records[-1].seq <= after + 1 if reverse else records[-1].seq >= last - 1
+            ):
+                break  # nothing that was requested follows
+        if not is_settled_reported:
             yield LogChunk((), settled=False)
 
     async def head(self, key: SessionKey) -> int:
         """Return the seq of the log's last record, 0 for an unknown session."""
         if past_damage.get():
-            _, records = await self._hop("read", readable, self._root, key)
+            _, records = await self._run_in_thread("read", salvageable_records, self._root, key)
             return records[-1].seq if records else 0
-        return (await self._plan(key, _BEHIND, None)).head
+        return (await self._plan(key, _AFTER_EVERY_RECORD, None)).head
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Remove the log's files that lie wholly below a record."""
-        return await self._hop("trim", log.trim, await self._idle(key, epoch), below)
+        """Remove the log files whose records are all below ``below``."""
+        return await self._run_in_thread("trim", log.trim, await self._idle(key, epoch), below)
 
     async def _plan(self, key: SessionKey, after: int, before: int | None) -> reader.ReadPlan:
-        async def look() -> reader.ReadPlan:
-            held = self._holding.durable(key)
-            return await self._hop(
-                "read", reader.plan, self._root, key, after, before, held, self._owners
+        async def make_plan() -> reader.ReadPlan:
+            durable = self._held_sessions.durable_position(key)
+            return await self._run_in_thread(
+                "read", reader.plan, self._root, key, after, before, durable, self._owners
             )
 
-        return await settled(look)
+        return await wait_settled(make_plan)
 
     # documents
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        held = key in self._holding
-        return await self._hop("read", read_documents, self._root, key, names, held)
+        is_held = key in self._held_sessions
+        return await self._run_in_thread("read", read_documents, self._root, key, names, is_held)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Fold: documents first, the manifest last."""
         writer = await self._idle(key, manifest.epoch)
-        await self._hop("write", write_documents, writer, dict(documents), manifest)
+        await self._run_in_thread("write", write_documents, writer, dict(documents), manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        await self._hop("write", put, self._root, tenant, dict(blobs), time.time())
+        await self._run_in_thread("write", put, self._root, tenant, dict(blobs), time.time())
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         """Return a blob, verified; None when there is none."""
-        return await self._hop("read", get, self._root, tenant, name)
+        return await self._run_in_thread("read", get, self._root, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        return await self._hop(
+        return await self._run_in_thread(
             "sweep", sweep, self._root, tenant, frozenset(reachable), older_than, time.time()
         )
 
     async def blob_names(self, tenant: str) -> list[str]:
-        return await self._hop("read", blob_names, self._root, tenant)
+        return await self._run_in_thread("read", blob_names, self._root, tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        return await self._hop("delete", remove_blobs, self._root, tenant, frozenset(names))
+        return await self._run_in_thread(
+            "delete", remove_blobs, self._root, tenant, frozenset(names)
+        )
 
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Say who has the session; None when nobody ever had."""
-        return await self._hop("read", leases.look, self._root, key, self._owners)
+        """Return who holds the session, or held it last; None if it never had a holder."""
+        return await self._run_in_thread("read", leases.lease_state, self._root, key, self._owners)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         claim = PendingAcquire()
         try:
-            return await self._hop("write", self._holding.take, self._here, key, after, claim)
+            return await self._run_in_thread(
+                "write", self._held_sessions.acquire, self._home, key, after, claim
+            )
         except BaseException:
-            self._holding.abandon(claim)
+            self._held_sessions.abandon(claim)
             raise
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         self._require_open()
-        if self._holding.of(key, epoch) is not None:
+        if self._held_sessions.writer_of(key, epoch) is not None:
             writer = await self._idle(key, epoch)
-            self._holding.drop(writer)
-            await self._hop("write", release, writer)
+            self._held_sessions.drop(writer)
+            await self._run_in_thread("write", release, writer)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Renew this owner's heartbeat, and empty its letter box."""
-        return await self._here.beat()
+        """Renew this owner's heartbeat, and drain its mailbox."""
+        return await self._home.heartbeat()
 
     async def news(self, at_most: float) -> None:
-        """Return when somebody has left a letter, or after ``at_most`` seconds."""
+        """Return when another owner left a request, or after ``at_most`` seconds."""
         await self._owners.wait_letter(at_most)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
         """Ask the holder for the session."""
-        await self._hop("write", self._owners.ask, holder.owner, key)
+        await self._run_in_thread("write", self._owners.request_handover, holder.owner, key)
 
     # inbox
 
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        return await self._hop(
+        return await self._run_in_thread(
             "write", inbox.post, self._root, self._owners, key, tuple(items), limit
         )
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         self._require_open()
-        if self._holding.of(key, epoch) is None:  # somebody who only reads knows the epoch, too
-            return await self._hop("read", inbox.look, self._root, key, epoch, limit)
-        return await self._hop("read", inbox.take, await self._idle(key, epoch), limit)
+        if self._held_sessions.writer_of(key, epoch) is None:  # a reader knows the epoch, too
+            return await self._run_in_thread("read", inbox.peek, self._root, key, epoch, limit)
+        return await self._run_in_thread("read", inbox.take, await self._idle(key, epoch), limit)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         writer = await self._idle(key, epoch)
-        await self._hop("write", inbox.settle, writer, frozenset(op_ids))
+        await self._run_in_thread("write", inbox.settle, writer, frozenset(op_ids))
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        look = partial(directory.list_waiting, dead_letters=dead_letters)
-        return await self._hop("read", look, self._root)
+        list_keys = partial(directory.list_waiting, dead_letters=dead_letters)
+        return await self._run_in_thread("read", list_keys, self._root)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await self._hop("write", inbox.reject, await self._idle(key, epoch), tuple(letters))
+        await self._run_in_thread(
+            "write", inbox.reject, await self._idle(key, epoch), tuple(letters)
+        )
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        return await self._hop("read", inbox.dead_letters, self._root, key)
+        return await self._run_in_thread("read", inbox.dead_letters, self._root, key)
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._hop("write", inbox.drop_dead_letters, self._root, key, set(op_ids))
+        return await self._run_in_thread(
+            "write", inbox.drop_dead_letters, self._root, key, set(op_ids)
+        )
 
     # directory
 
@@ -345,22 +350,24 @@ class FileStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        wanted = directory.FileListQuery(tenant, owner, tag, prefix)
-        return await self._hop("read", directory.list_sessions, self._root, wanted, after, limit)
+        query = directory.FileListQuery(tenant, owner, tag, prefix)
+        return await self._run_in_thread(
+            "read", directory.list_sessions, self._root, query, after, limit
+        )
 
     async def tenants(self) -> list[str]:
-        return await self._hop("read", directory.list_tenants, self._root)
+        return await self._run_in_thread("read", directory.list_tenants, self._root)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         writer = await self._idle(key, epoch)
-        self._holding.drop(writer)
-        await self._hop("delete", delete, writer, self._owners.me)
+        self._held_sessions.drop(writer)
+        await self._run_in_thread("delete", delete, writer, self._owners.me)
 
     async def scrub(self) -> None:
-        """End what was cut short: deletions, heartbeats. A file that was removed is gone."""
-        await self._hop("clean", directory.end_deletions, self._root)
-        await self._hop("clean", self._owners.tidy)
+        """Finish interrupted deletions and heartbeats. Removed files need no further work."""
+        await self._run_in_thread("clean", directory.end_deletions, self._root)
+        await self._run_in_thread("clean", self._owners.remove_stale_temporary)
 
     async def _idle(self, key: SessionKey, epoch: int) -> LogWriter:
         self._require_open()
-        return await self._holding.idle(key, epoch)
+        return await self._held_sessions.idle_writer(key, epoch)

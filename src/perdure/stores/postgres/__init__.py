@@ -1,4 +1,4 @@
-"""The PostgreSQL store: many servers, one database; see `perdure.stores.postgres.store`."""
+"""PostgreSQL store: many servers, one database; see `perdure.stores.postgres.store`."""
 
 from perdure.stores.postgres.store import PostgresStore
 

@@ -1,4 +1,4 @@
-"""Blobs, one row each, by tenant and name: the blocking part. Ages are by the server's clock."""
+"""Blobs: one row each, by tenant and name. Blocking. Ages are by the server's clock."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PUT_BYTES = 16 * 1024 * 1024
 
 
 def put(connection: Connection, sql: Statements, tenant: str, blobs: Mapping[str, bytes]) -> None:
-    """Make blobs durable, as many in a statement as are not too large together."""
+    """Make blobs durable, up to ``PUT_BYTES`` of them in a statement."""
     require_named(blobs)
     if blobs:
-        number = tenant_id(connection, sql, tenant)
+        tenant_number = tenant_id(connection, sql, tenant)
         for part in _parts(blobs):
             values = [blobs[name] for name in part]
-            connection.execute(sql["put_blobs"], (number, part, values))
+            connection.execute(sql["put_blobs"], (tenant_number, part, values))
 
 
 def _parts(blobs: Mapping[str, bytes]) -> Iterator[list[str]]:
@@ -37,8 +37,8 @@ def _parts(blobs: Mapping[str, bytes]) -> Iterator[list[str]]:
 
 def get(connection: Connection, sql: Statements, tenant: str, name: str) -> bytes | None:
     """Return a blob, verified; None when there is none."""
-    found = connection.execute(sql["get_blob"], (tenant, name), binary=True).fetchone()
-    return None if found is None else verified(name, found[0])
+    row = connection.execute(sql["get_blob"], (tenant, name), binary=True).fetchone()
+    return None if row is None else verified(name, row[0])
 
 
 def names(connection: Connection, sql: Statements, tenant: str) -> list[str]:
@@ -46,10 +46,10 @@ def names(connection: Connection, sql: Statements, tenant: str) -> list[str]:
     return [row[0] for row in connection.execute(sql["blob_names"], (tenant,))]
 
 
-def remove(connection: Connection, sql: Statements, tenant: str, unwanted: Collection[str]) -> int:
+def remove(connection: Connection, sql: Statements, tenant: str, removed: Collection[str]) -> int:
     """Remove blobs at once, and return how many bytes they had."""
-    found = connection.execute(sql["remove_blobs"], (tenant, list(unwanted))).fetchone()
-    return int(found[0]) if found else 0
+    row = connection.execute(sql["remove_blobs"], (tenant, list(removed))).fetchone()
+    return int(row[0]) if row else 0
 
 
 def sweep(
@@ -59,12 +59,12 @@ def sweep(
     reachable: Collection[str],
     older_than: float,
 ) -> BlobSweep:
-    """Move away what nobody reaches, and remove what was moved long ago."""
+    """Quarantine unreachable blobs, and remove those that were quarantined long enough ago."""
     reached = list(reachable)
     with connection.transaction():
         connection.execute(b"SELECT set_config('statement_timeout', '0', true)")
         connection.execute(sql["come_back"], (tenant, reached))
-        found = connection.execute(
+        counts = connection.execute(
             sql["sweep"], {"tenant": tenant, "age": float(older_than), "reachable": reached}
         ).fetchone()
-    return BlobSweep(*map(int, found)) if found else BlobSweep()
+    return BlobSweep(*map(int, counts)) if counts else BlobSweep()

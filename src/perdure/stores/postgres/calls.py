@@ -1,8 +1,8 @@
-"""How a call reaches the server: one hop into a thread, there a connection, and a deadline.
+"""Calls to the server: a thread, a connection and a deadline for each.
 
-Cancelling a caller abandons its call, which goes on in its thread to its end, or until it is
-cut. A call that finds its connection dead is made again on a new one, if that is safe; so is
-one that gave way to another transaction.
+Cancelling a caller abandons its call, which runs in its thread to its end, or until it is cut. A
+call whose connection turns out to be dead is repeated on a new one, if that is safe; so is one
+that the server rolled back in favor of another transaction.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.postgres import direct, leases, log
 from perdure.stores.postgres.connections import Connection, Connections, Password, password_reader
-from perdure.stores.postgres.errors import gave_way, is_broken
+from perdure.stores.postgres.errors import is_broken, is_rollback
 from perdure.stores.postgres.listener import Listener
-from perdure.stores.postgres.rows import Holding
+from perdure.stores.postgres.rows import HeldSessionsByKey
 from perdure.stores.postgres.schema import durability_of, migrate
 from perdure.stores.postgres.settings import PostgresSettings
 from perdure.stores.postgres.statements import Statements
@@ -34,12 +34,12 @@ P = ParamSpec("P")
 
 PARALLELISM = 2
 """Appends at a time: one is encoded while the server commits the other."""
-LONG = 3600.0
+LONG_TIMEOUT = 3600.0
 """Seconds that a migration, a sweep or a scrub may take."""
-GIVE_WAY = 5
-"""How often a call is made again after the server chose it to end a deadlock."""
-LEAVE = 2.0
-"""Seconds that closing waits for the server to hear of it."""
+MAX_ROLLBACKS = 5
+"""How often a call is repeated after the server rolled it back to resolve a deadlock."""
+CLOSE_TIMEOUT = 2.0
+"""Seconds that closing waits to tell the server."""
 
 MARGIN = 0.1
 """Seconds after a deadline until its connection is cut."""
@@ -57,7 +57,7 @@ class Calls:
         self.connections = connections
         self.durability = ""
         self.post: Callable[..., object] = others.post
-        """Runs a function soon on the event loop."""
+        """Schedules a function on the event loop."""
         self._sql = sql
         self._location = settings.location
         self._timeout = settings.timeout
@@ -67,45 +67,49 @@ class Calls:
         self._listener: Listener | None = None
 
     @property
-    def is_here(self) -> bool:
-        """Whether it was opened in this process."""
+    def is_in_this_process(self) -> bool:
+        """Whether it was opened in this process, not in its parent."""
         return self._pid == os.getpid()
 
-    async def append(self, holding: Holding, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append batches: from here if that is plain, else in one hop."""
+    async def append(self, holding: HeldSessionsByKey, batches: Sequence[Batch]) -> list[Outcome]:
+        """Append batches: simple ones from the event loop, the others in one thread call."""
         self.connections.cut()
         outcomes: list[Outcome | None] = [None] * len(batches)
         with anyio.move_on_after(self._timeout + MARGIN):
             outcomes = await direct.append(self.connections, self._sql, holding, batches)
-            rest = [place for place, outcome in enumerate(outcomes) if outcome is None]
-            if rest:
-                left = [batches[place] for place in rest]
-                found = await self._appends.run(
-                    log.append, self.connections, self._sql, holding, left
+            unsent_indexes = [index for index, outcome in enumerate(outcomes) if outcome is None]
+            if unsent_indexes:
+                unsent = [batches[index] for index in unsent_indexes]
+                results = await self._appends.run(
+                    log.append, self.connections, self._sql, holding, unsent
                 )
-                for place, outcome in zip(rest, found, strict=True):
-                    outcomes[place] = outcome
+                for index, outcome in zip(unsent_indexes, results, strict=True):
+                    outcomes[index] = outcome
         self.connections.cut()
-        silent = Outcome(Status.IN_DOUBT, self._silent("write to", self._timeout))
-        return [silent if outcome is None else outcome for outcome in outcomes]
+        unanswered = Outcome(Status.IN_DOUBT, self._no_answer_error("write to", self._timeout))
+        return [unanswered if outcome is None else outcome for outcome in outcomes]
 
-    async def again(self, doing: str, function: Function[P, T], *args: P.args, **_: P.kwargs) -> T:
-        """Call a function that may be called twice: once more if its connection was dead."""
+    async def run_idempotent(
+        self, doing: str, function: Function[P, T], *args: P.args, **_: P.kwargs
+    ) -> T:
+        """Call a function that may be called twice; repeat it once if its connection was dead."""
         return await self._run(doing, function, args, 2, self._timeout)
 
-    async def once(
+    async def run_once(
         self,
         doing: str,
         function: Function[P, T],
         *args: P.args,
         **_: P.kwargs,
     ) -> T:
-        """Call a function with a connection; whether it had its effect may stay open."""
+        """Call a function once; after an error it may or may not have taken effect."""
         return await self._run(doing, function, args, 1, self._timeout)
 
-    async def long(self, doing: str, function: Function[P, T], *args: P.args, **_: P.kwargs) -> T:
+    async def run_long(
+        self, doing: str, function: Function[P, T], *args: P.args, **_: P.kwargs
+    ) -> T:
         """Call a function that may be called twice, and may take long."""
-        return await self._run(doing, function, args, 2, LONG)
+        return await self._run(doing, function, args, 2, LONG_TIMEOUT)
 
     async def _run(
         self,
@@ -113,17 +117,19 @@ class Calls:
         function: Callable[..., T],
         args: tuple[Any, ...],
         tries: int,
-        patience: float,
+        deadline_seconds: float,
     ) -> T:
-        with anyio.move_on_after(patience + MARGIN):
-            return await self._others.run(self._work, doing, function, args, tries, patience)
+        with anyio.move_on_after(deadline_seconds + MARGIN):
+            return await self._others.run(
+                self._work, doing, function, args, tries, deadline_seconds
+            )
         self.connections.cut()
-        raise self._silent(doing, patience)
+        raise self._no_answer_error(doing, deadline_seconds)
 
-    def _silent(self, doing: str, patience: float) -> StoreUnavailableError:
+    def _no_answer_error(self, doing: str, deadline_seconds: float) -> StoreUnavailableError:
         message = (
-            f"cannot {doing} {self._location}: no answer within {patience:g} s: look at the "
-            "server's load and at the network; saving goes on by itself"
+            f"cannot {doing} {self._location}: no answer within {deadline_seconds:g} s: check the "
+            "server's load and the network; saving resumes by itself"
         )
         return StoreUnavailableError(message)
 
@@ -133,26 +139,26 @@ class Calls:
         function: Callable[..., T],
         args: tuple[Any, ...],
         tries: int,
-        patience: float,
+        deadline_seconds: float,
     ) -> T:
         self.connections.cut()
-        gave, repeatable = 0, tries > 1
+        rollbacks, is_repeatable = 0, tries > 1
         while True:
-            with self.connections.borrow(patience) as connection:
+            with self.connections.borrow(deadline_seconds) as connection:
                 try:
                     return function(connection, self._sql, *args)
                 except self.connections.errors as error:
-                    if repeatable and gave < GIVE_WAY and gave_way(error):
-                        gave += 1
+                    if is_repeatable and rollbacks < MAX_ROLLBACKS and is_rollback(error):
+                        rollbacks += 1
                     elif tries > 1 and is_broken(error, connection):
                         tries -= 1
                     else:
-                        raise self.connections.failed(error, connection, doing) from error
-            if gave:  # the other one needs a moment to go on, or both meet again
-                time.sleep(backoff(gave, base=0.2, cap=1.0, chance=random.uniform(0.5, 1.0)))
+                        raise self.connections.handle_error(error, connection, doing) from error
+            if rollbacks:  # the other transaction needs time to finish, or they deadlock again
+                time.sleep(backoff(rollbacks, base=0.2, cap=1.0, chance=random.uniform(0.5, 1.0)))
 
     def listen(self, owner: str, notify: Callable[[], None]) -> None:
-        """Begin to listen for an owner's news; ``notify`` is called on the event loop."""
+        """Start listening for an owner's notifications; ``notify`` runs on the event loop."""
         if self._listener is None:
 
             def from_thread() -> None:
@@ -163,16 +169,16 @@ class Calls:
             self._listener = Listener(self.connections, channel, from_thread)
 
     async def close(self, owner: str) -> None:
-        """Say that the owner leaves, if the server hears it in time, and close everything."""
+        """Unregister the owner, if the server answers in time, and close everything."""
         listener = self._listener
         if listener is not None:
             listener.stop()
         with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(LEAVE), contextlib.suppress(PerdureError):
-                await self._run("close", leases.leave, (owner,), 1, LEAVE)
+            with anyio.move_on_after(CLOSE_TIMEOUT), contextlib.suppress(PerdureError):
+                await self._run("close", leases.unregister_owner, (owner,), 1, CLOSE_TIMEOUT)
             if listener is not None:
-                with anyio.move_on_after(LEAVE):
-                    await self._others.run(listener.join, LEAVE)
+                with anyio.move_on_after(CLOSE_TIMEOUT):
+                    await self._others.run(listener.join, CLOSE_TIMEOUT)
         self.connections.close()
         self._appends.close()
         self._others.close()
@@ -181,13 +187,13 @@ class Calls:
 async def open_calls(
     settings: PostgresSettings, sql: Statements, owner: str, password: Password | None = None
 ) -> Calls:
-    """Connect, make or update the tables, and make the owner known.
+    """Connect, create or migrate the tables, and register the owner.
 
     Raises:
         MissingExtraError: The driver is not installed.
-        ConfigError: The URL is not one, or the database's encoding is not UTF-8.
+        ConfigError: The URL is not valid, or the database's encoding is not UTF-8.
         StoreUnavailableError: The server cannot be reached, or refuses.
-        UnsupportedVersionError: A newer release has made the tables.
+        UnsupportedVersionError: A newer release has created the tables.
 
     """
     others = Threads(max(settings.connections - PARALLELISM, 1), name="perdure postgres")
@@ -195,7 +201,7 @@ async def open_calls(
         reader = None
         if password is not None:
             reader = password_reader(password, settings.location, settings.timeout)
-        connections, durability = await others.run(_enter, settings, sql, owner, reader)
+        connections, durability = await others.run(_connect, settings, sql, owner, reader)
     except BaseException:
         others.close()
         raise
@@ -204,18 +210,18 @@ async def open_calls(
     return calls
 
 
-def _enter(
+def _connect(
     settings: PostgresSettings, sql: Statements, owner: str, password: Callable[[], str] | None
 ) -> tuple[Connections, str]:
     connections = Connections(settings, password)
     try:
-        with connections.borrow(LONG) as connection:
+        with connections.borrow(LONG_TIMEOUT) as connection:
             migrate(connection, settings.schema, settings.location)
-            leases.enter(connection, sql, owner)
+            leases.register_owner(connection, sql, owner)
             return connections, durability_of(connection, settings.location)
     except connections.errors as error:
         connections.close()
-        raise connections.mapped(error, "open") from error
+        raise connections.perdure_error(error, "open") from error
     except BaseException:
         connections.close()
         raise

@@ -1,11 +1,11 @@
-"""Connections that are kept open, and the deadline that no reply may exceed.
+"""Connection pool with a deadline for every reply, and the password for new connections.
 
-Blocking, and used from threads: as many at once as there are threads. One is made when it
-is needed and none is free, so a server that comes back is used at once, and nothing tries to
-reach one that is gone but the calls that need it.
+Blocking, and used from threads: as many connections at once as there are threads. A connection is
+opened when one is needed and none is idle, so a server that recovers is used at once, and only
+calls try to reach one that is down.
 
-A reply that does not come in time is cut: its socket is shut down, which wakes
-the thread that waits for it with an error. ``cut`` must be called now and then.
+A connection whose reply is late is cut: its socket is shut down, which wakes the thread that waits
+for it with an error. ``cut`` must be called from time to time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ import anyio.from_thread
 import anyio.lowlevel
 
 from perdure.errors import ConfigError, MissingExtraError, PerdureError, StoreUnavailableError
-from perdure.stores.postgres.errors import trouble
+from perdure.stores.postgres.errors import perdure_error
 from perdure.stores.postgres.settings import PostgresSettings
 
 if TYPE_CHECKING:
     import psycopg
-
-
-# Connections that are kept open, and the deadline that no reply may exceed
 
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
@@ -40,7 +37,7 @@ Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 READ_ONLY = "25006"
 _ROUNDS = 6
 FRESH = 0.5
-"""Seconds of idleness after which a connection is looked at before it is used."""
+"""Seconds of idleness after which a connection is checked before it is used."""
 
 _DEFAULTS = {
     "connect_timeout": "5",
@@ -50,8 +47,8 @@ _DEFAULTS = {
     "tcp_user_timeout": "15000",
     "client_encoding": "UTF8",
 }
-# Every statement finds its rows by an index. A plan made while a table was small would stay,
-# and read all of it; nested loops also lock rows in the order of the ids that were sent.
+# Every statement finds its rows by an index. A plan made while a table was small would be cached,
+# and scan all of it; nested loops also lock rows in the order of the ids that were sent.
 _PLANS = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
 
 
@@ -66,32 +63,32 @@ def _setup(timeout: float) -> str:
 
 
 def _process(connection: Connection) -> int:
-    """Return which process of the server answers, now."""
+    """Return the pid of the server process that answers now."""
     row = connection.execute(b"SELECT pg_backend_pid()", prepare=False).fetchone()
     assert row is not None
     return int(row[0])
 
 
-def _are_mixed(one: Connection, other: Connection) -> bool:
-    """Say whether two clients of a pooler are given each other's process, or change their own.
+def _share_processes(first: Connection, second: Connection) -> bool:
+    """Return whether two clients of a pooler get each other's process, or change their own.
 
-    Both hold a transaction, so they have one each, and give it back in either order: whether
-    the pooler takes the newest or the oldest of those that are free, one round swaps them.
+    Both hold a transaction, so they have one process each, and return it in either order: whether
+    the pooler reuses the newest or the oldest free one, one of the rounds swaps them.
     """
-    before = _process(one)
-    if _process(other) == before:
+    before = _process(first)
+    if _process(second) == before:
         return True
-    seen: tuple[int, int] | None = None
+    swapped: tuple[int, int] | None = None
     for turn in range(_ROUNDS):
-        with _transaction(one), _transaction(other):
-            pair = _process(one), _process(other)
+        with _transaction(first), _transaction(second):
+            pair = _process(first), _process(second)
             if turn % 2:
-                other.execute(b"ROLLBACK", prepare=False)
+                second.execute(b"ROLLBACK", prepare=False)
             else:
-                one.execute(b"ROLLBACK", prepare=False)
-        if pair[0] != before or (seen is not None and pair != seen):
+                first.execute(b"ROLLBACK", prepare=False)
+        if pair[0] != before or (swapped is not None and pair != swapped):
             return True
-        seen = pair
+        swapped = pair
     return False
 
 
@@ -106,7 +103,7 @@ def _transaction(connection: Connection) -> Iterator[None]:
 
 
 def driver() -> Any:
-    """Return the driver's module, imported when it is first needed.
+    """Return the driver's module, imported on first use.
 
     Raises:
         MissingExtraError: It is not installed.
@@ -121,13 +118,13 @@ def driver() -> Any:
 
 
 class _ActiveConnection:
-    """A connection at work, and when to give its server up."""
+    """A connection in use, and its deadline."""
 
     __slots__ = ("connection", "until")
 
-    def __init__(self, connection: Connection, patience: float) -> None:
+    def __init__(self, connection: Connection, seconds: float) -> None:
         self.connection = connection
-        self.until = time.monotonic() + patience
+        self.until = time.monotonic() + seconds
 
 
 @final
@@ -139,19 +136,19 @@ class Connections:
     ) -> None:
         self._settings = settings
         self._password = password
-        self._given = ""  # the newest one that was used, for messages to leave out
+        self._last_password = ""  # the last one used, to hide in messages
         self._driver = driver()
         self.errors: type[psycopg.Error] = self._driver.Error
-        """What the driver raises."""
+        """The base class of the driver's errors."""
         self._setup = _setup(settings.timeout).encode()
-        self._conninfo = self._checked()
+        self._conninfo = self._full_conninfo()
         self._lock = threading.Lock()
         self._idle: list[tuple[Connection, float]] = []
         self._used: set[_ActiveConnection] = set()
         self._closed = False
         self._is_own = False  # whether a connection is known to keep its server process
 
-    def _checked(self) -> str:
+    def _full_conninfo(self) -> str:
         conninfo = self._settings.conninfo
         try:
             given = self._driver.conninfo.conninfo_to_dict(conninfo)
@@ -161,19 +158,19 @@ class Connections:
             return str(self._driver.conninfo.make_conninfo(conninfo, **missing))
         except self.errors as error:
             # Not as the cause: it may quote any part of the URL.
-            said = self._settings.hide(" ".join(str(error).split()))
-            message = f"the URL of {self._settings.location} does not fit: {said}"
+            text = self._settings.hide(" ".join(str(error).split()))
+            message = f"the URL of {self._settings.location} is not valid: {text}"
             raise ConfigError(message, option="url") from None
 
     def connect(self) -> Connection:
         """Return a new connection, in autocommit mode.
 
         Raises:
-            ConfigError: Its address is a pooler's, which shares its connections among clients.
-            StoreUnavailableError: There is no server, or it lets nobody in.
+            ConfigError: The address is a pooler's that shares its connections among clients.
+            StoreUnavailableError: The server cannot be reached, or refuses.
 
         """
-        connection = self._reached()
+        connection = self._connect_driver()
         try:
             with self.watched(connection):
                 if not self._is_own:
@@ -181,34 +178,34 @@ class Connections:
                 connection.execute(self._setup, prepare=False)
         except self.errors as error:
             connection.close()
-            raise self.mapped(error, "reach") from error
+            raise self.perdure_error(error, "reach") from error
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _reached(self) -> Connection:
+    def _connect_driver(self) -> Connection:
         secret: dict[str, str] = {}
         if self._password is not None:
-            self._given = secret["password"] = self._password()
+            self._last_password = secret["password"] = self._password()
         try:
             connection: Connection = self._driver.connect(
                 self._conninfo, autocommit=True, prepare_threshold=0, **secret
             )
         except self.errors as error:
-            raise self.mapped(error, "reach") from error
+            raise self.perdure_error(error, "reach") from error
         return connection
 
     def _require_own(self, connection: Connection) -> None:
-        """Raise if another transaction may run elsewhere: before anything is set there.
+        """Raise if transactions may run on different server connections; called before any SET.
 
-        A server tells its process's number when it is connected to; a pooler tells one that it has
-        made up. Behind one, two clients find out whether they can get each other's process.
+        A server sends its process's pid on connecting; a pooler sends one that it made up. Through
+        a pooler, two clients test whether they can get each other's process.
         """
         if _process(connection) != connection.info.backend_pid:
-            other = self._reached()
+            other = self._connect_driver()
             with contextlib.closing(other), self.watched(other):
-                if _are_mixed(connection, other):
+                if _share_processes(connection, other):
                     message = (
                         f"{self._settings.location} is the address of a pooler that gives each "
                         "transaction any connection, such as PgBouncer with pool_mode=transaction: "
@@ -218,60 +215,60 @@ class Connections:
                     raise ConfigError(message, option="url")
         self._is_own = True
 
-    def mapped(self, error: psycopg.Error, doing: str) -> PerdureError:
-        """Return a driver's error in perdure's words, without any password."""
-        mapped = trouble(error, doing, self._settings.location)
-        hidden = self._settings.hide(str(mapped))
-        hidden = hidden.replace(self._given, "…") if self._given else hidden
-        return type(mapped)(hidden, **mapped.facts)
+    def perdure_error(self, error: psycopg.Error, doing: str) -> PerdureError:
+        """Return the perdure error for a driver's error, without any password."""
+        converted = perdure_error(error, doing, self._settings.location)
+        hidden = self._settings.hide(str(converted))
+        hidden = hidden.replace(self._last_password, "…") if self._last_password else hidden
+        return type(converted)(hidden, **converted.facts)
 
-    def failed(self, error: psycopg.Error, connection: Connection, doing: str) -> PerdureError:
-        """Return an error in perdure's words, and let go of a server that takes no writes."""
+    def handle_error(
+        self, error: psycopg.Error, connection: Connection, doing: str
+    ) -> PerdureError:
+        """Return the perdure error, and drop the connections to a server that takes no writes."""
         if error.sqlstate == READ_ONLY:  # a standby by now: the next connection may be better
             connection.close()
             with self._lock:
                 idle, self._idle = self._idle, []
             for other, _ in idle:
                 other.close()
-        return self.mapped(error, doing)
+        return self.perdure_error(error, doing)
 
     @contextlib.contextmanager
-    def borrow(self, patience: float | None = None) -> Iterator[Connection]:
-        """Lend a connection that stands, as far as one can see from here.
+    def borrow(self, seconds: float | None = None) -> Iterator[Connection]:
+        """Lend a connection that looks alive.
 
-        ``cut`` gives its server up after ``patience`` seconds, by default the timeout.
+        ``cut`` ends it after this many ``seconds``, by default the timeout.
 
         Raises:
-            StoreUnavailableError: There is none to be had.
+            StoreUnavailableError: The store is closed, or the server cannot be reached.
 
         """
         connection = self._take()
         try:
-            with self.watched(connection, patience):
+            with self.watched(connection, seconds):
                 yield connection
         finally:
             self.give_back(connection)
 
-    def take_ready(self, fits: Callable[[Connection], bool]) -> Connection | None:
-        """Return an idle connection that fits and was in use just now; None if there is none.
+    def take_ready(self, is_suitable: Callable[[Connection], bool]) -> Connection | None:
+        """Return a suitable idle connection that was in use just now, None if there is none.
 
-        Never waits. Give it back.
+        Never waits. The caller gives it back.
         """
         newest = time.monotonic() - FRESH
         with self._lock:
-            for place in range(len(self._idle) - 1, -1, -1):
-                connection, since = self._idle[place]
-                if since >= newest and not connection.closed and fits(connection):
-                    del self._idle[place]
+            for index in range(len(self._idle) - 1, -1, -1):
+                connection, since = self._idle[index]
+                if since >= newest and not connection.closed and is_suitable(connection):
+                    del self._idle[index]
                     return connection
         return None
 
     @contextlib.contextmanager
-    def watched(self, connection: Connection, patience: float | None = None) -> Iterator[None]:
-        """Let ``cut`` give up on a connection after ``patience`` seconds, or the timeout."""
-        used = _ActiveConnection(
-            connection, self._settings.timeout if patience is None else patience
-        )
+    def watched(self, connection: Connection, seconds: float | None = None) -> Iterator[None]:
+        """Let ``cut`` end a connection after this many ``seconds``, by default the timeout."""
+        used = _ActiveConnection(connection, self._settings.timeout if seconds is None else seconds)
         with self._lock:
             self._used.add(used)
         try:
@@ -290,12 +287,12 @@ class Connections:
             if idle is None:
                 return self.connect()
             connection, idle_since = idle
-            if time.monotonic() - idle_since < FRESH or not _hears_something(connection):
+            if time.monotonic() - idle_since < FRESH or not _is_readable(connection):
                 return connection
-            connection.close()  # the server has ended it
+            connection.close()  # the server closed it
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection for the next who needs one, if it is of any use."""
+        """Return a connection to the pool, or close it if it is broken or in a transaction."""
         idle = connection.pgconn.transaction_status == 0  # PQTRANS_IDLE
         with self._lock:
             if idle and not connection.closed and not self._closed:
@@ -304,7 +301,7 @@ class Connections:
         connection.close()
 
     def cut(self, *, everything: bool = False) -> None:
-        """Shut down the connections whose server has said nothing for too long."""
+        """Shut down the connections whose reply is late."""
         now = time.monotonic()
         with self._lock:
             for used in self._used:
@@ -312,15 +309,15 @@ class Connections:
                     self.shut_down(used.connection)
 
     def shut_down(self, connection: Connection) -> None:
-        """End a connection that another thread waits on, which then gets an error."""
+        """Shut down a connection that another thread waits on, which then gets an error."""
         with (
-            contextlib.suppress(OSError, self.errors),  # it has just ended by itself
+            contextlib.suppress(OSError, self.errors),  # it has just closed
             socket.socket(fileno=os.dup(connection.fileno())) as twin,
         ):
             twin.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close what is idle, and cut what is at work."""
+        """Close the idle connections, and cut those in use."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -329,8 +326,8 @@ class Connections:
             connection.close()
 
 
-def _hears_something(connection: Connection) -> bool:
-    """Say whether there is something to read on an idle connection: it has ended, then."""
+def _is_readable(connection: Connection) -> bool:
+    """Return whether an idle connection has something to read, which means that it was closed."""
     if connection.closed:
         return True
     poll = select.poll()
@@ -338,42 +335,42 @@ def _hears_something(connection: Connection) -> bool:
     return bool(poll.poll(0))
 
 
-# A password that is asked for at each new connection, since it may have expired by then
+# The password, requested for each new connection, since it may have expired
 
 
 Password: TypeAlias = str | Callable[[], str | Awaitable[str]]
-"""A password, or what returns one."""
+"""A password, or a function that returns one, plain or async."""
 
 
 def password_reader(password: Password, location: str, timeout: float) -> Callable[[], str]:
-    """Return what gives the password, for threads of the event loop that this is called on.
+    """Return a function that reads the password, for threads of the current event loop.
 
-    A plain function is called in the thread that connects; what it returns is awaited on the
-    event loop if it is awaitable.
+    *password* is called in the thread that connects; an awaitable result is awaited on the event
+    loop.
     """
     token = anyio.lowlevel.current_token()
 
-    async def awaited(coming: Awaitable[str]) -> str:
+    async def awaited(awaitable_: Awaitable[str]) -> str:
         with anyio.fail_after(timeout):
-            return await coming
+            return await awaitable_
 
     def read() -> str:
         try:
-            found = password if isinstance(password, str) else password()
-            if inspect.isawaitable(found):
-                found = anyio.from_thread.run(awaited, found, token=token)
+            secret = password if isinstance(password, str) else password()
+            if inspect.isawaitable(secret):
+                secret = anyio.from_thread.run(awaited, secret, token=token)
         except PerdureError:
             raise
         except Exception as error:
             kind = type(error).__name__  # its text may hold anything
             message = (
-                f"cannot reach {location}: its password= failed with {kind}: see that it returns "
-                "a password; saving goes on by itself"
+                f"cannot reach {location}: its password= failed with {kind}: make sure that it "
+                "returns a password; saving resumes by itself"
             )
             raise StoreUnavailableError(message) from error
-        if not isinstance(found, str):
-            message = f"password= returned a {type(found).__name__}: it has to return text"
+        if not isinstance(secret, str):
+            message = f"password= returned a {type(secret).__name__}: it has to return text"
             raise ConfigError(message, option="password")
-        return found
+        return secret
 
     return read

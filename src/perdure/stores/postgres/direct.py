@@ -1,9 +1,9 @@
-"""An append without a thread: sent from the event loop, which also waits for the answer.
+"""Append without a thread: sent from the event loop, which also waits for the answer.
 
-In a process whose event loop is busy a thread waits up to 5 ms for the interpreter's lock
-each time that it has something to do. Where a connection stands ready and every batch is what
-the log expects next, nothing blocks: the statement goes out and the loop is told when
-its answer is there. Whatever is not that plain is left to a thread.
+In a process with a busy event loop, a thread waits up to 5 ms for the interpreter's lock each time
+it has something to do. If a connection is idle and every batch is what its log expects next,
+nothing blocks: the statement is sent, and the loop waits for the socket. All other appends are
+left to a thread.
 """
 
 from __future__ import annotations
@@ -18,32 +18,35 @@ from perdure.stores.postgres.connections import Connection, Connections
 from perdure.stores.postgres.errors import is_broken, outcome_of
 from perdure.stores.postgres.log import AppendMany, EncodedBatch, arrays
 from perdure.stores.postgres.prepared import PreparedStatement
-from perdure.stores.postgres.rows import Holding
+from perdure.stores.postgres.rows import HeldSessionsByKey
 from perdure.stores.postgres.statements import Statements
 
 MOST_BYTES = 1024 * 1024
-"""Payloads in one statement; encoding more would hold up the event loop."""
+"""Maximum bytes of payload in one statement; encoding more would block the event loop."""
 
 
 async def append(
-    connections: Connections, sql: Statements, held: Holding, batches: Sequence[Batch]
+    connections: Connections,
+    sql: Statements,
+    held_sessions: HeldSessionsByKey,
+    batches: Sequence[Batch],
 ) -> list[Outcome | None]:
-    """Append what can be appended at once; None for each batch that a thread has to look at.
+    """Append the batches without blocking, or return None for each that needs a thread.
 
     Cancelling it closes its connection: the server has the whole statement, or does nothing.
     """
-    nothing: list[Outcome | None] = [None] * len(batches)
+    unsent: list[Outcome | None] = [None] * len(batches)
     size = sum([len(entry.payload) for batch in batches for entry in batch.records])
     connection = None if size > MOST_BYTES else connections.take_ready(sql.append.is_ready)
     if connection is None:
-        return nothing
+        return unsent
     try:
-        work = AppendMany(sql, held, batches)
-        ready, unknown = work.first_round()
+        appends = AppendMany(sql, held_sessions, batches)
+        ready, unknown = appends.encode_ready()
         if unknown or not ready:
-            return nothing
+            return unsent
         with connections.watched(connection):
-            return await _send(connections, sql.append, connection, work, ready)
+            return await _send(connections, sql.append, connection, appends, ready)
     except BaseException:
         connection.close()
         raise
@@ -55,40 +58,40 @@ async def _send(
     connections: Connections,
     statement: PreparedStatement,
     connection: Connection,
-    work: AppendMany,
+    appends: AppendMany,
     ready: list[EncodedBatch],
 ) -> list[Outcome | None]:
-    ready.sort(key=lambda one: one.held.id)
+    ready.sort(key=lambda batch: batch.session.id)
     try:
         moved = await _exchange(statement, connection, arrays(ready))
     except connections.errors as error:
-        broken = is_broken(error, connection)
-        mapped = connections.failed(error, connection, "write to")
-        return list(work.end(outcome_of(mapped, broken=broken)))
-    except OSError as error:  # the loop could not watch a connection that has just ended
+        is_lost = is_broken(error, connection)
+        converted = connections.handle_error(error, connection, "write to")
+        return list(appends.fill_outcomes(outcome_of(converted, is_lost=is_lost)))
+    except OSError as error:  # the loop could not watch a connection that was just closed
         connection.close()
         message = "the connection was lost while its answer was due"
-        lost = StoreUnavailableError(message)
-        lost.__cause__ = error
-        return list(work.end(Outcome(Status.IN_DOUBT, lost)))
+        error_ = StoreUnavailableError(message)
+        error_.__cause__ = error
+        return list(appends.fill_outcomes(Outcome(Status.IN_DOUBT, error_)))
     if moved is not None:
-        work.settle(ready, moved)
-    return work.outcomes
+        appends.mark_appended(ready, moved)
+    return appends.outcomes
 
 
 async def _exchange(
     statement: PreparedStatement, connection: Connection, values: Sequence[bytes]
 ) -> set[int] | None:
-    """Send the statement and wait for its answer; None when it has to be prepared again."""
+    """Send the statement and wait for its answer; None if it has to be prepared again."""
     pgconn = connection.pgconn
-    place = connection.fileno()
+    fd = connection.fileno()
     statement.send(connection, values)
     while pgconn.flush():
-        await anyio.wait_writable(place)
+        await anyio.wait_writable(fd)
     while pgconn.is_busy():
-        await anyio.wait_readable(place)
+        await anyio.wait_readable(fd)
         pgconn.consume_input()
     result = pgconn.get_result()
     while pgconn.get_result() is not None:
         pass
-    return statement.received(connection, result)
+    return statement.result_ids(connection, result)

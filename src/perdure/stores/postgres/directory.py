@@ -1,4 +1,4 @@
-"""The directory's blocking part: what there is, and how it goes."""
+"""Directory of sessions and tenants, and removing: delete, trim and scrub. Blocking."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from perdure.records.frames import open_sealed
 from perdure.records.keys import SessionKey
 from perdure.store import SessionInfo
 from perdure.stores.postgres.connections import Connection
-from perdure.stores.postgres.documents import plain
-from perdure.stores.postgres.log import require
+from perdure.stores.postgres.documents import without_nul
+from perdure.stores.postgres.log import require_held
 from perdure.stores.postgres.settings import quoted
 from perdure.stores.postgres.statements import Statements
 
@@ -24,11 +24,11 @@ _SCRUBBED = (
     "sessions",
 )
 _SCRUB_LOCK = 60
-"""Seconds that a scrub waits until nobody uses a table."""
+"""Seconds that a scrub waits for the lock on a table."""
 
 
 class PostgresListQuery(NamedTuple):
-    """Which sessions to list."""
+    """Filters and page of a listing."""
 
     tenant: str
     owner: str | None
@@ -38,16 +38,18 @@ class PostgresListQuery(NamedTuple):
     limit: int
 
 
-def listed(connection: Connection, sql: Statements, wanted: PostgresListQuery) -> list[SessionInfo]:
+def list_sessions(
+    connection: Connection, sql: Statements, query: PostgresListQuery
+) -> list[SessionInfo]:
     """List a tenant's sessions by key."""
-    tenant, owner, tag, prefix, after, limit = wanted
+    tenant, owner, tag, prefix, after, limit = query
     rows = connection.execute(
         sql["sessions"],
         {
             "tenant": tenant,
-            "owner": plain(owner),
-            "tag": plain(tag),
-            "prefix": plain(prefix),
+            "owner": without_nul(owner),
+            "tag": without_nul(tag),
+            "prefix": without_nul(prefix),
             "end": end_of(prefix),
             "agent": after.agent if after else "",
             "session": after.session if after else "",
@@ -62,56 +64,68 @@ def listed(connection: Connection, sql: Statements, wanted: PostgresListQuery) -
             head=head,
             created_at=created,
             updated_at=updated,
-            owner=of,
+            owner=about_owner,
             title=title,
             tags=tuple(tags or ()),
             turns=turns or 0,
             damaged=sealed is not None and open_sealed(sealed) is None,
         )
-        for agent, session, epoch, head, created, updated, of, title, tags, turns, sealed in rows
+        for (
+            agent,
+            session,
+            epoch,
+            head,
+            created,
+            updated,
+            about_owner,
+            title,
+            tags,
+            turns,
+            sealed,
+        ) in rows
     ]
 
 
 def end_of(prefix: str) -> str | None:
-    """Return the first text behind all that begin with a prefix, None where there is none.
+    """Return the first text after all those with a prefix, None if there is none.
 
     >>> end_of("app/")
     'app0'
     """
-    for place in range(len(prefix) - 1, -1, -1):
-        code = ord(prefix[place]) + 1
-        if code == 0xD800:  # what follows up to 0xE000 is no text
+    for index in range(len(prefix) - 1, -1, -1):
+        code = ord(prefix[index]) + 1
+        if code == 0xD800:  # surrogates, up to 0xE000, are not text
             code = 0xE000
         if code <= 0x10FFFF:
-            return prefix[:place] + chr(code)
+            return prefix[:index] + chr(code)
     return None
 
 
 def tenants(connection: Connection, sql: Statements) -> list[str]:
-    """List the tenants that have anything here."""
+    """List the tenants that have sessions or blobs, by name."""
     return [row[0] for row in connection.execute(sql["tenants"])]
 
 
 def delete(connection: Connection, sql: Statements, key: SessionKey, epoch: int) -> None:
-    """Remove what a session owns; its row stays, with its epoch."""
+    """Remove all that a session owns; its row stays, with its epoch."""
     with connection.transaction():
-        row_id = require(connection, sql, key, epoch)
+        row_id = require_held(connection, sql, key, epoch)
         connection.execute(sql["delete"], {"id": row_id})
 
 
 def trim(connection: Connection, sql: Statements, key: SessionKey, epoch: int, below: int) -> int:
-    """Remove the commits that end before a record."""
+    """Remove the commits whose records are all below *below*; return how many bytes they had."""
     with connection.transaction():
-        row_id = require(connection, sql, key, epoch)
-        found = connection.execute(sql["trim"], {"id": row_id, "below": below}).fetchone()
-    return int(found[0]) if found else 0
+        row_id = require_held(connection, sql, key, epoch)
+        row = connection.execute(sql["trim"], {"id": row_id, "below": below}).fetchone()
+    return int(row[0]) if row else 0
 
 
 def scrub(connection: Connection, sql: Statements) -> None:
-    """Rewrite the tables, so that nothing is left of rows that were removed.
+    """Rewrite the tables, so that no bytes of removed rows remain in them.
 
-    The server's log of writes goes on holding them until it is recycled; a checkpoint, where
-    this user may ask for one, brings that nearer.
+    The server's write-ahead log holds them until it is recycled; a checkpoint, if this user may
+    request one, speeds that up.
     """
     name = quoted(sql.schema)
     try:
@@ -123,4 +137,4 @@ def scrub(connection: Connection, sql: Statements) -> None:
         if connection.execute(query).fetchone() == (True,):
             connection.execute(b"CHECKPOINT", prepare=False)
     finally:
-        connection.close()  # it has other settings than the rest
+        connection.close()  # it has other settings than the pool's

@@ -1,7 +1,7 @@
-"""Documents and manifests: the blocking part.
+"""Documents and manifests. Blocking.
 
-A fold is one transaction, and a read is one statement: no reader sees half of a fold. A
-manifest is sealed, and one that fails its checksum counts as lost: the log has it all.
+A fold is one transaction, and a read is one statement: no reader sees part of a fold. A manifest
+carries a checksum, and one that fails it counts as lost: the log has all of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.records.manifest import FORMAT, Manifest
 from perdure.records.stored import matched
 from perdure.store import Documents
 from perdure.stores.postgres.connections import Connection
-from perdure.stores.postgres.log import require
+from perdure.stores.postgres.log import require_held
 from perdure.stores.postgres.statements import Statements
 
 _log = logging.getLogger("perdure")
@@ -34,7 +34,7 @@ def read(
     connection: Connection, sql: Statements, key: SessionKey, names: Collection[str] | None
 ) -> Documents:
     """Read documents, each checked against the manifest's hash."""
-    wanted = {
+    parameters = {
         "tenant": key.tenant,
         "agent": key.agent,
         "session": key.session,
@@ -42,13 +42,13 @@ def read(
     }
     head, sealed = 0, b""
     stored: dict[str, bytes] = {}
-    for row in connection.execute(sql["documents"], wanted, binary=True):
+    for row in connection.execute(sql["documents"], parameters, binary=True):
         if row[1] is not None:
             head, sealed = row[0], row[1]
         else:
             stored[row[2].decode("utf-8", "replace")] = row[3]
     manifest = _manifest(key, sealed, head) if sealed else None
-    if manifest is None:  # lost, or damaged: what there is of documents matches nothing
+    if manifest is None:  # missing or damaged: no stored document can be verified
         return Documents(damaged=tuple(sorted(stored)), remains=stored)
     return matched(manifest, stored, names)
 
@@ -96,19 +96,19 @@ def write(
 ) -> None:
     """Replace documents and the manifest in one transaction."""
     listed = {name: _hash(name) for name in manifest.documents}
-    given = [name for name in documents if name in listed]
+    written = [name for name in documents if name in listed]
     sealed = seal(msgspec.json.encode(manifest))
     about = manifest.about
     with connection.transaction():
-        row_id = require(connection, sql, key, manifest.epoch)
-        if given:
+        row_id = require_held(connection, sql, key, manifest.epoch)
+        if written:
             connection.execute(
                 sql["write_documents"],
                 (
                     row_id,
-                    [listed[name] for name in given],
-                    [name.encode() for name in given],
-                    [documents[name] for name in given],
+                    [listed[name] for name in written],
+                    [name.encode() for name in written],
+                    [documents[name] for name in written],
                 ),
             )
         connection.execute(sql["drop_documents"], (row_id, list(listed.values())))
@@ -117,16 +117,16 @@ def write(
             (
                 row_id,
                 sealed,
-                plain(about.title),
-                plain(about.owner),
-                [plain(tag) for tag in about.tags],
+                without_nul(about.title),
+                without_nul(about.owner),
+                [without_nul(tag) for tag in about.tags],
                 manifest.counters.get("turns", 0),
             ),
         )
 
 
-def plain(text: str | None) -> str | None:
-    """Return a text as a column of type text can hold it: without NUL.
+def without_nul(text: str | None) -> str | None:
+    """Return a text in the form that a text column can hold: without NUL.
 
     >>> plain("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
     True

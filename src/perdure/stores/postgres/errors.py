@@ -1,9 +1,8 @@
-"""The driver's errors in perdure's words: what, where, and how to mend it.
+"""Mapping from the driver's errors to perdure's: what failed, where, and how to fix it.
 
-PostgreSQL names each error by five characters, whose first two are its class; that, and
-whether the connection still stands, is all that is decided on. An error that the server
-itself reports took its transaction back. A connection that broke leaves open what
-became of a commit.
+PostgreSQL identifies each error by five characters, whose first two are its class. Only that, and
+whether the connection is still open, decides. An error that the server itself reports has rolled
+its transaction back. After a lost connection, a commit may or may not be durable.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ if TYPE_CHECKING:
 
 
 _VALUES = frozenset({"22", "54"})
-"""Classes of errors that are the values' own fault."""
+"""Classes of errors that the values themselves cause."""
 _ENDING = "57P"
-"""The server is going down, or comes up, or ended this connection: perhaps after a commit."""
+"""The server is shutting down, starting up, or ended this connection: perhaps after a commit."""
 
 _CURES = {
-    "08": "see that the server runs and can be reached; saving goes on by itself",
-    "23": "the tables were changed by somebody else: restore them from a copy",
+    "08": "make sure that the server runs and can be reached; saving resumes by itself",
+    "23": "another program changed the tables: restore them from a copy",
     "25": "the server takes no writes now, as a standby does: connect to the primary "
     "(target_session_attrs=read-write)",
-    "28": "look at user, password and pg_hba.conf",
+    "28": "check user, password and pg_hba.conf",
     "3D": "create the database first",
     "3F": "the schema was removed while it was in use: open the store again",
-    "40": "it gave way to other transactions again and again: look at pg_stat_activity",
-    "42": "the schema was changed by somebody else: open the store again",
+    "40": "it was rolled back for other transactions several times: look at pg_stat_activity",
+    "42": "another program changed the schema: open the store again",
     "42501": "grant this user USAGE and CREATE on the schema, and its tables",
-    "53": "the server has no more of a resource; saving goes on by itself",
-    "53100": "the server's disk is full: free some room; saving goes on by itself",
+    "53": "the server has run out of a resource; saving resumes by itself",
+    "53100": "the server's disk is full: free some room; saving resumes by itself",
     "53300": "the server has too many connections: lower ?connections=, or raise max_connections",
     "55P03": "another transaction holds a lock for too long: look at pg_stat_activity",
-    "57014": "it took too long: look at the server's load, and at pg_stat_activity",
-    "57P": "the server is going down or coming up; saving goes on by itself",
-    "58": "the server's disk reports an error: look at it before anything else",
-    "XX": "the server reports damage: look at its log before anything else",
+    "57014": "it took too long: check the server's load, and pg_stat_activity",
+    "57P": "the server is shutting down or starting up; saving resumes by itself",
+    "58": "the server's disk reports an error: check it before anything else",
+    "XX": "the server reports damage: check its log before anything else",
 }
 _WORDS = (
     ("authentication", "28"),
@@ -50,39 +49,39 @@ _WORDS = (
     ("starting up", "57P"),
     ("shutting down", "57P"),
 )
-"""Before there is a connection, libpq has no codes but only words."""
+"""Before there is a connection, libpq has no codes, only messages."""
 
 
-def trouble(error: psycopg.Error, doing: str, where: str) -> PerdureError:
-    """Return what to raise for *error*, met while *doing* something to the store *where*."""
-    code = error.sqlstate or _guessed(str(error))
-    said = " ".join((error.diag.message_primary or str(error) or type(error).__name__).split())
+def perdure_error(error: psycopg.Error, doing: str, location: str) -> PerdureError:
+    """Return the error to raise for *error*, met while *doing* something to the store."""
+    code = error.sqlstate or _code_of_text(str(error))
+    text = " ".join((error.diag.message_primary or str(error) or type(error).__name__).split())
     if code[:2] in _VALUES:
-        message = f"{where} cannot {doing} this: {said}"
+        message = f"{location} cannot {doing} this: {text}"
         return NotStorableError(message, sqlstate=code)
     cure = _CURES.get(code) or _CURES.get(code[:3]) or _CURES.get(code[:2]) or _CURES["08"]
-    return StoreUnavailableError(f"cannot {doing} {where}: {said}: {cure}", sqlstate=code)
+    return StoreUnavailableError(f"cannot {doing} {location}: {text}: {cure}", sqlstate=code)
 
 
-def _guessed(text: str) -> str:
+def _code_of_text(text: str) -> str:
     return next((code for word, code in _WORDS if word in text), "08")
 
 
 def is_broken(error: psycopg.Error, connection: psycopg.Connection[object]) -> bool:
-    """Say whether the connection was lost, so that nobody knows what was committed."""
+    """Return whether the connection was lost, so that a commit may or may not be durable."""
     code = error.sqlstate
     return connection.broken or connection.closed or code is None or code.startswith(_ENDING)
 
 
-def gave_way(error: psycopg.Error) -> bool:
-    """Say whether the server ended a transaction for the sake of another, as in a deadlock."""
+def is_rollback(error: psycopg.Error) -> bool:
+    """Return whether the server rolled back in favor of another transaction, as in a deadlock."""
     return (error.sqlstate or "").startswith("40")
 
 
-def outcome_of(mapped: PerdureError, *, broken: bool) -> Outcome:
-    """Return what an error means for every batch of the statement that met it."""
-    if broken:
-        return Outcome(Status.IN_DOUBT, mapped)
-    if isinstance(mapped, NotStorableError):
-        return Outcome(Status.PERMANENT, mapped)
-    return Outcome(Status.TRANSIENT, mapped)
+def outcome_of(error: PerdureError, *, is_lost: bool) -> Outcome:
+    """Return the outcome of an error for every batch of the statement that met it."""
+    if is_lost:
+        return Outcome(Status.IN_DOUBT, error)
+    if isinstance(error, NotStorableError):
+        return Outcome(Status.PERMANENT, error)
+    return Outcome(Status.TRANSIENT, error)

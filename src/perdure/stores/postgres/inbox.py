@@ -1,4 +1,4 @@
-"""The inbox's blocking part: items in the order of their posts, each op id once while it waits."""
+"""Inbox and dead letters: items in the order of their posts, each pending op id once. Blocking."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.postgres.connections import Connection
-from perdure.stores.postgres.leases import channel_of, locked
-from perdure.stores.postgres.log import lost, require, state_of
+from perdure.stores.postgres.leases import channel_of, lock_session
+from perdure.stores.postgres.log import lease_lost_error, require_held, state_of
 from perdure.stores.postgres.rows import MAX_RECORD_BYTES
 from perdure.stores.postgres.statements import Statements
 
@@ -27,7 +27,7 @@ def post(
     items: Sequence[PendingItem],
     limit: InboxLimit | None,
 ) -> int:
-    """Leave items for a session."""
+    """Insert items, and notify the holder; return how many were new."""
     for item in items:
         if len(item.payload) > MAX_RECORD_BYTES:
             message = (
@@ -38,52 +38,54 @@ def post(
     ops = [_hash(item.op_id) for item in items]
     sealed = [seal(msgspec.json.encode(item)) for item in items]
     with connection.transaction():
-        # Under the session's lock: whoever takes it next finds the items, or is told of them.
-        state = locked(connection, sql, key)
-        given = (state.id, ops, sealed, state.id, limit is not None)
-        found = connection.execute(sql["post"], given).fetchone()
-        new, added, count, size = map(int, found or (0, 0, 0, 0))
-        if limit is not None:  # too many: the transaction is given up
+        # Under the session's lock: the next holder finds the items, or is notified of them.
+        state = lock_session(connection, sql, key)
+        values = (state.id, ops, sealed, state.id, limit is not None)
+        counts = connection.execute(sql["post"], values).fetchone()
+        new, added, count, size = map(int, counts or (0, 0, 0, 0))
+        if limit is not None:  # too many: the transaction is rolled back
             limit.require_room(key, waiting=count, size=size, new=new, added=added)
         if new and state.epoch and not state.released:
             channel = channel_of(sql.schema, state.owner)
-            told = {"owner": state.owner, "id": state.id, "channel": channel}
-            connection.execute(sql["tell"], told)
+            request = {"owner": state.owner, "id": state.id, "channel": channel}
+            connection.execute(sql["tell"], request)
     return new
 
 
 def take(
     connection: Connection, sql: Statements, key: SessionKey, epoch: int, limit: int
 ) -> list[PendingItem]:
-    """Return what waits for a session."""
+    """Return a session's pending items, oldest first."""
     state = state_of(connection, sql, key)
     if state is None and not epoch:
         return []
     if state is None or state.epoch != epoch:
-        raise lost(key, epoch, state)
+        raise lease_lost_error(key, epoch, state)
     rows = connection.execute(sql["waiting"], (state.id, max(limit, 0)), binary=True).fetchall()
-    items = [_opened(*row) for row in rows]
-    return [_named(item, items) if item.op_id.startswith(UNREADABLE) else item for item in items]
+    items = [_decoded(*row) for row in rows]
+    return [
+        _with_op_id(item, items) if item.op_id.startswith(UNREADABLE) else item for item in items
+    ]
 
 
-def _opened(number: int, op: bytes, item: bytes) -> PendingItem:
+def _decoded(number: int, op_hash: bytes, item: bytes) -> PendingItem:
     body = open_sealed(item)
     if body is not None:
-        posted = json.decode(body, PendingItem)
-        if _hash(posted.op_id) == op:
-            return posted
-    damage = f"item {number} of the table inbox does not fit its checksum"
-    return PendingItem(f"{UNREADABLE}{op.hex()}", "", item, 0.0, damage)
+        pending = json.decode(body, PendingItem)
+        if _hash(pending.op_id) == op_hash:
+            return pending
+    damage = f"item {number} of the table inbox does not match its checksum"
+    return PendingItem(f"{UNREADABLE}{op_hash.hex()}", "", item, 0.0, damage)
 
 
-def _named(damaged: PendingItem, page: Sequence[PendingItem]) -> PendingItem:
-    """Return a damaged item by its op id if its post's other items tell it.
+def _with_op_id(damaged: PendingItem, page: Sequence[PendingItem]) -> PendingItem:
+    """Return a damaged item with its op id, if its post's other items allow to derive it.
 
-    Half a post is not to be delivered, and all that is left of this one's id is its hash.
+    A post must not be delivered in part, and only the hash of this item's id is readable.
     """
     for item in page:
-        for place in range(len(page) + 1):
-            op_id = f"{item.key}/{place}"
+        for index in range(len(page) + 1):
+            op_id = f"{item.key}/{index}"
             if _unreadable(op_id) == damaged.op_id:
                 return msgspec.structs.replace(damaged, op_id=op_id)
     return damaged
@@ -98,8 +100,8 @@ def settle(
 ) -> None:
     """Remove items."""
     with connection.transaction():
-        row_id = require(connection, sql, key, epoch)
-        connection.execute(sql["settle"], (row_id, [_op(op_id) for op_id in op_ids]))
+        row_id = require_held(connection, sql, key, epoch)
+        connection.execute(sql["settle"], (row_id, [_row_hash(op_id) for op_id in op_ids]))
 
 
 def reject(
@@ -110,17 +112,17 @@ def reject(
     letters: Sequence[DeadLetter],
 ) -> None:
     """Move items to the dead letters."""
-    newest = {_op(one.item.op_id): encode_dead_letter(key, one) for one in letters}
+    newest = {_row_hash(letter.item.op_id): encode_dead_letter(key, letter) for letter in letters}
     with connection.transaction():
-        row_id = require(connection, sql, key, epoch)
+        row_id = require_held(connection, sql, key, epoch)
         values = {"id": row_id, "ops": list(newest), "letters": list(newest.values())}
         connection.execute(sql["reject"], values)
 
 
 def dead_letters(connection: Connection, sql: Statements, key: SessionKey) -> list[DeadLetter]:
     """Return a session's dead letters."""
-    place = (key.tenant, key.agent, key.session)
-    rows = connection.execute(sql["dead_letters"], place, binary=True).fetchall()
+    values = (key.tenant, key.agent, key.session)
+    rows = connection.execute(sql["dead_letters"], values, binary=True).fetchall()
     return oldest_first(
         [decode_dead_letter(key, f"{UNREADABLE}{op.hex()}", letter) for op, letter in rows]
     )
@@ -130,25 +132,25 @@ def drop_dead_letters(
     connection: Connection, sql: Statements, key: SessionKey, op_ids: Collection[str]
 ) -> int:
     """Remove dead letters, and return how many there were."""
-    ops = [_op(op_id) for op_id in op_ids]
-    place = (key.tenant, key.agent, key.session, ops)
-    found = connection.execute(sql["drop_dead_letters"], place).fetchone()
-    return int(found[0]) if found else 0
+    ops = [_row_hash(op_id) for op_id in op_ids]
+    values = (key.tenant, key.agent, key.session, ops)
+    row = connection.execute(sql["drop_dead_letters"], values).fetchone()
+    return int(row[0]) if row else 0
 
 
 def waiting(connection: Connection, sql: Statements, dead_letters: bool) -> list[SessionKey]:  # noqa: FBT001  # passed on by position
-    """List the sessions for which something waits."""
+    """List the sessions that have pending items, or dead letters, by key."""
     rows = connection.execute(sql["with_dead_letters" if dead_letters else "inboxes"])
     return sorted(SessionKey(agent, session, tenant) for tenant, agent, session in rows)
 
 
-def _op(op_id: str) -> bytes:
-    """Return what a row is found by."""
+def _row_hash(op_id: str) -> bytes:
+    """Return the hash that a row is found by."""
     if op_id.startswith(UNREADABLE):
         try:
             return bytes.fromhex(op_id.removeprefix(UNREADABLE))
         except ValueError:
-            pass  # somebody's own op id
+            pass  # a caller's own op id
     return _hash(op_id)
 
 

@@ -1,7 +1,7 @@
-"""Who writes a session, who asks for it, and the owners' heartbeats: the blocking part.
+"""Leases, handover requests and the owners' heartbeats. Blocking.
 
-An epoch is given in the transaction that locks the session's row and appends the epoch
-record. Nothing here compares clocks: a beat is a number that grows.
+An epoch is granted in the transaction that locks the session's row and appends the epoch record.
+Nothing here compares clocks: a heartbeat is a counter.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from perdure.stores.postgres.statements import Statements
 
 
 class HeartbeatReply(NamedTuple):
-    """What a heartbeat brought, and the numbers by which to say that it was heard."""
+    """The requests that a heartbeat returned, and their ids for the next one to acknowledge."""
 
-    asked: HeartbeatRequests
+    requests: HeartbeatRequests
     ids: tuple[int, ...]
 
 
 def channel_of(schema: str, owner: str) -> str:
-    """Return the channel on which an owner is told that there is news."""
+    """Return the channel on which an owner is notified."""
     return "perdure_" + hashlib.sha256(f"{schema}\0{owner}".encode()).hexdigest()[:32]
 
 
-def enter(connection: Connection, sql: Statements, owner: str) -> None:
-    """Make an owner known."""
+def register_owner(connection: Connection, sql: Statements, owner: str) -> None:
+    """Register an owner."""
     connection.execute(
         sql["enter"],
         {
@@ -49,78 +49,78 @@ def enter(connection: Connection, sql: Statements, owner: str) -> None:
     )
 
 
-def leave(connection: Connection, sql: Statements, owner: str) -> None:
-    """Say that an owner has closed its store."""
+def unregister_owner(connection: Connection, sql: Statements, owner: str) -> None:
+    """Record that an owner has closed its store."""
     connection.execute(sql["leave"], (owner,))
 
 
 def tenant_id(connection: Connection, sql: Statements, tenant: str) -> int:
-    """Return a tenant's number, and give it one if it has none."""
-    found = connection.execute(sql["tenant"], (tenant,)).fetchone()
-    if found is None:
+    """Return a tenant's number, assigned on first use."""
+    row = connection.execute(sql["tenant"], (tenant,)).fetchone()
+    if row is None:
         connection.execute(sql["add_tenant"], (tenant,))
-        found = connection.execute(sql["tenant"], (tenant,)).fetchone()
-    if found is None:
-        raise StoreUnavailableError("a tenant that was just added is not there: try again")
-    return int(found[0])
+        row = connection.execute(sql["tenant"], (tenant,)).fetchone()
+    if row is None:
+        raise StoreUnavailableError("a tenant that was just added is missing: try again")
+    return int(row[0])
 
 
-def locked(connection: Connection, sql: Statements, key: SessionKey) -> SessionState:
-    """Lock a session's row until the transaction ends; make it if there is none."""
-    place = (tenant_id(connection, sql, key.tenant), key.agent, key.session)
-    found = connection.execute(sql["lock_session"], place).fetchone()
-    if found is None:
-        connection.execute(sql["add_session"], place)
-        found = connection.execute(sql["lock_session"], place).fetchone()
-    if found is None:
-        raise StoreUnavailableError("a session that was just added is not there: try again")
-    return SessionState(*found)
+def lock_session(connection: Connection, sql: Statements, key: SessionKey) -> SessionState:
+    """Lock a session's row until the transaction ends; insert it if it is missing."""
+    values = (tenant_id(connection, sql, key.tenant), key.agent, key.session)
+    row = connection.execute(sql["lock_session"], values).fetchone()
+    if row is None:
+        connection.execute(sql["add_session"], values)
+        row = connection.execute(sql["lock_session"], values).fetchone()
+    if row is None:
+        raise StoreUnavailableError("a session that was just added is missing: try again")
+    return SessionState(*row)
 
 
 def acquire(
     connection: Connection, sql: Statements, key: SessionKey, after: int, owner: str
 ) -> tuple[HeldLease, OwnedSession]:
-    """Take a session with the next epoch, and append the epoch record."""
+    """Acquire a session with the next epoch, and append the epoch record."""
     with connection.transaction():
-        before = locked(connection, sql, key)
-        if before.epoch != after:
+        previous = lock_session(connection, sql, key)
+        if previous.epoch != after:
             message = (
-                f"{key} is at epoch {before.epoch}, not {after}: look again who holds it, then "
-                "ask for a handover or wait"
+                f"{key} is at epoch {previous.epoch}, not {after}: read its holder again, then "
+                "request a handover or wait"
             )
-            raise LeaseHeldError(message, key=key, epoch=before.epoch)
-        epoch, head, created = after + 1, before.head + 1, before.head == 0
+            raise LeaseHeldError(message, key=key, epoch=previous.epoch)
+        epoch, head, created = after + 1, previous.head + 1, previous.head == 0
         record = Entry(EPOCH, msgspec.json.encode({"owner": owner}))
-        lines, crc = encode([record], first=head, epoch=epoch, crc=before.crc)
+        lines, crc = encode([record], first=head, epoch=epoch, crc=previous.crc)
         connection.execute(
             sql["take"],
             {
-                "id": before.id,
+                "id": previous.id,
                 "epoch": epoch,
                 "owner": owner,
                 "head": head,
                 "crc": crc,
-                "seed": before.crc,
+                "seed": previous.crc,
                 "lines": lines,
-                "life": epoch if created else before.life,
-                "since": 1 if created else before.since,
+                "life": epoch if created else previous.life,
+                "since": 1 if created else previous.since,
             },
         )
-    return HeldLease(key, epoch, head, created), OwnedSession(before.id, epoch, head, crc, owner)
+    return HeldLease(key, epoch, head, created), OwnedSession(previous.id, epoch, head, crc, owner)
 
 
 def holder(connection: Connection, sql: Statements, key: SessionKey) -> LeaseState | None:
-    """Say who has a session."""
-    found = connection.execute(sql["holder"], (key.tenant, key.agent, key.session)).fetchone()
-    if found is None:
+    """Return who holds, or last held, a session; None if it never had a holder."""
+    row = connection.execute(sql["holder"], (key.tenant, key.agent, key.session)).fetchone()
+    if row is None:
         return None
-    epoch, owner, released, deleted, closed, counted, host, pid = found
+    epoch, owner, released, deleted, closed, renew_heartbeat, host, pid = row
     return LeaseState(
         epoch=epoch,
         owner=owner,
         released=released,
         alive=False if closed else None,
-        beat=counted or 0,
+        beat=renew_heartbeat or 0,
         deleted=deleted,
         host=host or "",
         pid=pid or 0,
@@ -128,14 +128,14 @@ def holder(connection: Connection, sql: Statements, key: SessionKey) -> LeaseSta
 
 
 def release(connection: Connection, sql: Statements, key: SessionKey, epoch: int) -> None:
-    """Say that an epoch's holder writes no more."""
+    """Mark a session as released, if the epoch still holds it."""
     connection.execute(sql["release"], (key.tenant, key.agent, key.session, epoch))
 
 
-def beat(
-    connection: Connection, sql: Statements, owner: str, heard: tuple[int, ...]
+def renew_heartbeat(
+    connection: Connection, sql: Statements, owner: str, reported: tuple[int, ...]
 ) -> HeartbeatReply:
-    """Renew a heartbeat; return what others want that was not heard yet, and their counters."""
+    """Renew a heartbeat; return requests not yet reported, and the other owners' counters."""
     rows = connection.execute(
         sql["beat"],
         {
@@ -143,25 +143,25 @@ def beat(
             "first": first_beat(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "heard": list(heard),
+            "heard": list(reported),
         },
     ).fetchall()
-    wanted: dict[bool, list[SessionKey]] = {True: [], False: []}
+    by_kind: dict[bool, list[SessionKey]] = {True: [], False: []}
     beats: dict[str, int] = {}
     ids: list[int] = []
-    for number, mail, name, agent, session, held in rows:
+    for number, mail, name, agent, session, is_held in rows:
         if mail is None:
             beats[name] = number
             continue
         ids.append(number)
-        if held:
-            wanted[mail].append(SessionKey(agent, session, name))
-    asked = HeartbeatRequests(tuple(wanted[False]), tuple(wanted[True]), beats)
-    return HeartbeatReply(asked, tuple(ids))
+        if is_held:
+            by_kind[mail].append(SessionKey(agent, session, name))
+    requests = HeartbeatRequests(tuple(by_kind[False]), tuple(by_kind[True]), beats)
+    return HeartbeatReply(requests, tuple(ids))
 
 
-def ask(connection: Connection, sql: Statements, key: SessionKey, owner: str) -> None:
-    """Ask an owner for a session."""
+def request_handover(connection: Connection, sql: Statements, key: SessionKey, owner: str) -> None:
+    """Ask an owner to hand over a session."""
     connection.execute(
         sql["ask"],
         {

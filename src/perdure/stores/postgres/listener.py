@@ -1,7 +1,7 @@
-"""The listener: a connection of its own on which the server says that there is news.
+"""Listener: a separate connection on which the server sends notifications.
 
-A thread that sleeps until the server writes. While it cannot reach the server it tries again,
-ever more slowly, and nobody is told: whoever waits for news wakes up in time by himself.
+A thread that sleeps until the server writes. While it cannot reach the server it retries with
+back-off and reports nothing: the waiting task wakes up by its own timeout.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from perdure.stores.postgres.connections import Connection, Connections
 
 _SLOWEST = 5.0
 """Seconds between two attempts to connect, at most."""
-_CHECK = 30.0
-"""Seconds of silence after which the server is asked whether it is there."""
+_PING = 30.0
+"""Seconds of silence after which the server is pinged."""
 
 
 @final
@@ -39,7 +39,7 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; does not wait for it."""
+        """Stop the thread, without waiting for it."""
         self._stopped.set()
         with self._lock:
             if self._connection is not None:
@@ -67,20 +67,20 @@ class Listener:
                 connection.execute(f"LISTEN {self._channel}".encode(), prepare=False)
                 self._failures = 0
                 self._notify()
-                self._hear(connection)
+                self._wait_for_notifications(connection)
             finally:
                 with self._lock:
                     self._connection = None
 
-    def _hear(self, connection: Connection) -> None:
+    def _wait_for_notifications(self, connection: Connection) -> None:
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         while not self._stopped.is_set():
-            if not poll.poll(_CHECK * 1000):
+            if not poll.poll(_PING * 1000):
                 connection.execute(b"SELECT 1", prepare=False)
             connection.pgconn.consume_input()
-            told = False
+            is_notified = False
             while connection.pgconn.notifies() is not None:
-                told = True
-            if told:
+                is_notified = True
+            if is_notified:
                 self._notify()

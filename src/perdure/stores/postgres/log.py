@@ -1,9 +1,8 @@
-"""The log's blocking part: appends as one statement, and rows read in pages.
+"""Log of a session: appends of many sessions as one statement, and reads in pages. Blocking.
 
-The statement moves each session's head only from where the sender says it is, under the
-sender's epoch, so it fences, and a batch that is sent again finds the head moved. What
-moved is answered with OK; only for the rest the session is looked up, and what the log holds
-compared with what was sent.
+The statement moves each session's head only from where the sender expects it, under the sender's
+epoch: so it fences, and a batch that is sent again finds the head moved. Sessions whose head moved
+are OK; each of the others is looked up, and its log compared with the batch.
 """
 
 from __future__ import annotations
@@ -26,28 +25,28 @@ from perdure.stores.postgres.errors import is_broken, outcome_of
 from perdure.stores.postgres.prepared import bigints, byteas
 from perdure.stores.postgres.rows import (
     CommitRow,
-    Holding,
+    HeldSessionsByKey,
     OwnedSession,
     RowReader,
     SessionState,
-    as_sent,
-    fresh,
-    missing,
+    missing_rows_error,
+    new_entries,
+    refusal_of,
 )
 from perdure.stores.postgres.statements import Statements
 
 ROUNDS = 4
-"""How often a batch is tried whose session changes under it, before the engine waits a little."""
+"""How often a batch is tried whose session changes meanwhile, before the caller backs off."""
 STATEMENT_BYTES = 32 * 1024 * 1024
 PAGE_BYTES = 4 * 1024 * 1024
 PAGE_ROWS = 256
 
 
 class EncodedBatch(NamedTuple):
-    """A batch, or what is left of it, encoded for where its log should end."""
+    """A batch, or its remaining records, encoded for where its log is expected to end."""
 
     place: int
-    held: OwnedSession
+    session: OwnedSession
     lines: bytes
     last: int
     crc: int
@@ -55,7 +54,7 @@ class EncodedBatch(NamedTuple):
 
 
 class RowSpan(NamedTuple):
-    """Which records to read."""
+    """The records to read."""
 
     key: SessionKey
     state: SessionState
@@ -66,23 +65,23 @@ class RowSpan(NamedTuple):
 
 
 class RecordPage(NamedTuple):
-    """Records in a row, and where the next page goes on; None behind the last."""
+    """Consecutive records, and where the next page begins; None after the last."""
 
     records: list[Record]
-    on: int | None
+    next: int | None
 
 
 def state_of(connection: Connection, sql: Statements, key: SessionKey) -> SessionState | None:
-    """Return a session's row; None when it has none."""
-    found = connection.execute(sql["state"], _named(key), binary=True).fetchone()
-    return SessionState(*found) if found else None
+    """Return a session's row, None if it has none."""
+    row = connection.execute(sql["state"], _named(key), binary=True).fetchone()
+    return SessionState(*row) if row else None
 
 
 def _named(key: SessionKey) -> tuple[str, str, str]:
     return key.tenant, key.agent, key.session
 
 
-def lost(key: SessionKey, epoch: int, state: SessionState | None) -> LeaseLostError:
+def lease_lost_error(key: SessionKey, epoch: int, state: SessionState | None) -> LeaseLostError:
     """Return the error for an epoch that is not the newest."""
     newest = state.epoch if state else 0
     message = (
@@ -92,196 +91,200 @@ def lost(key: SessionKey, epoch: int, state: SessionState | None) -> LeaseLostEr
     return LeaseLostError(message, key=key, epoch=epoch, newest=newest)
 
 
-def require(connection: Connection, sql: Statements, key: SessionKey, epoch: int) -> int:
+def require_held(connection: Connection, sql: Statements, key: SessionKey, epoch: int) -> int:
     """Lock a session for its holder until the transaction ends, and return its row's id.
 
     Raises:
         LeaseLostError: The epoch is not the newest.
 
     """
-    found = connection.execute(sql["lock_epoch"], (*_named(key), epoch)).fetchone()
-    if found is None:
-        raise lost(key, epoch, state_of(connection, sql, key))
-    return int(found[0])
+    row = connection.execute(sql["lock_epoch"], (*_named(key), epoch)).fetchone()
+    if row is None:
+        raise lease_lost_error(key, epoch, state_of(connection, sql, key))
+    return int(row[0])
 
 
 @final
 class AppendMany:
-    """One ``append_many``."""
+    """The state of one ``append_many``."""
 
-    def __init__(self, sql: Statements, held: Holding, batches: Sequence[Batch]) -> None:
+    def __init__(
+        self, sql: Statements, held_sessions: HeldSessionsByKey, batches: Sequence[Batch]
+    ) -> None:
         self._sql = sql
-        self._held = held
+        self._held_sessions = held_sessions
         self._batches = batches
         self.outcomes: list[Outcome | None] = [None] * len(batches)
 
-    def first_round(self) -> tuple[list[EncodedBatch], list[int]]:
-        """Return what can be sent as it is, and the places of what has to be looked up."""
+    def encode_ready(self) -> tuple[list[EncodedBatch], list[int]]:
+        """Encode batches that follow a log's known end; return them, and the others' places."""
         ready: list[EncodedBatch] = []
         unknown: list[int] = []
         keys = set()
-        for place, batch in enumerate(self._batches):
-            refused = as_sent(batch)
-            held = self._held.get(batch.key)
-            if refused is not None:
-                self.outcomes[place] = Outcome(Status.PERMANENT, refused)
+        for index, batch in enumerate(self._batches):
+            refusal = refusal_of(batch)
+            session = self._held_sessions.get(batch.key)
+            if refusal is not None:
+                self.outcomes[index] = Outcome(Status.PERMANENT, refusal)
             elif (
-                held is None
-                or (held.epoch, held.head + 1) != (batch.epoch, batch.first)
+                session is None
+                or (session.epoch, session.head + 1) != (batch.epoch, batch.first)
                 or not batch.records
                 or batch.key in keys
             ):
-                unknown.append(place)
+                unknown.append(index)
             else:
                 keys.add(batch.key)
-                self._add(ready, place, held, batch.records)
+                self._add(ready, index, session, batch.records)
         return ready, unknown
 
     def _add(
-        self, ready: list[EncodedBatch], place: int, held: OwnedSession, records: Sequence[Entry]
+        self, ready: list[EncodedBatch], index: int, session: OwnedSession, records: Sequence[Entry]
     ) -> None:
-        first = held.head + 1
+        first = session.head + 1
         try:
-            lines, crc = encode(records, first=first, epoch=held.epoch, crc=held.crc)
+            lines, crc = encode(records, first=first, epoch=session.epoch, crc=session.crc)
         except NotStorableError as error:
-            self.outcomes[place] = Outcome(Status.PERMANENT, error)
+            self.outcomes[index] = Outcome(Status.PERMANENT, error)
             return
         last = first + len(records) - 1
-        ready.append(EncodedBatch(place, held, lines, last, crc, len(lines)))
+        ready.append(EncodedBatch(index, session, lines, last, crc, len(lines)))
 
     def send(self, connection: Connection, ready: list[EncodedBatch]) -> list[int]:
-        """Append what is ready, in parts; return the places of what did not move."""
-        ready.sort(key=lambda one: one.held.id)
-        stayed: list[int] = []
+        """Append encoded batches, in parts; return the places of those that were not appended."""
+        ready.sort(key=lambda batch: batch.session.id)
+        unmoved: list[int] = []
         for part in _parts(ready):
-            stayed += self.settle(part, self._sql.append.run(connection, arrays(part)))
-        return stayed
+            unmoved += self.mark_appended(part, self._sql.append.run(connection, arrays(part)))
+        return unmoved
 
-    def settle(self, part: list[EncodedBatch], moved: set[int]) -> list[int]:
-        """Note what was appended; return the places of the rest."""
-        stayed: list[int] = []
-        for one in part:
-            if one.held.id in moved:
-                one.held.head, one.held.crc = one.last, one.crc
-                self.outcomes[one.place] = Outcome(Status.OK, None, one.written)
+    def mark_appended(self, part: list[EncodedBatch], moved: set[int]) -> list[int]:
+        """Record what was appended; return the places of the others."""
+        unmoved: list[int] = []
+        for batch in part:
+            if batch.session.id in moved:
+                batch.session.head, batch.session.crc = batch.last, batch.crc
+                self.outcomes[batch.place] = Outcome(Status.OK, None, batch.written)
             else:
-                stayed.append(one.place)
-        return stayed
+                unmoved.append(batch.place)
+        return unmoved
 
-    def look(self, connection: Connection, place: int) -> list[EncodedBatch]:
-        """See what the log holds of a batch; return what is left to send."""
-        batch = self._batches[place]
+    def look_up(self, connection: Connection, index: int) -> list[EncodedBatch]:
+        """Read a batch's session again; return the remaining records, encoded."""
+        batch = self._batches[index]
         state = state_of(connection, self._sql, batch.key)
-        known = self._held.get(batch.key)
-        # Of a server that went back, somebody else may have got the same epoch.
-        other = known is not None and state is not None and known.owner != state.owner
-        if state is None or state.epoch != batch.epoch or state.deleted or other:
-            self._held.pop(batch.key, None)
-            error = lost(batch.key, batch.epoch, state)
-            self.outcomes[place] = Outcome(Status.CONFLICT, error)
+        known = self._held_sessions.get(batch.key)
+        # On a server restored from a backup, another owner may have been given the same epoch.
+        is_other_owner = known is not None and state is not None and known.owner != state.owner
+        if state is None or state.epoch != batch.epoch or state.deleted or is_other_owner:
+            self._held_sessions.pop(batch.key, None)
+            error = lease_lost_error(batch.key, batch.epoch, state)
+            self.outcomes[index] = Outcome(Status.CONFLICT, error)
             return []
-        held = OwnedSession(state.id, state.epoch, state.head, state.crc, state.owner)
-        self._held[batch.key] = held
-        left = self._left(connection, batch, state)
-        if isinstance(left, Exception):
-            self.outcomes[place] = Outcome(Status.PERMANENT, left)
-        elif not left:
-            self.outcomes[place] = Outcome(Status.OK)
+        session = OwnedSession(state.id, state.epoch, state.head, state.crc, state.owner)
+        self._held_sessions[batch.key] = session
+        remaining = self._remaining(connection, batch, state)
+        if isinstance(remaining, Exception):
+            self.outcomes[index] = Outcome(Status.PERMANENT, remaining)
+        elif not remaining:
+            self.outcomes[index] = Outcome(Status.OK)
         else:
             ready: list[EncodedBatch] = []
-            self._add(ready, place, held, left)
+            self._add(ready, index, session, remaining)
             return ready
         return []
 
-    def _left(
+    def _remaining(
         self, connection: Connection, batch: Batch, state: SessionState
     ) -> tuple[Entry, ...] | Exception:
         if not state.since <= batch.first <= state.head:
-            return fresh(batch, state, ())
+            return new_entries(batch, state, ())
         try:
-            return fresh(batch, state, list(_records(connection, self._sql, batch, state)))
+            return new_entries(batch, state, list(_records(connection, self._sql, batch, state)))
         except CorruptRecordError as error:
             return error
 
     def run(self, connection: Connection) -> None:
-        """Send, look up what did not move, and send what is left of it."""
-        ready, unknown = self.first_round()
+        """Send, look up what was not appended, and send its remaining records."""
+        ready, unknown = self.encode_ready()
         for _ in range(ROUNDS):
             unknown += self.send(connection, ready) if ready else []
             if not unknown:
                 return
-            ready, again = [], []
+            ready, repeated = [], []
             ids: set[int] = set()
-            for place in unknown:
-                found = self.look(connection, place)
-                if found and found[0].held.id in ids:  # the same session twice: one by one
-                    again.append(place)
+            for index in unknown:
+                encoded = self.look_up(connection, index)
+                if (
+                    encoded and encoded[0].session.id in ids
+                ):  # a session's batches are sent one by one
+                    repeated.append(index)
                     continue
-                ids.update(one.held.id for one in found)
-                ready += found
-            unknown = again
+                ids.update(batch.session.id for batch in encoded)
+                ready += encoded
+            unknown = repeated
 
-    def end(self, rest: Outcome) -> list[Outcome]:
-        """Return all outcomes, with *rest* for what has none."""
-        return [rest if outcome is None else outcome for outcome in self.outcomes]
+    def fill_outcomes(self, default: Outcome) -> list[Outcome]:
+        """Return all outcomes, with *default* for batches that have none."""
+        return [default if outcome is None else outcome for outcome in self.outcomes]
 
 
 def append(
     connections: Connections,
     sql: Statements,
-    held: Holding,
+    held_sessions: HeldSessionsByKey,
     batches: Sequence[Batch],
 ) -> list[Outcome]:
     """Append batches. Every error becomes an outcome."""
-    work = AppendMany(sql, held, batches)
-    busy = StoreUnavailableError("others wrote to these sessions meanwhile: they are sent again")
+    appends = AppendMany(sql, held_sessions, batches)
+    error_ = StoreUnavailableError("others wrote to these sessions meanwhile: they are sent again")
     try:
         with connections.borrow() as connection:
             try:
-                work.run(connection)
+                appends.run(connection)
             except connections.errors as error:
-                broken = is_broken(error, connection)
-                mapped = connections.failed(error, connection, "write to")
-                return work.end(outcome_of(mapped, broken=broken))
-    except Exception as error:  # noqa: BLE001  # one trouble must not be that of what is written
+                is_lost = is_broken(error, connection)
+                converted = connections.handle_error(error, connection, "write to")
+                return appends.fill_outcomes(outcome_of(converted, is_lost=is_lost))
+    except Exception as error:  # noqa: BLE001  # append_many raises nothing
         status = Status.TRANSIENT if isinstance(error, StoreUnavailableError) else Status.IN_DOUBT
-        return work.end(Outcome(status, error))
-    return work.end(Outcome(Status.TRANSIENT, busy))
+        return appends.fill_outcomes(Outcome(status, error))
+    return appends.fill_outcomes(Outcome(Status.TRANSIENT, error_))
 
 
 def _parts(ready: list[EncodedBatch]) -> Iterator[list[EncodedBatch]]:
-    """Divide what is ready so that no statement is too large."""
-    if sum([one.written for one in ready]) <= STATEMENT_BYTES:
+    """Split encoded batches so that no statement is too large."""
+    if sum([batch.written for batch in ready]) <= STATEMENT_BYTES:
         yield ready
         return
     part: list[EncodedBatch] = []
     size = 0
-    for one in ready:
-        if part and size + one.written > STATEMENT_BYTES:
+    for batch in ready:
+        if part and size + batch.written > STATEMENT_BYTES:
             yield part
             part, size = [], 0
-        part.append(one)
-        size += one.written
+        part.append(batch)
+        size += batch.written
     yield part
 
 
 def arrays(part: list[EncodedBatch]) -> list[bytes]:
-    """Return the statement's parameters, one array a column."""
+    """Return the statement's parameters, one array for each column."""
     return [
-        bigints([one.held.id for one in part]),
-        bigints([one.held.epoch for one in part]),
-        bigints([one.held.head for one in part]),
-        bigints([one.held.crc for one in part]),
-        bigints([one.last for one in part]),
-        bigints([one.crc for one in part]),
-        byteas([one.lines for one in part]),
+        bigints([batch.session.id for batch in part]),
+        bigints([batch.session.epoch for batch in part]),
+        bigints([batch.session.head for batch in part]),
+        bigints([batch.session.crc for batch in part]),
+        bigints([batch.last for batch in part]),
+        bigints([batch.crc for batch in part]),
+        byteas([batch.lines for batch in part]),
     ]
 
 
 def _records(
     connection: Connection, sql: Statements, batch: Batch, state: SessionState
 ) -> Iterator[Record]:
-    """Give the log's records from a batch's first on, as far as the batch reaches."""
+    """Yield the log's records in a batch's range."""
     run = RowReader(batch.key, state)
     high = min(state.head, batch.first + len(batch.records) - 1)
     low: int | None = batch.first
@@ -291,24 +294,24 @@ def _records(
 
 
 def page(connection: Connection, sql: Statements, run: RowReader, span: RowSpan) -> RecordPage:
-    """Read whole rows that hold records of a span, from the end where it begins.
+    """Read whole rows that hold records of a span, from its beginning, or reversed from its end.
 
     Raises:
         CorruptRecordError: A row is damaged or missing.
 
     """
     key, state, low, high, reverse, rows = span
-    found = connection.execute(
+    rows_found = connection.execute(
         sql["backward" if reverse else "forward"],
         {"id": state.id, "low": low, "high": high, "rows": rows, "bytes": PAGE_BYTES},
         binary=True,
     ).fetchall()
-    begins = CommitRow._make(found[0]) if found else None
+    first_row = CommitRow._make(rows_found[0]) if rows_found else None
     records: list[Record] = []
     try:
-        if begins is None or not begins.first <= (high if reverse else low) <= begins.last:
-            raise missing(key, state, low, high)
-        for row in map(CommitRow._make, found):
+        if first_row is None or not first_row.first <= (high if reverse else low) <= first_row.last:
+            raise missing_rows_error(key, state, low, high)
+        for row in map(CommitRow._make, rows_found):
             records += run.records(row)
     except CorruptRecordError:
         now = state_of(connection, sql, key)

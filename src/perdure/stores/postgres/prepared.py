@@ -1,8 +1,8 @@
-"""The one statement that every save waits for, through libpq itself.
+"""Prepared statement for the append, the one statement that every save waits for, on bare libpq.
 
-What ``connection.execute`` is for everything else. That one lets other threads run, and waits
-for its turn again, several times in a statement, which costs more than the statement does while
-the event loop is busy. This one is run in one blocking call, or sent and received.
+Everything else uses ``connection.execute``. That releases the interpreter's lock and waits for it
+again several times in a statement, which costs more than the statement itself while the event loop
+is busy. This one runs in one blocking call, or is sent and received separately.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 _ARRAY = struct.Struct("!5i")
 _SIZE = struct.Struct("!i")
 _BYTEA = 17
-"""The type's number, the same on every server."""
+"""The type's OID, the same on every server."""
 _TEXT, _BINARY = 0, 1
 _TUPLES = 2
 _COMMAND = 1
-_FORGOTTEN = "26000"
+_UNKNOWN_STATEMENT = "26000"
 
 
 def bigints(values: Sequence[int]) -> bytes:
-    """Return numbers as PostgreSQL writes an array of them.
+    """Return numbers as an array of type bigint, in the text format.
 
     >>> bigints([1, 2])
     b'{1,2}'
@@ -48,7 +48,10 @@ def byteas(values: Sequence[bytes]) -> bytes:
 
 @final
 class PreparedStatement:
-    """A statement with arrays of numbers first and one of bytes last, prepared when first run."""
+    """A statement whose parameters are arrays: bigints first, one of bytea last.
+
+    Each connection prepares it on first use.
+    """
 
     def __init__(self, name: str, query: bytes, numbers: int) -> None:
         self._name = f"perdure_{name}".encode()
@@ -57,44 +60,44 @@ class PreparedStatement:
         self._ready: weakref.WeakSet[Connection] = weakref.WeakSet()
 
     def run(self, connection: Connection, values: Sequence[bytes]) -> set[int]:
-        """Run it in autocommit mode; return the first column of what it returns, bigints.
+        """Run it in autocommit mode; return the first column of its rows, bigints.
 
         Raises:
-            psycopg.Error: As the server says, or because the connection was lost.
+            psycopg.Error: The server's error, or a lost connection.
 
         """
         if connection not in self._ready:
             self._prepare(connection)
-        moved = self.received(connection, self._exec(connection, values))
+        moved = self.result_ids(connection, self._exec(connection, values))
         if moved is None:
             self._prepare(connection)
-            moved = self.received(connection, self._exec(connection, values))
+            moved = self.result_ids(connection, self._exec(connection, values))
         return moved or set()
 
     def is_ready(self, connection: Connection) -> bool:
-        """Say whether it was prepared on a connection."""
+        """Return whether it is prepared on a connection."""
         return connection in self._ready
 
     def send(self, connection: Connection, values: Sequence[bytes]) -> None:
-        """Begin to send it, without waiting for anything."""
+        """Start sending it, without waiting."""
         connection.pgconn.send_query_prepared(self._name, values, self._formats, _BINARY)
 
-    def received(self, connection: Connection, result: PGresult | None) -> set[int] | None:
+    def result_ids(self, connection: Connection, result: PGresult | None) -> set[int] | None:
         """Return the first column of an answer; None if it has to be prepared again.
 
         Raises:
-            psycopg.Error: As the server says, or because the connection was lost.
+            psycopg.Error: The server's error, or a lost connection.
 
         """
         if result is None:
             raise driver().OperationalError("the connection was lost")
-        if result.status not in (_COMMAND, _TUPLES) and _code(result) == _FORGOTTEN:
-            # The driver lets go of every statement when it rolls back.
+        if result.status not in (_COMMAND, _TUPLES) and _code(result) == _UNKNOWN_STATEMENT:
+            # The driver deallocates every statement when it rolls back.
             self._ready.discard(connection)
             return None
         _check(result)
-        found = [result.get_value(row, 0) for row in range(result.ntuples)]
-        return {int.from_bytes(value, "big") for value in found if value is not None}
+        values = [result.get_value(row, 0) for row in range(result.ntuples)]
+        return {int.from_bytes(value, "big") for value in values if value is not None}
 
     def _exec(self, connection: Connection, values: Sequence[bytes]) -> PGresult:
         return connection.pgconn.exec_prepared(self._name, values, self._formats, _BINARY)
@@ -105,18 +108,18 @@ class PreparedStatement:
 
 
 def _code(result: PGresult) -> str:
-    found = result.error_field(driver().pq.DiagnosticField.SQLSTATE)
-    return found.decode() if found else ""
+    code = result.error_field(driver().pq.DiagnosticField.SQLSTATE)
+    return code.decode() if code else ""
 
 
 def _check(result: PGresult) -> None:
     if result.status in (_COMMAND, _TUPLES):
         return
     errors = driver().errors
-    said = result.error_field(driver().pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
+    text = result.error_field(driver().pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
     code = _code(result)
     try:
         kind = errors.lookup(code) if code else errors.OperationalError
     except KeyError:
         kind = errors.DatabaseError
-    raise kind(said.decode("utf-8", "replace").strip())
+    raise kind(text.decode("utf-8", "replace").strip())

@@ -1,8 +1,8 @@
-"""A commit's row: a run of sealed lines, and what must be true of it; pure.
+"""Commit rows: their checks, and the checks of a batch against a log. Pure.
 
-A row proves itself: its lines are sealed one to the next, the first to the checksum that the
-row names as its seed. A run of rows proves that none is missing: each begins where the one
-before it ended, with that one's checksum as its seed. What fails is named, and never read past.
+A row proves itself: each line's checksum covers the one before, the first line's the row's seed. A
+run of rows proves that none is missing: each begins where the previous one ended, with that one's
+checksum as its seed. A row that fails raises, and is never read past.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_RECORD_BYTES = 16 * 1024 * 1024
 
 
 class SessionState(NamedTuple):
-    """A session's row: where its log ends, and under whom."""
+    """A session's row: its lease, and where its log ends."""
 
     id: int
     epoch: int
@@ -37,7 +37,7 @@ class SessionState(NamedTuple):
 
 
 class CommitRow(NamedTuple):
-    """A commit as it is stored."""
+    """A commit's row."""
 
     first: int
     last: int
@@ -47,52 +47,56 @@ class CommitRow(NamedTuple):
 
 
 class RowReader:
-    """Rows of one session, read one after the other, forwards or backwards."""
+    """Verifier of one session's rows, read in order, forward or backward."""
 
     def __init__(self, key: SessionKey, state: SessionState, *, reverse: bool = False) -> None:
         self._key = key
         self._state = state
         self._reverse = reverse
         self._next: tuple[int, int] | None = None
-        """Forwards the next row's first seq and seed; backwards its last seq and checksum."""
+        """Forward, the next row's first seq and seed; backward, its last seq and checksum."""
 
     def records(self, row: CommitRow) -> list[Record]:
-        """Return a row's records in the order of the run.
+        """Return a row's records in the order of reading.
 
         Raises:
-            CorruptRecordError: It is damaged, or another was expected here.
+            CorruptRecordError: The row is damaged, or is not the expected one.
 
         """
-        found = lines(row.lines, epoch=row.epoch, start=Position(0, row.first - 1, row.seed))
-        end = found.end
-        whole = found.sound and end.offset == len(row.lines) and end.seq == row.last
-        if not whole or not found.records or not found.records[-1].end:
-            raise self._damaged(row, "its checksum does not hold")
-        here, there = (row.first, row.seed), (row.last, end.crc)
+        decoded = lines(row.lines, epoch=row.epoch, start=Position(0, row.first - 1, row.seed))
+        end = decoded.end
+        is_sound = decoded.sound and end.offset == len(row.lines) and end.seq == row.last
+        if not is_sound or not decoded.records or not decoded.records[-1].end:
+            raise self._damage_error(row, "it does not match its checksum")
+        near, far = (row.first, row.seed), (row.last, end.crc)
         if self._reverse:
-            here, there = there, here
-        if self._next not in (None, here):
-            raise self._damaged(row, "it does not follow the one before it: some are missing")
+            near, far = far, near
+        if self._next not in (None, near):
+            raise self._damage_error(row, "it does not follow the one before it: some are missing")
         head = self._state.head
         if row.last > head or (row.last == head and end.crc != self._state.crc):
-            raise self._damaged(row, f"the session names another end of its log, record {head}")
+            raise self._damage_error(
+                row, f"the session's row has another end of the log, record {head}"
+            )
         step = -1 if self._reverse else 1
-        self._next = (there[0] + step, there[1])
-        return found.records[::step]
+        self._next = (far[0] + step, far[1])
+        return decoded.records[::step]
 
-    def _damaged(self, row: CommitRow, why: str) -> CorruptRecordError:
+    def _damage_error(self, row: CommitRow, reason: str) -> CorruptRecordError:
         message = (
             f"the log of {self._key} is damaged in the commit of records {row.first} to "
-            f"{row.last}: {why}; it was left as it is: restore the table commits from a copy, or "
-            f"{salvage_cure(self._key)}"
+            f"{row.last}: {reason}; it was left as it is: restore the table commits from a copy, "
+            f"or {salvage_cure(self._key)}"
         )
         return CorruptRecordError(
             message, key=str(self._key), first=row.first, last=row.last, table="commits"
         )
 
 
-def missing(key: SessionKey, state: SessionState, low: int, high: int) -> CorruptRecordError:
-    """Return the error for records that must be there and are not."""
+def missing_rows_error(
+    key: SessionKey, state: SessionState, low: int, high: int
+) -> CorruptRecordError:
+    """Return the error for records whose rows are missing."""
     message = (
         f"the log of {key} ends at record {state.head}, and the rows with its records {low} to "
         f"{high} are missing: restore the table commits from a copy, or {salvage_cure(key)}"
@@ -100,8 +104,8 @@ def missing(key: SessionKey, state: SessionState, low: int, high: int) -> Corrup
     return CorruptRecordError(message, key=str(key), first=low, last=high, table="commits")
 
 
-def as_sent(batch: Batch) -> Exception | None:
-    """Return why a batch could never be accepted, whatever the log holds."""
+def refusal_of(batch: Batch) -> Exception | None:
+    """Return why no log could ever accept a batch, None if one could."""
     records = batch.records
     largest = max([len(entry.payload) for entry in records], default=0)
     if largest > MAX_RECORD_BYTES:
@@ -119,12 +123,12 @@ def as_sent(batch: Batch) -> Exception | None:
     return None
 
 
-def fresh(
-    batch: Batch, state: SessionState, held: Sequence[Record]
+def new_entries(
+    batch: Batch, state: SessionState, logged: Sequence[Record]
 ) -> tuple[Entry, ...] | Exception:
-    """Return what of a batch the log does not hold yet, or why it will never be accepted.
+    """Return the entries that the log does not have yet, or why it will never accept the batch.
 
-    ``held`` are the log's records from the batch's first on.
+    ``logged`` are the log's records from the batch's first on.
     """
     if batch.first > state.head + 1:
         message = (
@@ -134,23 +138,23 @@ def fresh(
         return NotStorableError(message, key=batch.key, first=batch.first, head=state.head)
     if batch.first == state.head + 1:
         return batch.records
-    known = batch.records[: len(held)]
-    same = all(
+    sent = batch.records[: len(logged)]
+    is_same = all(
         (entry.kind, entry.payload, entry.end) == (record.kind, record.payload, record.end)
-        for entry, record in zip(known, held, strict=False)
+        for entry, record in zip(sent, logged, strict=False)
     )
-    # Idempotence is only for a sender that repeats itself: the same bytes, the same epoch.
-    if batch.first <= max(state.begun, state.since - 1) or not same:
+    # Only a repeated send is idempotent: the same bytes, in the same epoch.
+    if batch.first <= max(state.begun, state.since - 1) or not is_same:
         message = (
             f"the log of {batch.key} holds other records from {batch.first} on: read the head "
-            "again and append behind it"
+            "again and append after it"
         )
         return NotStorableError(message, key=batch.key, first=batch.first, head=state.head)
-    return batch.records[len(held) :]
+    return batch.records[len(logged) :]
 
 
 class OwnedSession(msgspec.Struct):
-    """A session that this store holds: what the next append may expect, a guess to be checked."""
+    """A held session: where this store expects its log to end, which each append checks."""
 
     id: int
     epoch: int
@@ -159,4 +163,4 @@ class OwnedSession(msgspec.Struct):
     owner: str
 
 
-Holding: TypeAlias = dict[SessionKey, OwnedSession]
+HeldSessionsByKey: TypeAlias = dict[SessionKey, OwnedSession]

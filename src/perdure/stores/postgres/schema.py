@@ -1,7 +1,7 @@
-"""The tables, brought to the version that this release writes.
+"""Schema of the tables: created and migrated to the version that this release writes.
 
-Many replicas may start at once: whoever has the advisory lock does the work in one
-transaction, and the others find it done.
+Many replicas may start at once: the one that gets the advisory lock migrates in one transaction,
+and the others find it done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perdure.stores.postgres.statements import LATEST, migrations
 
 _PATIENCE = 120
 """Seconds that one replica waits for another's migration."""
-_THERE = b"""
+_VERSION_TABLE_EXISTS = b"""
 SELECT 1 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = 'perdure'
@@ -25,10 +25,10 @@ _SAFE = ("on", "local", "remote_write", "remote_apply")
 
 
 def migrate(connection: Connection, schema: str, location: str) -> None:
-    """Make the tables, or bring them up to date; nothing is written if they are.
+    """Create or migrate the tables; nothing is written if they are up to date.
 
     Raises:
-        UnsupportedVersionError: A newer release has made them.
+        UnsupportedVersionError: A newer release has created them.
 
     """
     if _version(connection, schema, location) == LATEST:
@@ -46,27 +46,27 @@ def migrate(connection: Connection, schema: str, location: str) -> None:
             )
         for _, step in migrations(schema, version):
             connection.execute(step, prepare=False)
-        _note(connection, schema, version)
+        _save_version(connection, schema, version)
 
 
-def _note(connection: Connection, schema: str, before: int) -> None:
+def _save_version(connection: Connection, schema: str, before: int) -> None:
     table = quoted(schema).replace("%", "%%").encode() + b".perdure"
     change = b"UPDATE %b SET version = %%s" if before else b"INSERT INTO %b VALUES (%%s)"
     connection.execute(change % table, (LATEST,))
 
 
 def _version(connection: Connection, schema: str, location: str) -> int:
-    """Return the version of the tables, 0 where there are none."""
+    """Return the version of the tables, 0 if there are none."""
     table = f"{quoted(schema)}.perdure"
-    # Not to_regclass, which may go by what this connection saw before it waited for the lock.
-    if connection.execute(_THERE, (schema,)).fetchone() is None:
+    # Not to_regclass, which may use what this connection saw before it waited for the lock.
+    if connection.execute(_VERSION_TABLE_EXISTS, (schema,)).fetchone() is None:
         return 0
     query = b"SELECT version FROM %b" % table.encode()  # an identifier, quoted
-    found = connection.execute(query).fetchone()
-    version = int(found[0]) if found else 0
+    row = connection.execute(query).fetchone()
+    version = int(row[0]) if row else 0
     if version > LATEST:
         message = (
-            f"the tables at {location} have version {version}, this release knows up to "
+            f"the tables at {location} have version {version}, this release reads up to "
             f"{LATEST}: use a newer release of perdure, or another schema"
         )
         raise UnsupportedVersionError(message, version=version, location=location)
@@ -78,19 +78,19 @@ def _lock(schema: str) -> int:
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
-def _one(cursor: Any) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = cursor.fetchone()
-    return found
+def _single_row(cursor: Any) -> tuple[Any, ...]:
+    row: tuple[Any, ...] = cursor.fetchone()
+    return row
 
 
 def durability_of(connection: Connection, location: str) -> str:
-    """Return what the server's settings make of a commit: "fsync", or which are unsafe.
+    """Return a commit's durability: "fsync", or "unsafe" and the settings that make it so.
 
     Raises:
-        ConfigError: Its encoding cannot hold every id.
+        ConfigError: The database's encoding cannot hold every id.
 
     """
-    encoding, fsync, commit, pages = _one(
+    encoding, fsync, commit, pages = _single_row(
         connection.execute(
             b"SELECT current_setting('server_encoding'), current_setting('fsync'), "
             b"current_setting('synchronous_commit'), current_setting('full_page_writes')"

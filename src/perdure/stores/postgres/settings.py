@@ -1,8 +1,8 @@
-"""What a ``postgresql:`` URL says: pure, and without the driver.
+"""Settings from a ``postgresql:`` URL. Pure, and without the driver.
 
-What is perdure's own (``schema``, ``connections``, ``timeout``) is taken out; everything else
-is libpq's and goes to it as it is. What may be shown to people is made here, by leaving out
-instead of by masking: user, hosts, database and schema, and nothing else.
+perdure's own parameters (``schema``, ``connections``, ``timeout``) are removed; all others are
+passed to libpq unchanged. The location that may be shown is built here from user, hosts, database
+and schema only, instead of by masking secrets.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MOST_TIMEOUT = 600.0
 _OWN = frozenset({"schema", "connections", "timeout"})
 _SECRET = frozenset({"password", "sslpassword", "oauth_client_secret", "sslkey"})
 _PORT = re.compile(r"\A(?:\[[^\]]*\]|[^:\[\]]*):")
-"""What stands before a port: a name, or an address in brackets."""
+"""The part before a port: a name, or an address in brackets."""
 _NAME_BYTES = 63
-"""PostgreSQL cuts longer names without a word."""
+"""PostgreSQL truncates longer names silently."""
 
 
 class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,9 +38,9 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float
     """Seconds that a reply may take."""
     location: str
-    """For people."""
+    """What may be shown: no password."""
     secrets: tuple[str, ...] = ()
-    """What no text may show."""
+    """Strings that no message may show."""
     has_password: bool = False
     """Whether the URL holds one."""
 
@@ -48,7 +48,7 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"Settings({self.location!r})"
 
     def hide(self, text: str) -> str:
-        """Return a text of somebody else's without the secrets."""
+        """Return another program's text without the secrets."""
         for secret in self.secrets:
             text = text.replace(secret, "…")
         return text
@@ -57,48 +57,48 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
 def settings_of(
     url: str, *, schema: str | None = None, connections: int | None = None
 ) -> PostgresSettings:
-    """Read a URL; arguments win over its parameters.
+    """Parse a URL; arguments take precedence over its parameters.
 
     Raises:
-        ConfigError: A part of it does not fit.
+        ConfigError: A part of it is not valid.
 
     """
-    scheme, _, rest = url.partition(":")
-    if scheme.lower() not in ("postgresql", "postgres") or not rest.startswith("//"):
+    scheme, _, remainder = url.partition(":")
+    if scheme.lower() not in ("postgresql", "postgres") or not remainder.startswith("//"):
         message = "a PostgreSQL store's URL is postgresql://user@host:5432/database"
         raise ConfigError(message, option="url")
-    place, _, query = rest[2:].partition("?")
-    authority, slash, database = place.partition("/")
+    address, _, query = remainder[2:].partition("?")
+    authority, slash, database = address.partition("/")
     login, at, hosts = authority.rpartition("@")
-    _require_whole("" if at else hosts, database, query)
-    given: dict[str, str] = {}
-    """By name, as they are written; libpq knows no ``+`` for a space."""
+    _require_unambiguous("" if at else hosts, database, query)
+    parameters: dict[str, str] = {}
+    """By name, still quoted; libpq does not read ``+`` as a space."""
     others = []
     for part in filter(None, query.split("&")):
         name, _, text = part.partition("=")
-        given[unquote(name)] = text
+        parameters[unquote(name)] = text
         if unquote(name) not in _OWN:
             others.append(part)
-    own = {name: unquote(text) for name, text in given.items() if name in _OWN}
-    wanted = _schema(schema if schema is not None else own.get("schema", SCHEMA))
-    shown = "" if wanted == SCHEMA else f"?schema={quote(wanted)}"
+    own = {name: unquote(text) for name, text in parameters.items() if name in _OWN}
+    schema_name = _schema(schema if schema is not None else own.get("schema", SCHEMA))
+    suffix = "" if schema_name == SCHEMA else f"?schema={quote(schema_name)}"
     user, _, password = login.partition(":")
-    hidden = [password, *(value for name, value in given.items() if name in _SECRET)]
+    hidden = [password, *(value for name, value in parameters.items() if name in _SECRET)]
     return PostgresSettings(
-        conninfo=f"postgresql://{place}{'?' if others else ''}{'&'.join(others)}",
-        schema=wanted,
+        conninfo=f"postgresql://{address}{'?' if others else ''}{'&'.join(others)}",
+        schema=schema_name,
         connections=_connections(connections, own.get("connections")),
         timeout=_timeout(own.get("timeout")),
-        location=f"postgresql://{user}{at}{hosts}{slash}{database}{shown}",
-        has_password=bool(password or given.get("password")),
+        location=f"postgresql://{user}{at}{hosts}{slash}{database}{suffix}",
+        has_password=bool(password or parameters.get("password")),
         secrets=tuple({form for text in hidden for form in (text, unquote(text)) if form}),
     )
 
 
-def _require_whole(hosts: str, database: str, query: str) -> None:
-    """Refuse a password that ends the place early: its parts would be shown as port and database.
+def _require_unambiguous(hosts: str, database: str, query: str) -> None:
+    """Raise if a password cuts the address: its parts would be shown as port and database.
 
-    What stands behind a login is no part of it, whatever it looks like.
+    Text after a login's last @ is never part of a password.
     """
     ports = [host.rpartition(":")[2] for host in hosts.split(",") if _PORT.search(host)]
     others = [part for part in query.split("&") if part and "=" not in part]
@@ -111,7 +111,7 @@ def _require_whole(hosts: str, database: str, query: str) -> None:
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL writes it, whatever is in it.
+    """Return a name as a quoted SQL identifier.
 
     >>> print(quoted('my "own" schema'))
     "my ""own"" schema"
@@ -122,12 +122,12 @@ def quoted(name: str) -> str:
 def _schema(name: str) -> str:
     size = len(name.encode("utf-8", "replace"))
     if not 0 < size <= _NAME_BYTES or not name.isprintable():
-        why = f"it must have 1 to {_NAME_BYTES} bytes and no control characters"
+        reason = f"it must have 1 to {_NAME_BYTES} bytes and no control characters"
     elif name.lower().startswith("pg_") or name.lower() == "information_schema":
-        why = "PostgreSQL keeps this name for itself"
+        reason = "PostgreSQL reserves this name"
     else:
         return name
-    message = f"the schema {name[:80]!r} does not fit: {why}; use a name such as {SCHEMA}"
+    message = f"the schema {name[:80]!r} is not valid: {reason}; use a name such as {SCHEMA}"
     raise ConfigError(message, option="schema", value=name)
 
 

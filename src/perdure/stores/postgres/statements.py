@@ -1,4 +1,4 @@
-"""The SQL of the store: read from the files beside this module, with the schema's name put in.
+"""SQL statements of the store: read from the files in ``sql``, with the schema's name inserted.
 
 A file holds several statements, each below a line ``-- name: word``.
 """
@@ -25,7 +25,7 @@ class Statements:
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
-        """Its name as it is."""
+        """Its name, not quoted."""
         self._by_name: dict[str, bytes] = {}
         name = quoted(schema).replace("%", "%%")
         for file in _FILES:
@@ -41,7 +41,7 @@ class Statements:
 
 
 def migrations(schema: str, since: int) -> list[tuple[int, bytes]]:
-    """Return the steps from a version of the tables to the latest, in order."""
+    """Return the migrations from a version of the tables to the latest, in order."""
     name = quoted(schema)
     return [
         (number, _text(f"{number:04}.sql").replace("{schema}", name).encode())

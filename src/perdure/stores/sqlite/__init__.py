@@ -1,4 +1,4 @@
-"""The SQLite store: one database file, one row for each session and commit."""
+"""SQLite store: one database file, with a row for each session and for each commit."""
 
 from perdure.stores.sqlite.store import SqliteStore as SqliteStore
 

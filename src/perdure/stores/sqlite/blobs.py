@@ -1,4 +1,4 @@
-"""Blobs, and the sweep of what nobody reaches. Blocking; in transactions."""
+"""Blobs, and the sweep of unreachable ones. Blocking; called within a transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def put(con: sqlite3.Connection, tenant: str, blobs: Mapping[str, bytes], now: float) -> None:
-    """Keep blobs; bytes that are there grow young again.
+    """Store blobs; putting bytes that exist renews their age.
 
     Raises:
         NotStorableError: A name is not the SHA-256 of its bytes.
@@ -26,16 +26,16 @@ def put(con: sqlite3.Connection, tenant: str, blobs: Mapping[str, bytes], now: f
 
 
 def get(con: sqlite3.Connection, tenant: str, name: str) -> bytes | None:
-    """Return a blob, None if there is none.
+    """Return a blob, None if it does not exist.
 
     Raises:
-        CorruptRecordError: Its bytes are not those of its name.
+        CorruptRecordError: Its bytes do not match its name.
 
     """
-    found = con.execute(Q["blob"], {"tenant": tenant, "name": name}).fetchone()
-    if found is None:
+    row = con.execute(Q["blob"], {"tenant": tenant, "name": name}).fetchone()
+    if row is None:
         return None
-    (data,) = found
+    (data,) = row
     return verified(name, data if isinstance(data, bytes) else b"")
 
 
@@ -44,10 +44,10 @@ def names(con: sqlite3.Connection, tenant: str) -> list[str]:
     return [name for (name,) in con.execute(Q["blob_names"], {"tenant": tenant})]
 
 
-def remove(con: sqlite3.Connection, tenant: str, gone: Collection[str]) -> int:
+def remove(con: sqlite3.Connection, tenant: str, removed: Collection[str]) -> int:
     """Remove blobs, and return how many bytes they had."""
     freed = 0
-    for name in set(gone):
+    for name in set(removed):
         (size,) = con.execute(Q["blob_size"], {"tenant": tenant, "name": name}).fetchone() or (0,)
         freed += size
         con.execute(Q["delete_blob"], (tenant, name))
@@ -57,9 +57,9 @@ def remove(con: sqlite3.Connection, tenant: str, gone: Collection[str]) -> int:
 def sweep(
     con: sqlite3.Connection, tenant: str, keep: frozenset[str], older_than: float, now: float
 ) -> BlobSweep:
-    """Remove what was moved away long enough ago, then move away what nobody reaches."""
+    """Remove blobs that were quarantined long enough ago, then quarantine unreachable ones."""
     moved: list[tuple[float | None, str, str]] = []
-    gone: list[tuple[str, str]] = []
+    expired: list[tuple[str, str]] = []
     quarantined = freed = 0
     for name, renewed_at, moved_at, size in con.execute(Q["blobs"], {"tenant": tenant}).fetchall():
         _require_times(name, renewed_at, moved_at)
@@ -71,18 +71,18 @@ def sweep(
                 moved.append((now, tenant, name))
                 quarantined += 1
         elif now - moved_at >= older_than:
-            gone.append((tenant, name))
+            expired.append((tenant, name))
             freed += size
     con.executemany(Q["move_blob"], moved)
-    con.executemany(Q["delete_blob"], gone)
-    return BlobSweep(quarantined, len(gone), freed)
+    con.executemany(Q["delete_blob"], expired)
+    return BlobSweep(quarantined, len(expired), freed)
 
 
 def _require_times(name: object, renewed_at: object, moved_at: object) -> None:
-    """Refuse a row that cannot say how old its blob is: nothing is removed by guessing."""
+    """Raise if a row does not hold its blob's age: nothing is removed by guessing."""
     if not isinstance(renewed_at, float) or not isinstance(moved_at, float | None):
         message = (
             f"blob {name!r} is damaged in the database: its row has times of other types; nothing "
-            "was removed: restore the database from a copy, or see what `perdure check` says"
+            "was removed: restore the database from a copy, or run `perdure check`"
         )
         raise CorruptRecordError(message, blob=str(name))

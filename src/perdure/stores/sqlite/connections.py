@@ -1,8 +1,8 @@
-"""Connections that are as durable as the store promises, and the steps between formats.
+"""Connections to a database: durable ones to write, snapshots to read, and format migrations.
 
-SQLite may fail to switch to WAL and say so only in a later step of the same statement, so
-each pragma is read to its end, and what was set is asked for again; after the first write
-too, since a switch that failed shows only then.
+SQLite may fail to switch to WAL and report it only in a later step of the same statement, so each
+pragma is read to its end, and its setting is read back; after the first write too, since a failed
+switch shows only then. `Readers` pools the connections that only read. Blocking.
 """
 
 from __future__ import annotations
@@ -28,29 +28,26 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-# Connections that are as durable as the store promises, and the steps between formats
-
-
 APPLICATION = 0x50524455
-"""Says in the file's header whose database it is."""
+"""perdure's application id, in the database file's header."""
 
 OLDEST = (3, 32)
-"""The first SQLite that takes as many values in a statement as a save of many sessions has."""
+"""The first SQLite that accepts as many values in a statement as a save of many sessions has."""
 
 _FULL = 2
 _CHECKPOINT_PAGES = 4000
 
 
 def connect(
-    path: str, *, timeout: float, read_only: bool = False, how: str = "mode=rw"
+    path: str, *, timeout: float, read_only: bool = False, uri_parameters: str = "mode=rw"
 ) -> sqlite3.Connection:
-    """Open a connection to a database that is there, for use in one thread at a time.
+    """Open a connection to an existing database, for use in one thread at a time.
 
     Args:
         path: Absolute.
         timeout: Seconds to wait for another process that writes.
-        read_only: Whether it refuses to write.
-        how: The parameters of SQLite's URI.
+        read_only: Whether the connection refuses to write.
+        uri_parameters: The query part of SQLite's URI.
 
     Raises:
         ConfigError: This Python's SQLite is too old.
@@ -61,11 +58,11 @@ def connect(
     if sqlite3.sqlite_version_info < OLDEST:
         message = (
             f"the SQLite of this Python is {sqlite3.sqlite_version}, and {OLDEST[0]}.{OLDEST[1]} "
-            "is needed: use a Python that brings a newer one, or the file store"
+            "is needed: use a Python with a newer one, or the file store"
         )
         raise ConfigError(message, found=sqlite3.sqlite_version)
     con = sqlite3.connect(
-        f"file:{quote(path)}?{how}",
+        f"file:{quote(path)}?{uri_parameters}",
         uri=True,
         timeout=timeout,
         isolation_level=None,
@@ -78,7 +75,7 @@ def connect(
             pragma(con, "query_only = ON")
             pragma(con, "temp_store = MEMORY")  # the disk may be full
             return con
-        pragma(con, "synchronous = FULL")  # looks into the file already
+        pragma(con, "synchronous = FULL")  # reads the file already
         con.execute(Q["make_save"])
         con.execute(Q["do_save"])
         pragma(con, "secure_delete = ON")
@@ -93,30 +90,30 @@ def connect(
 
 
 def pragma(con: sqlite3.Connection, text: str) -> list[tuple[object, ...]]:
-    """Run a pragma to its end: an error may come with its last step only."""
+    """Run a pragma to its end: an error may be raised by its last step only."""
     import sqlite3
 
     try:
         return con.execute(f"PRAGMA {text}").fetchall()
-    except UnicodeDecodeError as error:  # SQLite names a damaged part of the schema, as it lies
+    except UnicodeDecodeError as error:  # SQLite quotes the damaged part of the schema
         message = f"Could not decode what is damaged: {error}"
         raise sqlite3.DatabaseError(message) from error
 
 
 def connect_unlocked(path: str, *, wal: bool) -> sqlite3.Connection:
-    """Open a database to read it, without locks or shared memory; nobody may write meanwhile.
+    """Open a database for reading without locks or shared memory; no process may write meanwhile.
 
     Args:
         path: Absolute.
-        wal: Whether there is a write-ahead log with commits: that is read along.
+        wal: Whether there is a write-ahead log with commits, which has to be read too.
 
     """
     if not wal:
-        return connect(path, timeout=0.0, read_only=True, how="mode=ro&immutable=1")
-    # An immutable database would be read without its log, and so as an older state. Exclusive
-    # locking keeps the log's index in this process's own memory, and "none" asks for no lock.
+        return connect(path, timeout=0.0, read_only=True, uri_parameters="mode=ro&immutable=1")
+    # An immutable database would be read without its log, so in an older state. Exclusive locking
+    # keeps the log's index in this process's own memory, and the VFS "none" takes no lock.
     vfs = "win32-none" if sys.platform == "win32" else "unix-none"
-    con = connect(path, timeout=0.0, read_only=True, how=f"mode=ro&vfs={vfs}")
+    con = connect(path, timeout=0.0, read_only=True, uri_parameters=f"mode=ro&vfs={vfs}")
     try:
         pragma(con, "locking_mode = EXCLUSIVE")
     except BaseException:
@@ -126,7 +123,7 @@ def connect_unlocked(path: str, *, wal: bool) -> sqlite3.Connection:
 
 
 def create(path: str) -> None:
-    """Make an empty file a database of the newest format."""
+    """Turn an empty file into a database of the newest format."""
     con = connect(path, timeout=1.0)
     try:
         pragma(con, "page_size = 4096")
@@ -138,37 +135,37 @@ def create(path: str) -> None:
 
 
 def make_durable(con: sqlite3.Connection, path: str) -> None:
-    """Bring a database to the newest format, and see that its commits are synced.
+    """Migrate a database to the newest format, and ensure that its commits are synced.
 
     Raises:
-        ConfigError: It is another program's.
-        StoreUnavailableError: Commits might not last.
+        ConfigError: It is another program's database.
+        StoreUnavailableError: Commits might not be durable.
         UnsupportedVersionError: It has a newer format.
 
     """
-    found = format_of(con, path)  # before anything is changed
+    version = format_of(con, path)  # before anything is changed
     pragma(con, "journal_mode = WAL")
-    if found != len(MIGRATIONS):
+    if version != len(MIGRATIONS):
         migrate(con, path)
     con.execute("BEGIN IMMEDIATE")
     pragma(con, f"user_version = {len(MIGRATIONS)}")
     con.execute("COMMIT")
-    # Only now, behind a first write: before it, a switch that failed looks like one that did not.
+    # Only after a first write: before it, a failed switch to WAL looks like a successful one.
     modes = (pragma(con, "journal_mode"), pragma(con, "synchronous"))
     if modes != ([("wal",)], [(_FULL,)]):
         message = (
-            f"{path} is not in WAL mode with full syncs ({modes}), so a commit might not last: "
-            "look at the disk, and open the store again"
+            f"{path} is not in WAL mode with full syncs ({modes}), so a commit might not be "
+            "durable: check the disk, and open the store again"
         )
         raise StoreUnavailableError(message, path=path)
 
 
 def migrate(con: sqlite3.Connection, path: str) -> None:
-    """Take all missing steps in one transaction; of several who want to, one does."""
+    """Run all missing migrations in one transaction; of several processes, only one runs them."""
     con.execute("BEGIN IMMEDIATE")
     try:
-        found = format_of(con, path)  # now that nobody else can change it
-        for step in MIGRATIONS[found:]:
+        version = format_of(con, path)  # again, now that no other process can change it
+        for step in MIGRATIONS[version:]:
             for statement in step:
                 con.execute(statement)
         pragma(con, f"user_version = {len(MIGRATIONS)}")
@@ -182,35 +179,38 @@ def format_of(con: sqlite3.Connection, path: str) -> int:
     """Return a database's format.
 
     Raises:
-        ConfigError: It is another program's.
+        ConfigError: It is another program's database.
         UnsupportedVersionError: It has a newer format.
 
     """
-    (((application,),), ((found,),)) = (pragma(con, "application_id"), pragma(con, "user_version"))
-    assert isinstance(found, int)
+    (((application,),), ((version,),)) = (
+        pragma(con, "application_id"),
+        pragma(con, "user_version"),
+    )
+    assert isinstance(version, int)
     if application != APPLICATION:
         message = f"{path} is another program's database: choose another file"
         raise ConfigError(message, path=path)
-    if found > len(MIGRATIONS):
+    if version > len(MIGRATIONS):
         message = (
-            f"{path} has format {found}, this release reads up to {len(MIGRATIONS)}: use a newer "
-            "release of perdure, here and wherever else the store is used"
+            f"{path} has format {version}, this release reads up to {len(MIGRATIONS)}: use a newer "
+            "release of perdure in every process that uses the store"
         )
-        raise UnsupportedVersionError(message, path=path, format=found, reads=len(MIGRATIONS))
-    return found
+        raise UnsupportedVersionError(message, path=path, format=version, reads=len(MIGRATIONS))
+    return version
 
 
-# Connections that only read, one a thread at a time, each look in one transaction
+# Reading: pooled connections, each read in one transaction
 
 
 PART_BYTES = 1024 * 1024
 _SHM_BYTES = 32768
-"""What SQLite's shared memory has at least where somebody uses it."""
+"""The minimum size of SQLite's shared memory file while a process uses it."""
 
 
 @final
 class Readers:
-    """A few connections, opened when they are needed. Blocking; from any thread."""
+    """Pool of reading connections, opened on demand. Blocking; thread-safe."""
 
     def __init__(self, path: str, timeout: float, *, read_only: bool = False) -> None:
         self._path = path
@@ -221,28 +221,28 @@ class Readers:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
-        """Look at the database as it is at one moment."""
+        """Yield a connection in a read transaction: a snapshot of the database."""
         reader = self._reader()
         con = reader.con
-        sound = False
+        is_sound = False
         try:
             con.execute("BEGIN")
             yield con
-            self._require_same(reader)
-            sound = True
+            self._require_unchanged(reader)
+            is_sound = True
         finally:
             with contextlib.suppress(driver_error()):
                 if con.in_transaction:
                     con.execute("ROLLBACK")
             with self._lock:
-                kept = self._idle is not None and sound
-                if kept and self._idle is not None:
+                is_reusable = self._idle is not None and is_sound
+                if is_reusable and self._idle is not None:
                     self._idle.append(reader)
-            if not kept:
+            if not is_reusable:
                 con.close()
 
     def close(self) -> None:
-        """Close what is idle now, and the rest when it is."""
+        """Close the idle connections now, and the others after use."""
         with self._lock:
             idle, self._idle = self._idle, None
         for reader in idle or ():
@@ -255,15 +255,15 @@ class Readers:
             reader.con.close()
             reader = None
         if reader is None:
-            how = _read_only if self._read_only else _beside_writers
-            reader = how(self._path, self._timeout)
+            open_reader = _open_read_only if self._read_only else _open_shared
+            reader = open_reader(self._path, self._timeout)
         return reader
 
-    def _require_same(self, reader: _Reader) -> None:
+    def _require_unchanged(self, reader: _Reader) -> None:
         if reader.files not in (None, _files_of(self._path)):
             message = (
-                f"{self._path} was changed while it was read without locks: read again; where "
-                "somebody writes to it, read it where its -shm file can be opened"
+                f"{self._path} was changed while it was read without locks: read again; while "
+                "another process writes to it, read it where its -shm file can be opened"
             )
             raise StoreUnavailableError(message, path=self._path)
 
@@ -271,17 +271,17 @@ class Readers:
 class _Reader(NamedTuple):
     con: sqlite3.Connection
     files: tuple[int, ...] | None
-    """What the files looked like, where no lock keeps others from writing meanwhile."""
+    """The files' inodes, sizes and times, if no lock keeps other processes from writing."""
 
 
-def _beside_writers(path: str, timeout: float) -> _Reader:
+def _open_shared(path: str, timeout: float) -> _Reader:
     return _Reader(connect(path, timeout=timeout, read_only=True), None)
 
 
-def _read_only(path: str, timeout: float) -> _Reader:
-    """Connect as everybody does; where the files for that cannot be made, without locks."""
+def _open_read_only(path: str, timeout: float) -> _Reader:
+    """Connect with locks and shared memory, or without if their files cannot be created."""
     try:
-        return _Reader(_shared(path, timeout), None)
+        return _Reader(_connect_shared(path, timeout), None)
     except driver_error() as error:
         if code_of(error) not in CANNOT_SHARE or _is_shared(path):
             raise
@@ -289,9 +289,9 @@ def _read_only(path: str, timeout: float) -> _Reader:
     return _Reader(connect_unlocked(path, wal=_size(path + "-wal") > 0), files)
 
 
-def _shared(path: str, timeout: float) -> sqlite3.Connection:
-    # Not "rw": the last one who leaves would bring the write-ahead log into the database.
-    con = connect(path, timeout=timeout, read_only=True, how="mode=ro")
+def _connect_shared(path: str, timeout: float) -> sqlite3.Connection:
+    # Not "rw": the last connection to close would checkpoint the write-ahead log.
+    con = connect(path, timeout=timeout, read_only=True, uri_parameters="mode=ro")
     try:
         con.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
     except BaseException:
@@ -301,7 +301,7 @@ def _shared(path: str, timeout: float) -> sqlite3.Connection:
 
 
 def _is_shared(path: str) -> bool:
-    """Say whether somebody may have the database open: the writers' shared memory is there."""
+    """Return whether another process may have the database open: its shared memory exists."""
     return _size(path + "-shm") >= _SHM_BYTES and os.path.exists(path + "-wal")
 
 
@@ -313,19 +313,19 @@ def _size(path: str) -> int:
 
 
 def _files_of(path: str) -> tuple[int, ...]:
-    found: list[int] = []
+    facts: list[int] = []
     for file in (path, path + "-wal"):
         try:
-            one = os.stat(file)
+            status = os.stat(file)
         except FileNotFoundError:
-            found += (0, 0, 0)
+            facts += (0, 0, 0)
         else:
-            found += (one.st_ino, one.st_size, one.st_mtime_ns)
-    return tuple(found)
+            facts += (status.st_ino, status.st_size, status.st_mtime_ns)
+    return tuple(facts)
 
 
 class RowPage(msgspec.Struct, frozen=True):
-    """Some records of a log, and where the next part goes on."""
+    """A page of a log's records, and where the next page begins."""
 
     records: list[Record]
     born: int
@@ -334,44 +334,48 @@ class RowPage(msgspec.Struct, frozen=True):
     more: bool
 
 
-def part_of(
+def read_page(
     con: sqlite3.Connection,
     key: SessionKey,
     before: RowPage | None,
     after: int,
     reverse: bool,  # noqa: FBT001  # passed through a thread, by position
-    most: int = PART_BYTES,
+    max_bytes: int = PART_BYTES,
 ) -> RowPage | None:
-    """Return the next part of a log, None behind its end; ``after`` counts for the first one."""
+    """Return the next page of a log, None after its end; ``after`` counts for the first page."""
     row = find(con, key)
     if row is None or not row.epoch or row.state == DELETED:
         return None
     if before is not None and before.born != row.born:
-        return None  # deleted meanwhile, and taken anew
-    return _back(con, row, before, after) if reverse else _on(con, row, before, after, most)
+        return None  # deleted meanwhile, and acquired again
+    return (
+        _previous_page(con, row, before, after)
+        if reverse
+        else _next_page(con, row, before, after, max_bytes)
+    )
 
 
-def _on(
-    con: sqlite3.Connection, row: SessionRow, before: RowPage | None, after: int, most: int
+def _next_page(
+    con: sqlite3.Connection, row: SessionRow, before: RowPage | None, after: int, max_bytes: int
 ) -> RowPage | None:
-    at, expected = (before.at, before.expected) if before else (max(after, row.low), None)
-    if at < row.low:
-        at, expected = row.low, None  # removed meanwhile
-    if at > row.head:
+    seq, expected = (before.at, before.expected) if before else (max(after, row.low), None)
+    if seq < row.low:
+        seq, expected = row.low, None  # trimmed meanwhile
+    if seq > row.head:
         return None
-    rows = LogRows(con, row, at, expected)
-    records = rows.forward(most)
+    rows = LogRows(con, row, seq, expected)
+    records = rows.forward(max_bytes)
     last = records[-1].seq if records else row.head
     return RowPage(records, row.born, last + 1, rows.expected, last < row.head)
 
 
-def _back(
+def _previous_page(
     con: sqlite3.Connection, row: SessionRow, before: RowPage | None, last: int
 ) -> RowPage | None:
-    at, expected = (before.at, before.expected) if before else (min(last, row.head), None)
-    if at < row.low:
+    seq, expected = (before.at, before.expected) if before else (min(last, row.head), None)
+    if seq < row.low:
         return None
-    rows = LogRows(con, row, at, expected)
+    rows = LogRows(con, row, seq, expected)
     records = rows.backward(PART_BYTES)
     first = records[-1].seq if records else row.low
     return RowPage(records, row.born, first - 1, rows.expected, first > row.low)

@@ -1,8 +1,8 @@
-"""The database's file: found, or made whole in one step, and checked before it is opened.
+"""Database file: created atomically, checked before it is opened, verified and reindexed.
 
-A new database is made under a name of its own, with its tables, in WAL mode and synced, and
-then linked to its place. So the file is there whole or not at all, of several who make it one
-wins, and an empty file at its place is damage and never taken for a new store.
+A new database is created under a temporary name, with its tables, in WAL mode and synced, and
+then linked to its path. So the file exists completely or not at all, of several processes that
+create it one wins, and an empty file at the path is damage, never a new store. Blocking.
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-# The database's file: found, or made whole in one step, and checked before it is opened
-
-
 _SMALLEST = 512
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OWNERS = "-owners"
@@ -45,62 +42,63 @@ def resolve(path: str | os.PathLike[str]) -> str:
         ConfigError: It names no file.
 
     """
-    given = os.fspath(path)
-    if given.startswith("~"):
-        given = os.path.expanduser(given)
-    if not given or given.startswith("~") or given.endswith(("/", os.sep)) or "\0" in given:
+    text = os.fspath(path)
+    if text.startswith("~"):
+        text = os.path.expanduser(text)
+    if not text or text.startswith("~") or text.endswith(("/", os.sep)) or "\0" in text:
         message = f"{os.fspath(path)!r} names no database file: use a path such as agents.db"
         raise ConfigError(message, path=os.fspath(path))
-    if given == ":memory:":
+    if text == ":memory:":
         message = "a database in memory keeps nothing: use the store memory: for tests"
-        raise ConfigError(message, path=given)
-    return os.path.abspath(given)
+        raise ConfigError(message, path=text)
+    return os.path.abspath(text)
 
 
 def make_ready(path: str) -> Folder:
-    """Make the database if it is missing, check it, and return the folder of its owners.
+    """Create the database if it is missing, check it, and return the folder of its owners.
 
     Raises:
-        ConfigError: Its folder is open to others or not on this machine, or it is no file.
-        CorruptRecordError: It is empty, or no database.
-        StoreUnavailableError: It cannot be made or read.
+        ConfigError: Other users can write to its folder, the folder is not local, or it is not a
+            file.
+        CorruptRecordError: It is empty, or not a database.
+        StoreUnavailableError: It cannot be created or read.
 
     """
     folder_path, name = os.path.split(path)
     with open_private(folder_path, parents=False) as folder:
         _require_local(folder_path)
-        with _refusals(path):
+        with _refuse_links(path):
             if folder.stat(name) is None:
                 _create(folder, name)
             _check(folder, name)
             return folder.make(name + OWNERS)
 
 
-def look_at(path: str) -> Folder | None:
-    """Check a database that is only to be read; return the folder of its owners if it has one.
+def check_existing(path: str) -> Folder | None:
+    """Check an existing database for reading; return the folder of its owners if it has one.
 
     Raises:
         ConfigError: As `make_ready`.
-        CorruptRecordError: It is empty, or no database.
-        StoreUnavailableError: It is not there, or cannot be read.
+        CorruptRecordError: It is empty, or not a database.
+        StoreUnavailableError: It does not exist, or cannot be read.
 
     """
     folder_path, name = os.path.split(path)
     with open_private(folder_path, make=False) as folder:
         _require_local(folder_path)
-        with _refusals(path):
+        with _refuse_links(path):
             if folder.stat(name) is None:
-                message = f"there is no database at {path}: see that the path is right"
+                message = f"there is no database at {path}: check the path"
                 raise StoreUnavailableError(message, path=path, errno=errno.ENOENT)
             _check(folder, name)
             try:
                 return folder.enter(name + OWNERS)
             except (FileNotFoundError, PermissionError):
-                return None  # a copy of the database alone, or not for us to look at
+                return None  # a copy of the database alone, or not readable for this user
 
 
 @contextlib.contextmanager
-def _refusals(path: str) -> Iterator[None]:
+def _refuse_links(path: str) -> Iterator[None]:
     try:
         yield
     except LinkFoundError as error:
@@ -115,7 +113,7 @@ def _require_local(folder: str) -> None:
     kind = network_file_system(folder)
     if kind is not None:
         message = (
-            f"{folder} lies on a network file system ({kind}), where SQLite's shared memory does "
+            f"{folder} is on a network file system ({kind}), where SQLite's shared memory does "
             "not reach other machines and databases get damaged: use a local disk, or a server "
             "store"
         )
@@ -135,7 +133,7 @@ def _create(folder: Folder, name: str) -> None:
             os.close(fd)
         folder.link(temporary, name)
     except driver_error() as error:
-        message = f"cannot make {folder.path}/{name}: {error}: free some room, or look at the disk"
+        message = f"cannot create {folder.path}/{name}: {error}: free some room, or check the disk"
         raise StoreUnavailableError(message, path=os.path.join(folder.path, name)) from error
     finally:
         for ending in ("", "-wal", "-shm", "-journal"):
@@ -144,61 +142,61 @@ def _create(folder: Folder, name: str) -> None:
 
 
 def _check(folder: Folder, name: str) -> None:
-    """Look at the file from outside.
+    """Check the file without opening it.
 
-    It is never opened but by SQLite: closing any descriptor of it would drop the locks that
-    SQLite holds on it anywhere in this process, and another process would take the database
-    for unused and remove the write-ahead log under our hands.
+    Only SQLite opens it: closing any descriptor of it would drop the locks that SQLite holds on
+    it anywhere in this process, and another process would take the database for unused and
+    remove the write-ahead log while it is in use.
     """
     path = os.path.join(folder.path, name)
-    found = folder.stat(name)
-    if found is None:
+    status = folder.stat(name)
+    if status is None:
         message = f"{path} was removed while it was being opened: open it again"
         raise StoreUnavailableError(message, path=path)
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         message = (
             f"{path} is a symbolic link, which could lead anywhere: give the real path of the "
             "database"
         )
         raise ConfigError(message, path=path)
-    if not stat.S_ISREG(found.st_mode):
-        message = f"{path} is no file: choose another path (or file:{path} for a folder)"
+    if not stat.S_ISREG(status.st_mode):
+        message = f"{path} is not a file: choose another path (or file:{path} for a folder)"
         raise ConfigError(message, path=path)
-    if os.name == "posix" and found.st_mode & _OTHERS_WRITE:
-        message = f"{path} can be written by others: chmod go-w {path}"
+    if os.name == "posix" and status.st_mode & _OTHERS_WRITE:
+        message = f"{path} can be written by other users: chmod go-w {path}"
         raise ConfigError(message, path=path)
-    if found.st_size < _SMALLEST:  # SQLite would take it for a new database
+    if status.st_size < _SMALLEST:  # SQLite would take it for a new database
         message = (
-            f"{path} has {found.st_size} bytes, so it is no SQLite database, or has lost what it "
-            "held; it was left as it is: restore it from a copy, or move it away and a new one "
-            "is made"
+            f"{path} has {status.st_size} bytes, so it is not a SQLite database, or has lost its "
+            "content; it was left as it is: restore it from a copy, or move it away and a new one "
+            "is created"
         )
-        raise CorruptRecordError(message, path=path, size=found.st_size)
+        raise CorruptRecordError(message, path=path, size=status.st_size)
 
 
-# The database as a whole: whether its pages and indexes are sound, and its indexes made anew
+# The database as a whole: checking its pages and indexes, and rebuilding the indexes
 #
-# Records and documents are verified whenever they are read: this is about what leads to them.
-# Blocking.
+# Records and documents are verified whenever they are read; this is about the pages and indexes
+# that lead to them.
 
 
 MOST = 100
-"""Problems that are looked for: more of them say no more."""
+"""Stop the check after this many problems."""
 
 
 def problems(con: sqlite3.Connection) -> list[str]:
-    """Return what SQLite's own check of every page and index finds; nothing if all is sound."""
+    """Return the problems that SQLite's own check of every page and index finds."""
     try:
-        found = [str(said) for (said,) in pragma(con, f"integrity_check({MOST})")]
+        lines = [str(line) for (line,) in pragma(con, f"integrity_check({MOST})")]
     except driver_error() as error:
         if not is_damage(error):
             raise
         return [str(error)]
-    return [] if found == ["ok"] else [line for said in found for line in said.splitlines()]
+    return [] if lines == ["ok"] else [part for line in lines for part in line.splitlines()]
 
 
 def reindex(path: str, timeout: float) -> list[str]:
-    """Make all indexes anew from their tables, if that mends anything; return what is left."""
+    """Rebuild all indexes from their tables, if that repairs anything; return what remains."""
     con = connect(path, timeout=timeout)
     with contextlib.closing(con):
         format_of(con, path)
@@ -207,12 +205,12 @@ def reindex(path: str, timeout: float) -> list[str]:
             before = problems(con)
             if not before:
                 return []
-            left = _reindexed(con, before)
-            con.execute("COMMIT" if len(left) < len(before) else "ROLLBACK")
+            remaining = _reindexed(con, before)
+            con.execute("COMMIT" if len(remaining) < len(before) else "ROLLBACK")
         finally:
             if con.in_transaction:
                 con.execute("ROLLBACK")
-    return left
+    return remaining
 
 
 def _reindexed(con: sqlite3.Connection, before: list[str]) -> list[str]:
@@ -225,17 +223,17 @@ def _reindexed(con: sqlite3.Connection, before: list[str]) -> list[str]:
 
 def readable_keys(con: sqlite3.Connection) -> list[SessionKey]:
     """List the sessions whose rows can be read, past damaged pages and without any index."""
-    found: set[SessionKey] = set()
+    keys: set[SessionKey] = set()
     for query in ("keys_from_the_first", "keys_from_the_last"):
         try:
             for tenant, agent, session, epoch, state in con.execute(Q[query]):
                 key = _key(tenant, agent, session)
                 if key is not None and epoch and state != DELETED:
-                    found.add(key)
+                    keys.add(key)
         except driver_error() as error:
             if not is_damage(error):
                 raise
-    return sorted(found)
+    return sorted(keys)
 
 
 def _key(tenant: Any, agent: Any, session: Any) -> SessionKey | None:

@@ -1,4 +1,4 @@
-"""The directory: sessions by key, as of their last fold. Blocking; in a transaction."""
+"""Directory of sessions by key, as of their last fold. Blocking; called within a transaction."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def sessions(  # noqa: PLR0917  # passed through a thread, by position
         "after_session": session,
         "limit": max(limit, 0),
     }
-    return [_info(tenant, found) for found in con.execute(Q["sessions"], values)]
+    return [_info(tenant, row) for row in con.execute(Q["sessions"], values)]
 
 
-def _info(tenant: str, found: tuple[object, ...]) -> SessionInfo:
-    agent, session, epoch, head, created_at, updated_at, stored = found
+def _info(tenant: str, row: tuple[object, ...]) -> SessionInfo:
+    agent, session, epoch, head, created_at, updated_at, stored = row
     manifest = manifest_in(stored)
     about = manifest.about if manifest else About()
     return SessionInfo(
@@ -56,5 +56,5 @@ def _info(tenant: str, found: tuple[object, ...]) -> SessionInfo:
 
 
 def tenants(con: sqlite3.Connection) -> list[str]:
-    """List the tenants that have anything here."""
+    """List the tenants that have sessions or blobs."""
     return [tenant for (tenant,) in con.execute(Q["tenants"])]

@@ -1,4 +1,4 @@
-"""Documents and the manifest that names them, replaced in one transaction. Blocking."""
+"""Documents, and the manifest that lists them, replaced in one transaction. Blocking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, Manifest
 from perdure.records.stored import matched
 from perdure.store import Documents
-from perdure.stores.sqlite.log import DELETED, find, held
+from perdure.stores.sqlite.log import DELETED, find, held_row
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("perdure")
 
-_told = LogOnce()
+_warned = LogOnce()
 
 
 def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None) -> Documents:
@@ -43,7 +43,7 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
         return _unlisted(con, row.id, names)
     manifest = manifest_in(stored[0])
     if manifest is None or manifest.key != key:
-        _tell(con, key, stored[0])
+        _warn_damaged(con, key, stored[0])
         return _unlisted(con, row.id, names)
     if manifest.format > FORMAT:
         message = (
@@ -51,28 +51,28 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
             f"{FORMAT}: use a newer release of perdure"
         )
         raise UnsupportedVersionError(message, key=str(key), format=manifest.format)
-    wanted = [name for name in manifest.documents if names is None or name in names]
-    return matched(manifest, _lying(con, row.id, wanted), names)
+    requested = [name for name in manifest.documents if names is None or name in names]
+    return matched(manifest, _stored(con, row.id, requested), names)
 
 
-def _tell(con: sqlite3.Connection, key: SessionKey, data: object) -> None:
-    """Say once of each damaged manifest that it is one."""
+def _warn_damaged(con: sqlite3.Connection, key: SessionKey, data: object) -> None:
+    """Warn once about each damaged manifest."""
     (_, _, path), *_ = con.execute("PRAGMA database_list").fetchall()
-    if _told.first((path, key, data)):
-        message = "the manifest of session %s is damaged in %s; it is made anew from the log"
+    if _warned.first((path, key, data)):
+        message = "the manifest of session %s is damaged in %s; it is rebuilt from the log"
         log.warning(message, key, path, extra={"session": str(key), "path": path})
 
 
-def _lying(con: sqlite3.Connection, id: int, names: Collection[str]) -> dict[str, bytes]:
+def _stored(con: sqlite3.Connection, id: int, names: Collection[str]) -> dict[str, bytes]:
     rows = {name: con.execute(Q["document"], {"id": id, "name": name}).fetchone() for name in names}
     return {name: row[0] for name, row in rows.items() if row and isinstance(row[0], bytes)}
 
 
 def _unlisted(con: sqlite3.Connection, id: int, names: Collection[str] | None) -> Documents:
-    """Return what lies there without a manifest that could say what it is."""
+    """Return stored documents that no readable manifest lists, as damaged ones."""
     rows = con.execute(Q["document_names"], {"id": id}).fetchall()
     lost = [name for (name,) in rows if names is None or name in names]
-    return Documents(damaged=tuple(lost), remains=_lying(con, id, lost))
+    return Documents(damaged=tuple(lost), remains=_stored(con, id, lost))
 
 
 def manifest_in(data: object) -> Manifest | None:
@@ -95,13 +95,15 @@ def write(
         LeaseLostError: The manifest's epoch is not the newest.
 
     """
-    row = held(con, key, manifest.epoch)
+    row = held_row(con, key, manifest.epoch)
     listed = manifest.documents
     con.executemany(
         Q["put_document"], [(row.id, name, data) for name, data in new.items() if name in listed]
     )
-    there = [name for (name,) in con.execute(Q["document_names"], {"id": row.id})]
-    con.executemany(Q["delete_document"], [(row.id, name) for name in there if name not in listed])
+    stored_names = [name for (name,) in con.execute(Q["document_names"], {"id": row.id})]
+    con.executemany(
+        Q["delete_document"], [(row.id, name) for name in stored_names if name not in listed]
+    )
     values = {
         "id": row.id,
         "data": seal(msgspec.json.encode(manifest)),
@@ -112,7 +114,7 @@ def write(
 
 
 def comparable(tag: str) -> str:
-    """Return a tag as it is compared: SQLite's JSON ends a text at a NUL.
+    """Return a tag in the form that is compared: SQLite's JSON ends a text at a NUL.
 
     >>> comparable("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
     True

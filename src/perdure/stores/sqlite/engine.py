@@ -1,4 +1,8 @@
-"""The one connection that writes, in the one thread that uses it."""
+"""Open state of a SQLite store: the writing connection and its thread, the readers, the owner.
+
+`Engine` owns the one connection that writes and is used in one thread only; `OpenDatabase` runs
+functions in its thread, in a durable transaction each, or in the readers' threads.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +32,14 @@ from perdure.records.keys import SessionKey
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.sqlite import leases
 from perdure.stores.sqlite.connections import Readers, connect, format_of, make_durable, pragma
-from perdure.stores.sqlite.database import look_at, make_ready, reindex
+from perdure.stores.sqlite.database import check_existing, make_ready, reindex
 from perdure.stores.sqlite.errors import (
     InDoubtError,
     driver_error,
     integrity_error,
-    left_nothing,
-    trouble,
-    troubles,
+    is_not_durable,
+    map_errors,
+    perdure_error,
 )
 from perdure.stores.sqlite.log import LogTail, PlannedWrite, append_one, planned, save_all
 from perdure.stores.sqlite.sql import MIGRATIONS, MOST_ROWS
@@ -44,12 +48,9 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-# The one connection that writes, in the one thread that uses it
-
-
 @final
 class Engine:
-    """Transactions, and what the store's holder knows of the logs that it writes.
+    """Durable transactions, and the tails of the logs that this store writes.
 
     Blocking. Everything but the constructor runs in the writer's thread.
     """
@@ -57,19 +58,19 @@ class Engine:
     def __init__(self, path: str, timeout: float) -> None:
         self.path = path
         self.tails: dict[SessionKey, LogTail] = {}
-        """Where the logs end that this store holds."""
+        """Where the logs of the held sessions end."""
         self._timeout = timeout
         self._con: sqlite3.Connection | None = None
 
     def close(self) -> None:
-        """Close the connection; the last one of all processes tidies the write-ahead log up."""
+        """Close the connection; the last one of all processes checkpoints the write-ahead log."""
         con, self._con = self._con, None
         if con is not None:
             con.close()
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection, opened anew where the last one failed."""
+        """The connection, reopened if the last one failed."""
         if self._con is None:
             con = connect(self.path, timeout=self._timeout)
             try:
@@ -82,10 +83,10 @@ class Engine:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Do everything in it durably, or nothing.
+        """Run the body in one durable transaction, all or nothing.
 
         Raises:
-            InDoubtError: The commit failed, and may last or not.
+            InDoubtError: The commit failed, and may or may not be durable.
 
         """
         con = self.connection
@@ -100,19 +101,19 @@ class Engine:
             con.execute("COMMIT")
 
     def _require_format(self, con: sqlite3.Connection) -> None:
-        """Notice a newer release beside this one, which has changed the format since.
+        """Raise if a newer release has changed the format since the database was opened.
 
-        At the latest the next heartbeat does; then nothing is written under the older format.
+        The next heartbeat detects it at the latest; then nothing is written in the older format.
         """
-        ((found,),) = con.execute("PRAGMA user_version")
-        if found == len(MIGRATIONS):
+        ((version,),) = con.execute("PRAGMA user_version")
+        if version == len(MIGRATIONS):
             return
         try:
             format_of(con, self.path)
         finally:
             self._roll_back()
             self._drop()
-        message = f"{self.path} was changed to format {found} meanwhile: try again"
+        message = f"{self.path} was changed to format {version} meanwhile: try again"
         raise StoreUnavailableError(message, path=self.path)
 
     @contextlib.contextmanager
@@ -121,9 +122,9 @@ class Engine:
             yield
         except driver_error() as error:
             self._roll_back()
-            if left_nothing(error):
+            if is_not_durable(error):
                 raise
-            # What a failed sync leaves in the log may come back after a crash.
+            # Pages that a failed sync left in the WAL may reappear after a crash.
             self._drop()
             raise InDoubtError from error
 
@@ -146,7 +147,7 @@ class Engine:
     def append(self, batches: Sequence[Batch]) -> list[Outcome]:
         """Make batches durable in one commit; raise nothing."""
         now = time.time()
-        plans = self._planned(batches)
+        plans = self._plan(batches)
         try:
             if plans is not None and self._save(plans, now):
                 return [Outcome(Status.OK, None, len(plan.data)) for plan in plans]
@@ -154,7 +155,7 @@ class Engine:
         except (driver_error(), InDoubtError, PerdureError, OSError, UnicodeDecodeError) as error:
             return self._failed(batches, error, now)
 
-    def _planned(self, batches: Sequence[Batch]) -> list[PlannedWrite] | None:
+    def _plan(self, batches: Sequence[Batch]) -> list[PlannedWrite] | None:
         plans: list[PlannedWrite] = []
         tails = self.tails
         for batch in batches:
@@ -169,7 +170,7 @@ class Engine:
         return plans if len({plan.tail.id for plan in plans}) == len(plans) else None
 
     def _save(self, plans: list[PlannedWrite], now: float) -> bool:
-        """Append all of them; False if somebody's log is not where its holder left it."""
+        """Append all of them; False if a log is not where its holder left it."""
         try:
             if len(plans) <= MOST_ROWS:
                 con = self.connection
@@ -181,7 +182,7 @@ class Engine:
         except integrity_error():
             return False
         for plan in plans:
-            plan.tail.moved(plan)
+            plan.tail.advance(plan)
         return True
 
     def _one_by_one(self, batches: Sequence[Batch], now: float) -> list[Outcome]:
@@ -205,34 +206,36 @@ class Engine:
             status = Status.IN_DOUBT
             assert isinstance(error.__cause__, driver_error())
             error = error.__cause__
-        told: Exception = error
+        cause: Exception = error
         if isinstance(error, (driver_error(), UnicodeDecodeError)):
-            told = trouble(error, "append to", self.path)
-            told.__cause__ = error
-        if isinstance(told, UnsupportedVersionError):
+            cause = perdure_error(error, "append to", self.path)
+            cause.__cause__ = error
+        if isinstance(cause, UnsupportedVersionError):
             status = Status.PERMANENT
-        elif isinstance(told, CorruptRecordError | NotStorableError) and status is Status.TRANSIENT:
-            if len(batches) > 1:  # one session's damage must not be the others'
+        elif (
+            isinstance(cause, CorruptRecordError | NotStorableError) and status is Status.TRANSIENT
+        ):
+            if len(batches) > 1:  # one session's damage must not fail the others
                 return [outcome for batch in batches for outcome in self.append([batch])]
             status = Status.PERMANENT
         for batch in batches:
             self.tails.pop(batch.key, None)
-        return [Outcome(status, told)] * len(batches)
+        return [Outcome(status, cause)] * len(batches)
 
 
-# What a store has while it is open: its threads, its connections, and its lock as an owner
+# Opening a database, and running functions in its threads
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _READERS = 4
-_LISTEN = 0.1
-"""Seconds between two looks whether somebody rang."""
+_POLL = 0.1
+"""Seconds between two polls for a notification."""
 
 
 class OpenDatabase(msgspec.Struct, frozen=True):
-    """One thread that writes, a few that read."""
+    """An open database: one thread that writes, a few that read, and the owner's lock."""
 
     path: str
     engine: Engine
@@ -241,8 +244,8 @@ class OpenDatabase(msgspec.Struct, frozen=True):
     writes: Threads
     reads: Threads
     pid: int
-    heard: list[int]
-    """What the bell showed last."""
+    last_notified: list[int]
+    """The notification counter at the last poll: one item, since the struct is frozen."""
     read_only: bool = False
 
     async def write(
@@ -252,21 +255,21 @@ class OpenDatabase(msgspec.Struct, frozen=True):
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
-        """Call a function in a transaction of its own, durably; it goes on when cancelled.
+        """Call a function in a durable transaction; after a cancellation it still runs to its end.
 
         Raises:
-            SessionError: The store was opened only to be read.
+            SessionError: The store was opened read-only.
 
         """
         if self.read_only:
-            message = f"cannot {doing} {self.path}: it was opened only to be read"
+            message = f"cannot {doing} {self.path}: it was opened read-only"
             raise SessionError(message, path=self.path)
 
         def work() -> T:
             with self.engine.transaction() as con:
                 return function(con, *args, **options)
 
-        with troubles(doing, self.path):
+        with map_errors(doing, self.path):
             return await self.writes.run(work)
 
     async def read(
@@ -275,39 +278,39 @@ class OpenDatabase(msgspec.Struct, frozen=True):
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
-        """Call a function that looks at one moment of the database."""
+        """Call a function on a snapshot of the database."""
 
         def work() -> T:
             with self.readers.snapshot() as con:
                 return function(con, *args, **options)
 
-        with troubles("read", self.path):
+        with map_errors("read", self.path):
             return await self.reads.run(work)
 
     async def notify(self, owner: str) -> None:
-        """Have an owner look for letters now, if it is there; else at its next heartbeat."""
+        """Wake an owner to read its requests before its next heartbeat, if it is alive."""
         with contextlib.suppress(OSError):
             await self.reads.run(self.presence.notify, owner)
 
     async def news(self, at_most: float) -> None:
-        """Wait until somebody rings, or that long."""
+        """Return when another owner notified this one, or after ``at_most`` seconds."""
         with anyio.move_on_after(at_most):
             while True:
                 notified = await self.reads.run(self.presence.notified)
-                if notified != self.heard[0]:
-                    self.heard[0] = notified
+                if notified != self.last_notified[0]:
+                    self.last_notified[0] = notified
                     return
-                await anyio.sleep(_LISTEN)
+                await anyio.sleep(_POLL)
 
     async def scrub(self) -> None:
-        """Write the database anew, and empty the write-ahead log."""
-        with troubles("scrub", self.path):
+        """Rewrite the database, and empty the write-ahead log."""
+        with map_errors("scrub", self.path):
             await self.writes.run(_scrub, self.engine)
 
     async def aclose(self) -> None:
-        """Close everything, behind what is still being written."""
+        """Close everything, after the pending writes."""
         with anyio.CancelScope(shield=True):
-            await self.writes.run(_leave, self)
+            await self.writes.run(_close_all, self)
         self.writes.close()
         self.reads.close()
 
@@ -315,15 +318,15 @@ class OpenDatabase(msgspec.Struct, frozen=True):
 async def enter(path: str, owner: str, timeout: float) -> OpenDatabase:  # noqa: ASYNC109  # SQLite's own
     """Open a database as an owner."""
     writes = Threads(1, name="perdure sqlite write", prompt=True)
-    entered: list[tuple[Engine, Presence]] = []
+    opened: list[tuple[Engine, Presence]] = []
     try:
-        with troubles("open", path):
-            await writes.run(lambda: entered.append(_enter(path, owner, timeout)))
-    except BaseException:  # cancelled, perhaps: then it is still being opened
-        writes.start(_leave_again, entered, then=bool)  # behind that, in the same thread
+        with map_errors("open", path):
+            await writes.run(lambda: opened.append(_enter(path, owner, timeout)))
+    except BaseException:  # after a cancellation the thread is still opening it
+        writes.start(_abandon, opened, then=bool)  # after that, in the same thread
         writes.close()
         raise
-    ((engine, presence),) = entered
+    ((engine, presence),) = opened
     reads = Threads(_READERS, name="perdure sqlite read")
     readers = Readers(path, timeout)
     return OpenDatabase(path, engine, readers, presence, writes, reads, os.getpid(), [0])
@@ -343,7 +346,7 @@ def _enter(path: str, owner: str, timeout: float) -> tuple[Engine, Presence]:
     engine = Engine(path, timeout)
     try:
         with engine.transaction() as con:
-            leases.enter(con, owner, host_name(), os.getpid(), presence)
+            leases.register_owner(con, owner, host_name(), os.getpid(), presence)
         presence.sweep()
     except BaseException:
         engine.close()
@@ -352,28 +355,28 @@ def _enter(path: str, owner: str, timeout: float) -> tuple[Engine, Presence]:
     return engine, presence
 
 
-def _leave_again(entered: list[tuple[Engine, Presence]]) -> None:
-    for engine, presence in entered:
+def _abandon(opened: list[tuple[Engine, Presence]]) -> None:
+    for engine, presence in opened:
         engine.close()
         presence.close()
 
 
 async def enter_read_only(path: str, timeout: float) -> OpenDatabase:  # noqa: ASYNC109
-    """Open a database that is there, to read it."""
+    """Open an existing database for reading."""
     writes = Threads(1, name="perdure sqlite close", prompt=True)
     readers = Readers(path, timeout, read_only=True)
-    with troubles("read", path):
-        owners = await writes.run(_look, path, readers)
+    with map_errors("read", path):
+        owners = await writes.run(_open_files, path, readers)
     reads = Threads(_READERS, name="perdure sqlite read")
     engine = Engine(path, timeout)  # connects when it writes, which is never
-    looking = PresenceReader(owners)
+    presence = PresenceReader(owners)
     return OpenDatabase(
-        path, engine, readers, looking, writes, reads, os.getpid(), [0], read_only=True
+        path, engine, readers, presence, writes, reads, os.getpid(), [0], read_only=True
     )
 
 
-def _look(path: str, readers: Readers) -> Folder | None:
-    owners = look_at(path)
+def _open_files(path: str, readers: Readers) -> Folder | None:
+    owners = check_existing(path)
     try:
         with readers.snapshot() as con:
             _require_newest(con, path)
@@ -385,22 +388,22 @@ def _look(path: str, readers: Readers) -> Folder | None:
     return owners
 
 
-def mended(path: str, timeout: float) -> list[str]:
-    """Make a database's indexes anew, and return what that does not mend. Blocking."""
-    owners = look_at(path)
+def mend_indexes(path: str, timeout: float) -> list[str]:
+    """Rebuild a database's indexes, and return the remaining problems. Blocking."""
+    owners = check_existing(path)
     if owners is not None:
         owners.close()
     return reindex(path, timeout)
 
 
 def _require_newest(con: sqlite3.Connection, path: str) -> None:
-    found = format_of(con, path)
-    if found < len(MIGRATIONS):
+    version = format_of(con, path)
+    if version < len(MIGRATIONS):
         message = (
-            f"{path} has format {found}, and this release reads {len(MIGRATIONS)}: open it once to "
-            "write, which brings it there"
+            f"{path} has format {version}, and this release reads {len(MIGRATIONS)}: open it once "
+            "for writing, which migrates it"
         )
-        raise UnsupportedVersionError(message, path=path, format=found)
+        raise UnsupportedVersionError(message, path=path, format=version)
 
 
 def _scrub(engine: Engine) -> None:
@@ -410,12 +413,12 @@ def _scrub(engine: Engine) -> None:
     if busy:
         message = (
             f"the write-ahead log of {engine.path} is in use and could not be emptied: scrub "
-            "again when nobody reads"
+            "again when no other connection reads"
         )
         raise StoreUnavailableError(message, path=engine.path)
 
 
-def _leave(here: OpenDatabase) -> None:
-    here.readers.close()
-    here.engine.close()
-    here.presence.close()
+def _close_all(database: OpenDatabase) -> None:
+    database.readers.close()
+    database.engine.close()
+    database.presence.close()

@@ -1,4 +1,4 @@
-"""What others leave for a session until its holder takes it. Blocking; in transactions."""
+"""Inbox and dead letters of a session. Blocking; called within a transaction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.store import DeadLetter, InboxLimit, PendingItem
-from perdure.stores.sqlite.log import DELETED, SessionRow, find, held, lost, make
+from perdure.stores.sqlite.log import DELETED, SessionRow, find, held_row, lease_lost_error, make
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ def post(
     now: float,
     limit: InboxLimit | None,
 ) -> tuple[int, str]:
-    """Leave items, and a letter for the holder; return how many were new, and who that is.
+    """Insert items, and a request for the holder; return how many were new, and the holder.
 
     Raises:
-        InboxFullError: There is no room for them; the transaction is given up.
+        InboxFullError: The new items would go over the limit; the transaction is rolled back.
 
     """
     if not items:
@@ -51,7 +51,7 @@ def post(
 
 
 def take(con: sqlite3.Connection, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
-    """Return what waits, oldest first.
+    """Return the pending items, oldest first.
 
     Raises:
         LeaseLostError: The epoch is not the newest.
@@ -61,14 +61,14 @@ def take(con: sqlite3.Connection, key: SessionKey, epoch: int, limit: int) -> li
     if row is None and not epoch:
         return []
     if row is None or row.epoch != epoch:
-        raise lost(key, epoch, row)
+        raise lease_lost_error(key, epoch, row)
     return [
-        _opened(row, found) for found in con.execute(Q["inbox"], {"id": row.id, "limit": limit})
+        _decoded(row, values) for values in con.execute(Q["inbox"], {"id": row.id, "limit": limit})
     ]
 
 
-def _opened(row: SessionRow, found: tuple[Any, ...]) -> PendingItem:
-    number, op_id, kind, payload, posted_at, sum_ = found
+def _decoded(row: SessionRow, values: tuple[Any, ...]) -> PendingItem:
+    number, op_id, kind, payload, posted_at, sum_ = values
     try:
         item = PendingItem(op_id.decode(), kind.decode(), payload, posted_at)
     except UnicodeDecodeError:
@@ -87,7 +87,7 @@ def settle(con: sqlite3.Connection, key: SessionKey, epoch: int, op_ids: Collect
         LeaseLostError: The epoch is not the newest.
 
     """
-    _settle(con, held(con, key, epoch), op_ids)
+    _settle(con, held_row(con, key, epoch), op_ids)
 
 
 def _settle(con: sqlite3.Connection, row: SessionRow, op_ids: Collection[str]) -> None:
@@ -106,10 +106,10 @@ def reject(
         LeaseLostError: The epoch is not the newest.
 
     """
-    row = held(con, key, epoch)
-    values = [(row.id, one.item.op_id, encode_dead_letter(key, one)) for one in letters]
+    row = held_row(con, key, epoch)
+    values = [(row.id, letter.item.op_id, encode_dead_letter(key, letter)) for letter in letters]
     con.executemany(Q["put_dead_letter"], values)
-    _settle(con, row, [one.item.op_id for one in letters])
+    _settle(con, row, [letter.item.op_id for letter in letters])
 
 
 def dead_letters(con: sqlite3.Connection, key: SessionKey) -> list[DeadLetter]:
@@ -135,15 +135,15 @@ def drop_dead_letters(con: sqlite3.Connection, key: SessionKey, op_ids: Collecti
 
 
 def waiting(con: sqlite3.Connection, *, dead_letters: bool) -> list[SessionKey]:
-    """List the sessions for which something waits, or which have dead letters, by key."""
+    """List the sessions that have pending items, or dead letters, by key."""
     if dead_letters and not _has_table(con):
         return []
-    found = con.execute(Q["with_dead_letters" if dead_letters else "waiting"])
-    return sorted(SessionKey(agent, session, tenant) for tenant, agent, session in found)
+    rows = con.execute(Q["with_dead_letters" if dead_letters else "waiting"])
+    return sorted(SessionKey(agent, session, tenant) for tenant, agent, session in rows)
 
 
 def _has_table(con: sqlite3.Connection) -> bool:
-    """Say whether there is a table of dead letters: not in format 1, opened for reading only."""
+    """Return whether the table of dead letters exists: not in format 1, opened read-only."""
     return con.execute(Q["dead_letter_table"]).fetchone() is not None
 
 

@@ -1,4 +1,4 @@
-"""Who may write a session, and what owners tell one another. Blocking; in transactions."""
+"""Leases, owners and the requests between them. Blocking; called within a transaction."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from perdure.stores.sqlite.log import (
     HELD,
     RELEASED,
     LogTail,
+    append_epoch_record,
     find,
-    held,
+    held_row,
     make,
-    opened,
     save,
 )
 from perdure.stores.sqlite.sql import Q
@@ -28,32 +28,34 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-def enter(con: sqlite3.Connection, owner: str, host: str, pid: int, presence: Presence) -> None:
-    """Become known, and forget the owners that are gone."""
+def register_owner(
+    con: sqlite3.Connection, owner: str, host: str, pid: int, presence: Presence
+) -> None:
+    """Register this owner, and remove the dead ones."""
     me = {"owner": owner, "beat": first_beat(), "host": host, "pid": pid}
     con.execute(Q["put_owner"], me)
     for (other,) in con.execute(Q["owners"]).fetchall():
         if not isinstance(other, str):
-            continue  # damaged: nobody has such an id, and nobody asks for it
+            continue  # damaged: no owner has such an id
         if other != owner and presence.is_present(other) is False:
-            leave(con, other)
+            remove_owner(con, other)
 
 
-def leave(con: sqlite3.Connection, owner: str) -> None:
-    """Forget an owner, and what it was to be told."""
+def remove_owner(con: sqlite3.Connection, owner: str) -> None:
+    """Remove an owner, and the requests for it."""
     con.execute(Q["delete_owner"], {"owner": owner})
     con.execute(Q["delete_all_letters"], {"owner": owner})
 
 
-def look(
+def lease_state(
     con: sqlite3.Connection, key: SessionKey, presence: Presence | PresenceReader
 ) -> LeaseState | None:
-    """Say who has, or last had, a session."""
+    """Return who holds, or last held, a session; None if it never had a holder."""
     row = find(con, key)
     if row is None or not row.epoch:
         return None
-    known = con.execute(Q["owner"], {"owner": row.owner}).fetchone()
-    beat, host, pid = known or (0, "", 0)
+    owner_row = con.execute(Q["owner"], {"owner": row.owner}).fetchone()
+    beat, host, pid = owner_row or (0, "", 0)
     return LeaseState(
         epoch=row.epoch,
         owner=row.owner,
@@ -69,7 +71,7 @@ def look(
 def acquire(
     con: sqlite3.Connection, key: SessionKey, after: int, owner: str, at: float
 ) -> tuple[HeldLease, LogTail]:
-    """Take a session with the next epoch, and append the epoch's record.
+    """Acquire a session with the next epoch, and append the epoch record.
 
     Raises:
         LeaseHeldError: The newest epoch is not ``after``.
@@ -79,63 +81,63 @@ def acquire(
     newest = row.epoch if row else 0
     if newest != after:
         message = (
-            f"{key} is at epoch {newest}, not {after}: look again who holds it, then ask for a "
+            f"{key} is at epoch {newest}, not {after}: read its holder again, then request a "
             "handover or wait"
         )
         raise LeaseHeldError(message, key=str(key), epoch=newest)
     row = row or make(con, key, at)
     epoch = after + 1
-    fresh = row.state == DELETED or not row.epoch
-    if fresh:
+    is_new = row.state == DELETED or not row.epoch
+    if is_new:
         row = msgspec.structs.replace(row, born=epoch, low=1, head=0, crc=0)
         con.execute(Q["created_now"], {"id": row.id, "now": at})
     created = row.head == 0
     row = msgspec.structs.replace(row, epoch=epoch, owner=owner, state=HELD)
-    row = opened(con, row, msgspec.json.encode({"owner": owner, "at": at}), at)
+    row = append_epoch_record(con, row, msgspec.json.encode({"owner": owner, "at": at}), at)
     return HeldLease(key, epoch, row.head, created), LogTail(row)
 
 
 def release(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> None:
-    """Say that the epoch's holder writes no more, if it still is the holder."""
+    """Mark the session as released, if the epoch still holds it."""
     row = find(con, key)
     if row is not None and row.epoch == epoch and row.state == HELD:
         save(con, msgspec.structs.replace(row, state=RELEASED), at)
 
 
-def beat(con: sqlite3.Connection, owner: str, told: int) -> tuple[HeartbeatRequests, int]:
-    """Renew a heartbeat; return what it brings, and the number of the last letter.
+def renew_heartbeat(
+    con: sqlite3.Connection, owner: str, last: int
+) -> tuple[HeartbeatRequests, int]:
+    """Renew a heartbeat; return the requests after number ``last``, and the newest number.
 
-    Its letters are those since ``told``.
-
-    A letter goes only with the heartbeat after the one that told it: what a caller was not
-    there to hear is not lost.
+    A request is deleted only by the heartbeat after the one that reported it, so a cancelled
+    heartbeat cannot drop one.
     """
-    con.execute(Q["delete_letters"], {"owner": owner, "told": told})
+    con.execute(Q["delete_letters"], {"owner": owner, "told": last})
     con.execute(Q["beat"], {"owner": owner})
-    asked: dict[int, list[SessionKey]] = {0: [], 1: []}
-    for number, mail, *key in con.execute(Q["letters"], {"owner": owner, "told": told}):
+    requests: dict[int, list[SessionKey]] = {0: [], 1: []}
+    for number, mail, *key in con.execute(Q["letters"], {"owner": owner, "told": last}):
         tenant, agent, session = key
-        asked[mail].append(SessionKey(agent, session, tenant))
-        told = number
+        requests[mail].append(SessionKey(agent, session, tenant))
+        last = number
     beats = dict(con.execute(Q["beats"], {"owner": owner}))
-    return HeartbeatRequests(tuple(asked[0]), tuple(asked[1]), beats), told
+    return HeartbeatRequests(tuple(requests[0]), tuple(requests[1]), beats), last
 
 
-def ask(con: sqlite3.Connection, owner: str, key: SessionKey) -> None:
-    """Leave a letter for an owner, unless it is gone."""
+def request_handover(con: sqlite3.Connection, owner: str, key: SessionKey) -> None:
+    """Leave a handover request for an owner, if it is registered."""
     row = find(con, key)
     if row is not None and con.execute(Q["owner"], {"owner": owner}).fetchone():
         con.execute(Q["send_letter"], {"owner": owner, "id": row.id, "mail": 0})
 
 
 def delete(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> None:
-    """End a session's life, as its holder; its epoch stays.
+    """Delete a session, as its holder; its epoch stays.
 
     Raises:
         LeaseLostError: The epoch is not the newest.
 
     """
-    row = held(con, key, epoch)
+    row = held_row(con, key, epoch)
     of: dict[str, Any] = {"id": row.id}
     for what in ("log", "manifest", "documents", "inbox", "dead_letters"):
         con.execute(Q[f"delete_{what}"], of)
@@ -145,18 +147,18 @@ def delete(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> N
 def trim(
     con: sqlite3.Connection, key: SessionKey, epoch: int, below: int, at: float
 ) -> tuple[int, LogTail]:
-    """Remove the rows that lie below a record; return how many bytes they had.
+    """Remove the rows whose records are all below *below*; return how many bytes they had.
 
     Raises:
         LeaseLostError: The epoch is not the newest.
 
     """
-    row = held(con, key, epoch)
-    where = {"id": row.id, "below": below}
-    _, last, freed = con.execute(Q["rows_below"], where).fetchone()
+    row = held_row(con, key, epoch)
+    values = {"id": row.id, "below": below}
+    _, last, freed = con.execute(Q["rows_below"], values).fetchone()
     if last is None:
         return 0, LogTail(row)
-    con.execute(Q["trim"], where)
+    con.execute(Q["trim"], values)
     row = msgspec.structs.replace(row, low=last + 1)
     save(con, row, at)
     return freed, LogTail(row)

@@ -1,4 +1,11 @@
-"""A session's row, sealed: what the database says of a session is verified before it counts."""
+"""Session rows and log rows: both carry checksums, which are verified before a row counts.
+
+A commit of many sessions is one statement: it moves each session's head from what its holder last
+knew to the new one, and inserts the log rows. If the epoch, the head or the checksum of one
+session is not what its holder knew, everything is rolled back and each session is handled alone.
+
+Blocking: the writing functions are called in the writer's thread, within its transaction.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +35,13 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-# A session's row, sealed: what the database says of a session is verified before it counts
-
-
 HELD, RELEASED, DELETED = range(3)
 
 _ID_BITS = 62
 
 
 class SessionRow(msgspec.Struct, frozen=True):
-    """A session as the database has it."""
+    """A session's row."""
 
     id: int
     key: SessionKey
@@ -54,12 +58,12 @@ class SessionRow(msgspec.Struct, frozen=True):
         """Return the checksum of all but the log's end, which seeds `total`."""
         key = self.key
         fields = (key.tenant, key.agent, key.session)
-        rest = (self.epoch, self.born, self.owner, self.state, self.start, self.low)
-        return zlib.crc32(msgspec.json.encode((fields, rest)))
+        lease = (self.epoch, self.born, self.owner, self.state, self.start, self.low)
+        return zlib.crc32(msgspec.json.encode((fields, lease)))
 
     @property
     def seed(self) -> int:
-        """What the log's first record is chained to: no row fits into another session's log."""
+        """The checksum that seeds the first record: no row fits into another log."""
         key = self.key
         return zlib.crc32(msgspec.json.encode((key.tenant, key.agent, key.session, self.born)))
 
@@ -70,10 +74,10 @@ def total(base: int, head: int, crc: int) -> int:
 
 
 def find(con: sqlite3.Connection, key: SessionKey) -> SessionRow | None:
-    """Return a session's row, None if there is none.
+    """Return a session's row, None if it does not exist.
 
     Raises:
-        CorruptRecordError: The row is damaged, or lost while its log is there.
+        CorruptRecordError: The row is damaged, or missing while its log exists.
 
     """
     id_ = _first_id(key)
@@ -90,26 +94,26 @@ def _first_id(key: SessionKey) -> int:
 
 
 def _load(con: sqlite3.Connection, key: SessionKey, id_: int) -> SessionRow | None:
-    found = con.execute(Q["session"], {"id": id_}).fetchone()
-    if found is None:
+    values = con.execute(Q["session"], {"id": id_}).fetchone()
+    if values is None:
         if con.execute(Q["log_exists"], {"id": id_}).fetchone():
-            raise damaged(key, "its row is lost, and its log is there")
+            raise damage_error(key, "its row is missing, and its log exists")
         return None
-    row = _checked(found)
+    row = _checked(values)
     if row is None or row.id != id_:
-        raise damaged(key, "its row does not match its checksum")
+        raise damage_error(key, "its row does not match its checksum")
     return row
 
 
-def _checked(found: tuple[Any, ...]) -> SessionRow | None:
-    id_, tenant, agent, session, epoch, born, owner, state, start, low, head, crc, sum_ = found
+def _checked(values: tuple[Any, ...]) -> SessionRow | None:
+    id_, tenant, agent, session, epoch, born, owner, state, start, low, head, crc, sum_ = values
     try:
         key = msgspec.convert({"tenant": tenant, "agent": agent, "session": session}, SessionKey)
         row = SessionRow(id_, key, epoch, born, owner, state, start, low, head, crc)
-        whole = total(row.base(), head, crc) == sum_
+        is_sound = total(row.base(), head, crc) == sum_
     except (ValueError, TypeError, UnicodeError, msgspec.MsgspecError):
         return None
-    return row if whole else None
+    return row if is_sound else None
 
 
 def make(con: sqlite3.Connection, key: SessionKey, now: float) -> SessionRow:
@@ -143,7 +147,7 @@ def _values(row: SessionRow, now: float) -> dict[str, Any]:
     }
 
 
-def held(con: sqlite3.Connection, key: SessionKey, epoch: int) -> SessionRow:
+def held_row(con: sqlite3.Connection, key: SessionKey, epoch: int) -> SessionRow:
     """Return a session's row, for the holder of this epoch.
 
     Raises:
@@ -152,19 +156,21 @@ def held(con: sqlite3.Connection, key: SessionKey, epoch: int) -> SessionRow:
     """
     row = find(con, key)
     if row is None or row.epoch != epoch or row.state == DELETED or not epoch:
-        raise lost(key, epoch, row)
+        raise lease_lost_error(key, epoch, row)
     return row
 
 
-def lost(key: SessionKey, epoch: int, row: SessionRow | None) -> LeaseLostError:
-    """Return the error for a write under an epoch that is over."""
+def lease_lost_error(key: SessionKey, epoch: int, row: SessionRow | None) -> LeaseLostError:
+    """Return the error for a write under an epoch that is not the newest."""
     newest = row.epoch if row else 0
-    gone = ", and it was deleted" if row and row.state == DELETED else ""
-    message = f"epoch {epoch} of {key} may not write: the newest is {newest}{gone}; open it again"
+    deleted = ", and it was deleted" if row and row.state == DELETED else ""
+    message = (
+        f"epoch {epoch} of {key} may not write: the newest is {newest}{deleted}; open it again"
+    )
     return LeaseLostError(message, key=str(key), epoch=epoch, newest=newest)
 
 
-def damaged(key: SessionKey, what: str) -> CorruptRecordError:
+def damage_error(key: SessionKey, what: str) -> CorruptRecordError:
     """Return the error for damage to one session."""
     message = (
         f"session {key} is damaged in the database: {what}; nothing was changed: restore it from "
@@ -173,12 +179,7 @@ def damaged(key: SessionKey, what: str) -> CorruptRecordError:
     return CorruptRecordError(message, key=str(key))
 
 
-# The log's rows: written with the session's new head in one step, read with every seal checked
-#
-# A commit of many sessions is one statement: it moves each head from what its holder last knew to
-# what it will be, and inserts the rows. Where the epoch, the head or the seal of one is not what
-# its holder knew, everything is taken back and each session is looked at by itself.
-# Blocking; used in the writer's thread, inside its transaction.
+# Log rows
 
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
@@ -199,8 +200,8 @@ class LogTail:
         self.crc: int = row.crc
         self.sum: int = total(self.base, self.head, self.crc)
 
-    def moved(self, plan: PlannedWrite) -> None:
-        """Note what was committed."""
+    def advance(self, plan: PlannedWrite) -> None:
+        """Move the tail to the end of a committed write."""
         self.head, self.crc, self.sum = plan.head, plan.crc, plan.sum
 
 
@@ -215,7 +216,7 @@ class PlannedWrite(NamedTuple):
 
 
 def require_fit(batch: Batch) -> None:
-    """Raise what makes a batch one that no log will ever accept."""
+    """Raise if no log can ever accept a batch."""
     records = batch.records
     if records and not records[-1].end:
         message = f"a batch of {batch.key} ends within a group: send whole groups"
@@ -233,10 +234,10 @@ def require_fit(batch: Batch) -> None:
 
 
 def planned(tail: LogTail, batch: Batch) -> PlannedWrite | None:
-    """Return how a batch goes on where a tail ends, None if it does not begin there.
+    """Return the write that appends a batch at a tail, None if it does not begin there.
 
     Raises:
-        NotStorableError: No log will ever accept it.
+        NotStorableError: No log can ever accept it.
 
     """
     records = batch.records
@@ -244,7 +245,7 @@ def planned(tail: LogTail, batch: Batch) -> PlannedWrite | None:
     if batch.first != first or batch.epoch != tail.epoch or not records:
         return None
     data, crc = frames.encode(records, first=first, epoch=tail.epoch, crc=tail.crc)
-    # Only what may break a rule is looked at record by record.
+    # Only a batch that may break a rule is checked record by record.
     if len(data) > MAX_RECORD_BYTES or not records[-1].end or _EPOCH_MARK in data:
         require_fit(batch)
     head = tail.head + len(records)
@@ -255,7 +256,7 @@ def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float)
     """Append all of them, or none; up to `MOST_ROWS` as one statement.
 
     Raises:
-        sqlite3.IntegrityError: Somebody's log is not what its holder knew.
+        sqlite3.IntegrityError: A log is not where its holder left it.
 
     """
     for at in range(0, len(plans), MOST_ROWS):
@@ -269,55 +270,67 @@ def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float)
 def append_one(
     con: sqlite3.Connection, batch: Batch, now: float, known: LogTail | None
 ) -> tuple[Outcome, LogTail | None]:
-    """Look at a session anew, and append what of a batch its log does not hold yet."""
+    """Read a session's row again, and append the records that its log does not have yet."""
     row = find(con, batch.key)
-    # Of a database that went back, somebody else may have got the same epoch.
-    other = known is not None and row is not None and known.owner != row.owner
-    if row is None or row.epoch != batch.epoch or row.state == DELETED or not row.epoch or other:
-        return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch, row)), None
+    # In a database restored from a backup, another owner may have been given the same epoch.
+    is_other_owner = known is not None and row is not None and known.owner != row.owner
+    if (
+        row is None
+        or row.epoch != batch.epoch
+        or row.state == DELETED
+        or not row.epoch
+        or is_other_owner
+    ):
+        return Outcome(Status.CONFLICT, lease_lost_error(batch.key, batch.epoch, row)), None
     tail = LogTail(row)
     try:
         require_fit(batch)
-        held = _held_already(con, row, batch)
-        rest = batch.records[held:]
-        if not rest:
+        logged_count = _logged_count(con, row, batch)
+        new_records = batch.records[logged_count:]
+        if not new_records:
             return Outcome(Status.OK), tail
-        plan = planned(tail, Batch(batch.key, batch.epoch, row.head + 1, rest))
+        plan = planned(tail, Batch(batch.key, batch.epoch, row.head + 1, new_records))
     except PerdureError as error:
         return Outcome(Status.PERMANENT, error), tail
     assert plan is not None
     save_all(con, [plan], now)
-    tail.moved(plan)
+    tail.advance(plan)
     return Outcome(Status.OK, None, len(plan.data)), tail
 
 
-def _held_already(con: sqlite3.Connection, row: SessionRow, batch: Batch) -> int:
-    """Return how many of a batch's records the log holds; they must be the same."""
-    held = row.head + 1 - batch.first
-    if batch.first <= 0 or held < 0:
+def _logged_count(con: sqlite3.Connection, row: SessionRow, batch: Batch) -> int:
+    """Return how many of a batch's records the log has; they must be the same."""
+    count = row.head + 1 - batch.first
+    if batch.first <= 0 or count < 0:
         message = (
             f"a batch of {batch.key} begins at {batch.first} with the log's head at {row.head}: "
             "send whole groups from the head on"
         )
         raise NotStorableError(message, key=str(batch.key), first=batch.first, head=row.head)
-    if not held:
+    if not count:
         return 0
-    known = batch.records[:held]
-    # Idempotence is only for a sender that repeats itself: the same bytes, the same epoch.
+    sent = batch.records[:count]
+    # Only a repeated send is idempotent: the same bytes, in the same epoch.
     if batch.first > row.start:
-        found = LogRows(con, row, batch.first).forward()
-        there = [Entry(one.kind, one.payload, one.end) for one in found if one.seq >= batch.first]
-        if there[: len(known)] == list(known):
-            return len(known)
+        records = LogRows(con, row, batch.first).forward()
+        logged = [
+            Entry(record.kind, record.payload, record.end)
+            for record in records
+            if record.seq >= batch.first
+        ]
+        if logged[: len(sent)] == list(sent):
+            return len(sent)
     message = (
         f"the log of {batch.key} holds other records from {batch.first} on: read the head again "
-        "and append behind it"
+        "and append after it"
     )
     raise NotStorableError(message, key=str(batch.key), first=batch.first, head=row.head)
 
 
-def opened(con: sqlite3.Connection, row: SessionRow, payload: bytes, now: float) -> SessionRow:
-    """Append the epoch's record to a log, and return the session's new row, saved."""
+def append_epoch_record(
+    con: sqlite3.Connection, row: SessionRow, payload: bytes, now: float
+) -> SessionRow:
+    """Append the epoch record to a log, save the session's new row, and return it."""
     entry = Entry(EPOCH, payload)
     seq = row.head + 1
     seed = row.crc if row.head else row.seed
@@ -338,8 +351,8 @@ class LogRows:
     Args:
         con: Within a transaction.
         row: The session.
-        at: The record to begin with.
-        expected: What an earlier part ended with.
+        at: The seq to begin with.
+        expected: Where an earlier page ended.
 
     """
 
@@ -350,74 +363,76 @@ class LogRows:
         self._row = row
         self._at = at
         self.expected: Seal | None = expected
-        """Where the next part goes on."""
+        """Where the next page continues."""
 
-    def forward(self, most: int = 1 << 62) -> list[Record]:
-        """Return the records from the row on that holds the one, to about ``most`` bytes."""
-        found: list[Record] = []
+    def forward(self, max_bytes: int = 1 << 62) -> list[Record]:
+        """Return records from the row that holds ``at`` on, about ``max_bytes`` of them."""
+        records_found: list[Record] = []
         for records, seed, crc, size in self._each("rows_from"):
             first = records[0].seq
             if self.expected is None:
                 self._require_start(first, seed)
             elif (first, seed) != self.expected:
-                raise damaged(self._row.key, f"its log does not go on at {self.expected[0]}")
+                raise damage_error(
+                    self._row.key, f"its log does not continue at {self.expected[0]}"
+                )
             self.expected = (records[-1].seq + 1, crc)
-            found += records
-            most -= size
-            if most <= 0:
-                return found
+            records_found += records
+            max_bytes -= size
+            if max_bytes <= 0:
+                return records_found
         row, end = self._row, self.expected
         if row.head >= row.low and end != (row.head + 1, row.crc):
-            raise damaged(row.key, f"its log ends before record {row.head}")
-        return found
+            raise damage_error(row.key, f"its log ends before record {row.head}")
+        return records_found
 
-    def backward(self, most: int) -> list[Record]:
-        """Return the records from the one back, newest first, to about ``most`` bytes."""
-        found: list[Record] = []
+    def backward(self, max_bytes: int) -> list[Record]:
+        """Return records from ``at`` backward, newest first, about ``max_bytes`` of them."""
+        records_found: list[Record] = []
         row = self._row
         for records, seed, crc, size in self._each("rows_back"):
             last = records[-1].seq
             if self.expected is None:
-                wrong = last < self._at or (last == row.head and crc != row.crc)
+                is_gap = last < self._at or (last == row.head and crc != row.crc)
             else:
-                wrong = (last + 1, crc) != self.expected
-            if wrong:
-                raise damaged(row.key, f"its log lacks records behind {last}")
+                is_gap = (last + 1, crc) != self.expected
+            if is_gap:
+                raise damage_error(row.key, f"its log lacks records after {last}")
             self.expected = (records[0].seq, seed)
-            found += reversed(records)
-            most -= size
-            if most <= 0:
-                return found
+            records_found += reversed(records)
+            max_bytes -= size
+            if max_bytes <= 0:
+                return records_found
         first, seed = self.expected or (0, 0)
         if first != row.low or (first == 1 and seed != row.seed):
-            raise damaged(row.key, f"its log lacks record {row.low}")
-        return found
+            raise damage_error(row.key, f"its log lacks record {row.low}")
+        return records_found
 
     def _each(self, query: str) -> Iterator[tuple[list[Record], int, int, int]]:
         cursor = self._con.execute(Q[query], {"id": self._row.id, "at": self._at})
         with contextlib.closing(cursor):
-            for found in cursor:
-                yield _opened_row(self._row.key, found)
+            for values in cursor:
+                yield _decoded_row(self._row.key, values)
 
     def _require_start(self, first: int, seed: int) -> None:
         row = self._row
-        begun = row.low <= first <= max(self._at, row.low)
-        if not begun or (first == 1 and seed != row.seed):
-            raise damaged(row.key, f"its log lacks record {max(self._at, row.low)}")
+        is_start = row.low <= first <= max(self._at, row.low)
+        if not is_start or (first == 1 and seed != row.seed):
+            raise damage_error(row.key, f"its log lacks record {max(self._at, row.low)}")
 
 
-def _opened_row(key: SessionKey, found: tuple[object, ...]) -> tuple[list[Record], int, int, int]:
-    """Return a row's records, the seal that it is chained to, its own, and its size."""
-    first, last, epoch, seed, data = found
+def _decoded_row(key: SessionKey, values: tuple[object, ...]) -> tuple[list[Record], int, int, int]:
+    """Return a row's records, the checksum that it continues, its own, and its size in bytes."""
+    first, last, epoch, seed, data = values
     numbers = (first, last, epoch, seed)
-    if not all(isinstance(one, int) for one in numbers) or not isinstance(data, bytes):
-        raise damaged(key, "a row of its log has values of other types")
+    if not all(isinstance(number, int) for number in numbers) or not isinstance(data, bytes):
+        raise damage_error(key, "a row of its log has values of other types")
     assert isinstance(first, int)
     assert isinstance(last, int)
     assert isinstance(epoch, int)
     assert isinstance(seed, int)
     read = frames.lines(data, epoch=epoch, start=Position(0, first - 1, seed))
-    whole = read.sound and read.end.offset == len(data) and bool(read.records)
-    if not whole or read.end.seq != last or not read.records[-1].end:
-        raise damaged(key, f"the records {first} to {last} do not match their checksums")
+    is_sound = read.sound and read.end.offset == len(data) and bool(read.records)
+    if not is_sound or read.end.seq != last or not read.records[-1].end:
+        raise damage_error(key, f"the records {first} to {last} do not match their checksums")
     return read.records, seed, read.end.crc, len(data)

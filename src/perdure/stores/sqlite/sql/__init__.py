@@ -1,4 +1,4 @@
-"""The statements in the ``.sql`` files beside this module, by name."""
+"""SQL statements by name, from the ``.sql`` files next to this module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.resources import files
 __all__ = ["MIGRATIONS", "MOST_ROWS", "Q", "at_once", "statements"]
 
 MOST_ROWS = 128
-"""Rows of one statement. SQLite takes 32,766 values, and the driver keeps so many statements."""
+"""Maximum rows in one statement: SQLite accepts 32,766 values, the driver caches 128 statements."""
 
 
 def _named(text: str) -> dict[str, str]:
@@ -23,7 +23,9 @@ def statements(script: str) -> list[str]:
     ``executescript`` would commit first, and a migration is one transaction.
     """
     bare = re.sub(r"--[^\n]*", "", script)
-    return [one.strip() for one in re.split(r";\s*(?:\n|\Z)", bare) if one.strip()]
+    return [
+        statement.strip() for statement in re.split(r";\s*(?:\n|\Z)", bare) if statement.strip()
+    ]
 
 
 _HERE = files(__package__)
@@ -39,10 +41,10 @@ MIGRATIONS: list[list[str]] = [
 
 @cache
 def at_once(name: str, rows: int) -> str:
-    """Return a statement with so many rows of values instead of one.
+    """Return a statement with this many rows of values instead of one.
 
-    Each statement gives the interpreter to other threads, and has to wait until they give
-    it back: many rows in one wait once.
+    Each statement releases the interpreter's lock and waits to get it back: many rows in one
+    statement wait only once.
     """
-    before, found, after = re.split(r"VALUES (\([?, ]+\))", Q[name])
-    return f"{before}VALUES {', '.join([found] * rows)}{after}"
+    before, placeholders, after = re.split(r"VALUES (\([?, ]+\))", Q[name])
+    return f"{before}VALUES {', '.join([placeholders] * rows)}{after}"
