@@ -275,10 +275,14 @@ async def test_two_that_set_different_keys_lose_neither(folder: AgentFolder) -> 
     """S4-G4: read, changed and replaced under a lock."""
     config = await PersistentConfig(folder.state, folder.yaml)
     other = await PersistentConfig(folder.state, folder.yaml, session="2")
+
+    async def change(one: PersistentConfig, key: str, number: int) -> None:
+        await one.set(key, number)
+
     async with anyio.create_task_group() as group:
         for one, key in ((config, "theme"), (other, "user_name")):
             for number in range(10):
-                group.start_soon(one.set, key, number)
+                group.start_soon(change, one, key, number)
     both = await PersistentConfig(folder.state, folder.yaml, session="2")
     assert isinstance(both.get("theme"), int)
     assert isinstance(both.get("user_name"), int)

@@ -16,7 +16,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from perdure.archive import ArchiveProgress, ArchiveRestored, Archives, ArchiveSaved
 from perdure.cli.access import existing, managed, no_session
-from perdure.cli.output import SessionOption, ago, print_json, print_table, say, size, stderr
+from perdure.cli.output import (
+    SessionOption,
+    ago,
+    print_json,
+    print_table,
+    progress_console,
+    say,
+    size,
+)
 from perdure.config.discover import declared_at
 from perdure.errors import ConfigError
 
@@ -169,11 +177,9 @@ def _say_restored(done: ArchiveRestored, home: str | None, source: Path | None) 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[ArchiveProgress], None]]:
     """Show how far it is, where somebody looks."""
-    console = stderr()
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    console = progress_console()
+    with Progress(*columns, console=console, transient=True, disable=console.quiet) as bar:
         task = bar.add_task(what, total=None)
 
         def show(progress: ArchiveProgress) -> None:

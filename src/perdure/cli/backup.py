@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 
 import perdure
 from perdure.cli.access import existing, require_key
-from perdure.cli.output import Answer, print_json, say, size, stderr
+from perdure.cli.output import Answer, print_json, progress_console, say, size
 from perdure.store import open_read_only
 from perdure.transfer.backup_view import RestoreSummary, VerifyReport, verify_backup
 from perdure.transfer.backup_view import restore_backup as read_back
@@ -119,9 +119,8 @@ async def _restore(backup: str, store: str, wait: float, answer: Answer) -> int:
 
 async def _with_bar(what: str, act: Callable[..., Awaitable[T]]) -> T:
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
-    console = stderr()
-    hidden = not console.is_terminal
-    with Bar(*columns, console=console, transient=True, disable=hidden) as bar:
+    console = progress_console()
+    with Bar(*columns, console=console, transient=True, disable=console.quiet) as bar:
         task = bar.add_task(what, total=None)
 
         def show(progress: MigrationProgress) -> None:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from perdure.cli.access import existing, found_keys, is_there, layers, managed, no_session, opened
 from perdure.cli.audit import Audit, audit
 from perdure.cli.findings import CheckFinding, leftovers
-from perdure.cli.output import SessionOption, print_json, say, size, stderr
+from perdure.cli.output import SessionOption, print_json, progress_console, say, size
 from perdure.cli.store_checks import Garbage, collect, examined, garbage, mended, print_integrity
 from perdure.errors import ConfigError, CorruptRecordError, PerdureError
 from perdure.records.keys import SessionKey, require_filters
@@ -158,9 +158,8 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     audits: list[Audit] = []
     refused: list[ConfigError] = []
     columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn())
-    console = stderr()
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+    console = progress_console()
+    with Progress(*columns, console=console, transient=True, disable=console.quiet) as progress:
         task = progress.add_task("checking", total=len(keys))
         for key in keys:
             try:

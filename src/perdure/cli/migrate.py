@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 
 import perdure
 from perdure.cli.access import existing, require_key
-from perdure.cli.output import Answer, print_json, say, size, stderr
+from perdure.cli.output import Answer, print_json, progress_console, say, size
 from perdure.errors import StoreUnavailableError
 from perdure.store import Store, open_read_only
 from perdure.transfer.migration import Migration, MigrationProgress
@@ -73,9 +73,8 @@ async def _migrate(
 
 async def _with_bar(here: Store, there: Store, tenant: str | None, wait: float) -> Migration:
     columns = (TextColumn("copying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = stderr()
-    hidden = not console.is_terminal
-    with Bar(*columns, console=console, transient=True, disable=hidden) as bar:
+    console = progress_console()
+    with Bar(*columns, console=console, transient=True, disable=console.quiet) as bar:
         task = bar.add_task("copying", total=None)
 
         def show(progress: MigrationProgress) -> None:

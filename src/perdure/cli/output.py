@@ -33,6 +33,16 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def progress_console() -> Console:
+    """Return the console for a progress bar, which prints nothing where nobody looks.
+
+    Before rich 14.3 a disabled bar still ends with an empty line.
+    """
+    console = stderr()
+    console.quiet = not console.is_terminal
+    return console
+
+
 def stdout() -> Console:
     """Return the console for answers; nothing is wrapped where a program reads."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE, soft_wrap=True)
