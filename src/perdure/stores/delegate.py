@@ -37,17 +37,14 @@ class DelegatingStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The inner store's."""
         return self.inner.capabilities
 
     @property
     def owner(self) -> str:
-        """The inner store's."""
         return self.inner.owner
 
     @property
     def location(self) -> str:
-        """The inner store's."""
         return self.inner.location
 
     async def open(self) -> None:

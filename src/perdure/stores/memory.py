@@ -335,17 +335,14 @@ class MemoryStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store is."""
         return _CAPABILITIES
 
     @property
     def owner(self) -> str:
-        """This store's id as a holder of leases."""
         return self._owner
 
     @property
     def location(self) -> str:
-        """Where it keeps things, for people."""
         return "memory:"
 
     async def open(self) -> None:
@@ -402,7 +399,6 @@ class MemoryStore:
             await anyio.lowlevel.checkpoint()
 
     async def head(self, key: SessionKey) -> int:
-        """Return the seq of the log's last record, 0 for an unknown session."""
         await anyio.lowlevel.checkpoint()
         session = self._sessions.get(key)
         return len(session.entries) if session else 0
@@ -438,7 +434,6 @@ class MemoryStore:
             self._blobs[tenant, name] = StoredBlob(data, now)
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        """Return a blob, verified; None when there is none."""
         await anyio.lowlevel.checkpoint()
         blob = self._blobs.get((tenant, name))
         return None if blob is None else verified(name, blob.data)
@@ -532,7 +527,6 @@ class MemoryStore:
             owner.notified = None
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Ask the holder for the session."""
         await anyio.lowlevel.checkpoint()
         if owner := self._owners.get(holder.owner):
             owner.handovers[key] = None

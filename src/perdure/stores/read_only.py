@@ -85,65 +85,50 @@ class ReadOnlyStore(DelegatingStore):
         return SessionError(message, path=self.location)
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Refuse."""
         return [Outcome(Status.PERMANENT, self._refused("append"))] * len(batches)
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        """Refuse."""
         raise self._refused("prune")
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Refuse."""
         raise self._refused("write")
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        """Refuse."""
         raise self._refused("write")
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        """Refuse."""
         raise self._refused("remove anything")
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """Refuse."""
         raise self._refused("remove anything")
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        """Refuse."""
         raise self._refused(f"open {key}, which load() reads without a lease")
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        """Refuse."""
         raise self._refused("release a session")
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Refuse."""
         raise self._refused("ask for a session")
 
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        """Refuse."""
         raise self._refused("post")
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """Refuse."""
         raise self._refused("take from an inbox")
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Refuse."""
         raise self._refused("set posts aside")
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """Refuse."""
         raise self._refused("drop dead letters")
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Refuse."""
         raise self._refused("delete")
 
     async def scrub(self) -> None:
-        """Refuse."""
         raise self._refused("clean up")

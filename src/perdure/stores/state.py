@@ -108,7 +108,7 @@ class StorageSlot:
         return not statistics.locked and not statistics.tasks_waiting
 
     @contextlib.asynccontextmanager
-    async def refreshed(self) -> AsyncIterator[StorageSlot]:
+    async def exclusive(self) -> AsyncIterator[StorageSlot]:
         """Lock the slot, and read the storage again if it has changed."""
         async with self._lock:
             with self._map_errors("read"):
@@ -222,7 +222,7 @@ def _write(key: SessionKey, session: StoredSession) -> FullAgentState:
         raise NotStorableError(message, key=str(key)) from error
 
 
-def copied(session: StoredSession) -> StoredSession:
+def copy_of(session: StoredSession) -> StoredSession:
     """Return a copy of a session whose changes leave the original as it is."""
     copy = StoredSession()
     for name in StoredSession.__slots__:
@@ -282,12 +282,10 @@ class StateStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store is."""
         return _CAPABILITIES
 
     @property
     def owner(self) -> str:
-        """This store's id as a holder of leases."""
         return self._owner
 
     @property
@@ -324,7 +322,7 @@ class StateStore:
 
     async def _append(self, batch: Batch) -> Outcome:
         try:
-            async with self._slot(batch.key).refreshed() as slot:
+            async with self._slot(batch.key).exclusive() as slot:
                 session = slot.session
                 if session is None or session.epoch != batch.epoch or session.deleted:
                     return Outcome(
@@ -334,7 +332,7 @@ class StateStore:
                 if isinstance(new, Exception):
                     return Outcome(Status.PERMANENT, new)
                 if new:
-                    await slot.save(_extended(session, new))
+                    await slot.save(_with_entries(session, new))
                 return Outcome(Status.OK, written=sum([len(entry.payload) for entry in new]))
         except NotStorableError as error:
             return Outcome(Status.PERMANENT, error)
@@ -360,18 +358,17 @@ class StateStore:
             await anyio.lowlevel.checkpoint()
 
     async def head(self, key: SessionKey) -> int:
-        """Return the seq of the log's last record, 0 for an unknown session."""
         session = await self._session(key)
         return len(session.entries) if session else 0
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove nothing: a state has the whole log."""
-        async with self._slot(key).refreshed() as slot:
+        async with self._slot(key).exclusive() as slot:
             held_session(key, epoch, slot.session)
         return 0
 
     async def _session(self, key: SessionKey) -> StoredSession | None:
-        async with self._slot(key).refreshed() as slot:
+        async with self._slot(key).exclusive() as slot:
             session = slot.session
         if session is None and slot.is_idle:
             self._slots.pop(key, None)  # so that requests for missing sessions use no memory
@@ -390,7 +387,7 @@ class StateStore:
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Keep documents for the lifetime of this object."""
-        async with self._slot(key).refreshed() as slot:
+        async with self._slot(key).exclusive() as slot:
             held_session(key, manifest.epoch, slot.session).fold(documents, manifest)
 
     # blobs
@@ -441,12 +438,12 @@ class StateStore:
         )
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
-        async with self._slot(key).refreshed() as slot:
+        async with self._slot(key).exclusive() as slot:
             slot.require_same_session()
             session = slot.session or StoredSession()
             if session.epoch != after:
                 raise lease_held_error(key, after, session.epoch)
-            acquired = copied(session)
+            acquired = copy_of(session)
             head = acquired.begin_epoch(after + 1, self._owner, time.time())
             await slot.save(acquired)
             return HeldLease(key, acquired.epoch, head, not session.entries)
@@ -487,13 +484,13 @@ class StateStore:
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return nothing: there is no inbox."""
-        async with self._slot(key).refreshed() as slot:
+        async with self._slot(key).exclusive() as slot:
             held_session(key, epoch, slot.session)
             return []
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         """Check the epoch: there is no inbox."""
-        async with self._slot(key).refreshed() as slot:
+        async with self._slot(key).exclusive() as slot:
             held_session(key, epoch, slot.session)
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
@@ -511,7 +508,7 @@ class StateStore:
         if letters:
             message = f"{self.location} keeps no dead letters: use another store for posts"
             raise NotStorableError(message, key=str(key))
-        async with self._slot(key).refreshed() as slot:
+        async with self._slot(key).exclusive() as slot:
             held_session(key, epoch, slot.session)
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
@@ -562,7 +559,7 @@ class StateStore:
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
         """Remove the state; this object remembers the epoch."""
-        async with self._slot(key).refreshed() as slot:
+        async with self._slot(key).exclusive() as slot:
             session = held_session(key, epoch, slot.session)
             await slot.remove()
             deleted = StoredSession()
@@ -575,8 +572,8 @@ class StateStore:
         await anyio.lowlevel.checkpoint()
 
 
-def _extended(session: StoredSession, new: Sequence[Entry]) -> StoredSession:
-    copy = copied(session)
+def _with_entries(session: StoredSession, new: Sequence[Entry]) -> StoredSession:
+    copy = copy_of(session)
     copy.entries.extend(new)
     copy.updated_at = time.time()
     return copy

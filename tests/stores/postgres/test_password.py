@@ -109,7 +109,7 @@ async def test_a_password_that_cannot_be_had_is_told_without_its_secrets(role: R
         await store.open()
     assert "Secret" not in str(caught.value)
     store = PostgresStore(role.url, schema=role.name, password="wrong-Secret")
-    with pytest.raises(StoreUnavailableError, match="look at user, password") as caught:
+    with pytest.raises(StoreUnavailableError, match="check user, password") as caught:
         await store.open()
     assert "wrong-Secret" not in str(caught.value)
     store = PostgresStore(role.url, schema=role.name, password=lambda: 5)  # type: ignore[arg-type, return-value]

@@ -71,7 +71,7 @@ PARALLELISM = 16
 """Appends at a time. A sync waits for the disk, not for the CPU, and concurrent syncs share the
 file system's own commits."""
 
-_MOST_OPEN = 256
+_MAX_OPEN = 256
 """Sessions whose log and folder are kept open: two files each."""
 
 
@@ -83,7 +83,7 @@ class Home:
         self.root: Folder = root
         self._read_only = read_only
         self.owners: Owners = owners
-        self.files: OpenFiles = OpenFiles(min(_MOST_OPEN, open_files_limit() // 4))
+        self.files: OpenFiles = OpenFiles(min(_MAX_OPEN, open_files_limit() // 4))
         self.appends: Threads = Threads(PARALLELISM, name="perdure append")
         self._heartbeats = anyio.CapacityLimiter(1)
         self._others = anyio.CapacityLimiter(PARALLELISM)

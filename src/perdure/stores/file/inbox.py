@@ -34,7 +34,7 @@ from perdure.stores.file.sealed import sealed, unsealed
 _NAME = re.compile(r"([0-9]{12})-([0-9a-f.]+|many)\.json\Z")
 _DEAD_NAME = re.compile(r"[0-9a-f]{64}\.json\Z")
 _TAG = 16
-_MOST_TAGS = 8
+_MAX_TAGS = 8
 """With more items than this, the file has to be opened: a name has only so much room."""
 _TRIES = 100
 
@@ -92,7 +92,7 @@ def _add(
         if not new:
             return 0
         number = max(map(_number, names), default=0) + 1
-        post = _Post(key, tuple(map(_stored, new)))
+        post = _Post(key, tuple(map(_to_item, new)))
         data = sealed(post)
         if limit is not None:
             statuses = [box.stat(name) for name in names]
@@ -284,7 +284,7 @@ def _waiting(box: Folder, name: str) -> Sequence[PendingItem]:
     data = box.read(name)
     post = unsealed(data, _Post)
     if post is not None:
-        return tuple(map(_posted, post.items))
+        return tuple(map(_to_pending, post.items))
     if data is None:
         return ()
     damage = f"the post in {box.path}/{name} does not match its checksum"
@@ -304,7 +304,7 @@ def _names(box: Folder) -> list[str]:
 
 
 def _name(number: int, post: _Post) -> str:
-    many = len(post.items) > _MOST_TAGS
+    many = len(post.items) > _MAX_TAGS
     tags = "many" if many else ".".join(_tag(item.op_id) for item in post.items)
     return f"{number:012d}-{tags}.json"
 
@@ -328,9 +328,9 @@ def _tags(box: Folder, name: str) -> list[str]:
 # items
 
 
-def _stored(item: PendingItem) -> _Item:
+def _to_item(item: PendingItem) -> _Item:
     return _Item(item.op_id, item.kind, msgspec.Raw(item.payload), item.posted_at)
 
 
-def _posted(item: _Item) -> PendingItem:
+def _to_pending(item: _Item) -> PendingItem:
     return PendingItem(item.op_id, item.kind, bytes(item.payload), item.at)

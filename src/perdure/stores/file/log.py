@@ -107,7 +107,7 @@ class OpenFiles:
         self._writers: OrderedDict[SupportsCloseFiles, None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def used(self, writer: SupportsCloseFiles) -> None:
+    def touch(self, writer: SupportsCloseFiles) -> None:
         """Note that a writer, whose lock the caller has, may have files open."""
         if self._closed:
             writer.close_files()
@@ -234,7 +234,7 @@ class LogWriter:
                     return self._conflict(self.durable.at.seq)
                 return Outcome(Status.PERMANENT, error)
             finally:
-                self._files.used(self)
+                self._files.touch(self)
 
     def _append(self, batch: Batch) -> Outcome:
         try:
@@ -364,10 +364,12 @@ class LogWriter:
         A seal is at the durable position: so a full segment is left only when nothing in it is
         partial, and one that holds more than was ever confirmed is left at once.
         """
-        tail, settled = self._tail, self.durable.at
+        tail, durable = self._tail, self.durable.at
         if tail is not None:
-            full = tail.at.offset + size > SEGMENT_BYTES and tail.at == settled and not tail.partial
-            if (full and settled.seq >= self.first_seq) or tail.at.seq != settled.seq:
+            is_full = tail.at.offset + size > SEGMENT_BYTES
+            is_confirmed = tail.at == durable and not tail.partial
+            may_seal = is_full and is_confirmed and durable.seq >= self.first_seq
+            if may_seal or tail.at.seq != durable.seq:
                 self._abandon_tail(tail)
         return self._tail or self._new_segment(folder)
 
@@ -443,7 +445,7 @@ class LogWriter:
 
     def mark_used(self) -> None:
         """Let `OpenFiles` close the open files later. The caller has the lock."""
-        self._files.used(self)
+        self._files.touch(self)
 
     def require_held(self) -> None:
         """Raise LeaseLostError unless the session is held. The caller has the lock."""

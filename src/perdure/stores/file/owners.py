@@ -43,14 +43,14 @@ _MIN_POLL, _MAX_POLL = 0.02, 0.25
 
 def send(owners: Folder, owner: str, key: SessionKey, kind: RequestKind) -> None:
     """Put a request into an owner's mailbox; a dead owner may have none."""
-    letter = sealed(key)
-    digest = hashlib.sha256(letter).hexdigest()
+    data = sealed(key)
+    digest = hashlib.sha256(data).hexdigest()
     name = f"{_MAIL if kind == 'mail' else ''}{digest}.json"
     with (
         contextlib.suppress(FileNotFoundError),
         owners.enter(encode_name(owner) + _MAILBOX) as folder,
     ):
-        folder.replace(name, letter, durable=False)
+        folder.replace(name, data, durable=False)
 
 
 @final
@@ -68,14 +68,14 @@ class Mailbox:
             self._watch.drain()  # first: a request that arrives meanwhile wakes us again
         handovers: list[SessionKey] = []
         mail: list[SessionKey] = []
-        for name in self._letters():
+        for name in self._requests():
             key = unsealed(self._folder.read(name), SessionKey)
             self._folder.remove(name)
             if key is not None:
                 (mail if name.startswith(_MAIL) else handovers).append(key)
         return HeartbeatRequests(tuple(handovers), tuple(mail))
 
-    def _letters(self) -> list[str]:
+    def _requests(self) -> list[str]:
         return [name for name in self._folder.names() if not name.startswith(".")]
 
     async def wait(self, at_most: float) -> None:
@@ -85,7 +85,7 @@ class Mailbox:
                 with contextlib.suppress(anyio.BusyResourceError):  # another task waits as well
                     await self._watch.wait()
                     return
-            while not await anyio.to_thread.run_sync(self._letters, abandon_on_cancel=True):
+            while not await anyio.to_thread.run_sync(self._requests, abandon_on_cancel=True):
                 await anyio.sleep(self._pause)
                 self._pause = min(self._pause * 1.25, _MAX_POLL)
             self._pause = _MIN_POLL
@@ -103,7 +103,7 @@ class Mailbox:
 
 
 _LOCK = ".lock"
-_BEAT = ".json"
+_HEARTBEAT = ".json"
 _MAX_REMOVALS = 50
 _MAX_BEATS = 1000
 _STALE = 600.0
@@ -196,12 +196,14 @@ class Owners:
         return msgspec.structs.replace(requests, beats=self._others_beats())
 
     def _others_beats(self) -> dict[str, int]:
-        own_name = self._name + _BEAT
-        names = [name for name in self._folder.names() if name.endswith(_BEAT) and name != own_name]
+        own_name = self._name + _HEARTBEAT
+        names = [
+            name for name in self._folder.names() if name.endswith(_HEARTBEAT) and name != own_name
+        ]
         beats = [unsealed(self._folder.read(name), _Beat) for name in names[:_MAX_BEATS]]
         return {beat.owner: beat.beat for beat in beats if beat}
 
-    async def wait_letter(self, at_most: float) -> None:
+    async def wait_for_request(self, at_most: float) -> None:
         """Return when there may be a request, or after ``at_most`` seconds."""
         if self._mailbox is not None:
             await self._mailbox.wait(at_most)
@@ -221,13 +223,13 @@ class Owners:
 
     def _write_beat(self) -> None:
         beat = sealed(_Beat(self.me.owner, self._beat))
-        self._folder.replace(self._name + _BEAT, beat, durable=False)
+        self._folder.replace(self._name + _HEARTBEAT, beat, durable=False)
 
     # the others
 
     def heartbeat_of(self, owner: str) -> int:
         """Return an owner's heartbeat counter, 0 if it has none."""
-        beat = unsealed(self._folder.read(encode_name(owner) + _BEAT), _Beat)
+        beat = unsealed(self._folder.read(encode_name(owner) + _HEARTBEAT), _Beat)
         return beat.beat if beat else 0
 
     def is_alive(self, owner: str, boot: str) -> bool | None:
@@ -264,14 +266,14 @@ class Owners:
 
     def _remove_files(self, name: str) -> None:
         for _ in range(_MAX_REMOVALS):  # other owners may still write requests
-            if self._remove_box(name + _MAILBOX):
+            if self._remove_mailbox(name + _MAILBOX):
                 break
-        self._folder.remove(name + _BEAT)
+        self._folder.remove(name + _HEARTBEAT)
 
-    def _remove_box(self, folder: str) -> bool:
-        with contextlib.suppress(FileNotFoundError), self._folder.enter(folder) as letters:
-            for letter in letters.names():
-                letters.remove(letter)
+    def _remove_mailbox(self, folder: str) -> bool:
+        with contextlib.suppress(FileNotFoundError), self._folder.enter(folder) as mailbox:
+            for name in mailbox.names():
+                mailbox.remove(name)
         return self._folder.remove_folder(folder)
 
 

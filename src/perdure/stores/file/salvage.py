@@ -104,7 +104,7 @@ def contiguous_run(
             return
         if record.seq != seq + 1:
             message = (
-                f"a file of the log of {key} is damaged: its next sound record is {record.seq}"
+                f"a file of the log of {key} is damaged: its next readable record is {record.seq}"
             )
             raise CorruptRecordError(message, key=str(key), seq=seq + 1, next=record.seq)
         yield record

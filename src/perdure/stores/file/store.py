@@ -92,12 +92,10 @@ class FileStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store is."""
         return _CAPABILITIES
 
     @property
     def owner(self) -> str:
-        """The id of this store object as a holder of leases."""
         return self._owner
 
     @property
@@ -211,7 +209,6 @@ class FileStore:
             yield LogChunk((), settled=False)
 
     async def head(self, key: SessionKey) -> int:
-        """Return the seq of the log's last record, 0 for an unknown session."""
         if past_damage.get():
             _, records = await self._run_in_thread("read", salvageable_records, self._root, key)
             return records[-1].seq if records else 0
@@ -251,7 +248,6 @@ class FileStore:
         await self._run_in_thread("write", put, self._root, tenant, dict(blobs), time.time())
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        """Return a blob, verified; None when there is none."""
         return await self._run_in_thread("read", get, self._root, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
@@ -270,7 +266,6 @@ class FileStore:
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Return who holds the session, or held it last; None if it never had a holder."""
         return await self._run_in_thread("read", leases.lease_state, self._root, key, self._owners)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
@@ -296,10 +291,9 @@ class FileStore:
 
     async def news(self, at_most: float) -> None:
         """Return when another owner left a request, or after ``at_most`` seconds."""
-        await self._owners.wait_letter(at_most)
+        await self._owners.wait_for_request(at_most)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Ask the holder for the session."""
         await self._run_in_thread("write", self._owners.request_handover, holder.owner, key)
 
     # inbox

@@ -121,7 +121,7 @@ class Calls:
     ) -> T:
         with anyio.move_on_after(deadline_seconds + MARGIN):
             return await self._others.run(
-                self._work, doing, function, args, tries, deadline_seconds
+                self._call_with_retries, doing, function, args, tries, deadline_seconds
             )
         self.connections.cut()
         raise self._no_answer_error(doing, deadline_seconds)
@@ -133,7 +133,7 @@ class Calls:
         )
         return StoreUnavailableError(message)
 
-    def _work(
+    def _call_with_retries(
         self,
         doing: str,
         function: Callable[..., T],

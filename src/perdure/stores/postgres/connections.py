@@ -350,9 +350,9 @@ def password_reader(password: Password, location: str, timeout: float) -> Callab
     """
     token = anyio.lowlevel.current_token()
 
-    async def awaited(awaitable_: Awaitable[str]) -> str:
+    async def awaited(awaitable: Awaitable[str]) -> str:
         with anyio.fail_after(timeout):
-            return await awaitable_
+            return await awaitable
 
     def read() -> str:
         try:

@@ -21,7 +21,7 @@ from perdure.stores.postgres.prepared import PreparedStatement
 from perdure.stores.postgres.rows import HeldSessionsByKey
 from perdure.stores.postgres.statements import Statements
 
-MOST_BYTES = 1024 * 1024
+MAX_BYTES = 1024 * 1024
 """Maximum bytes of payload in one statement; encoding more would block the event loop."""
 
 
@@ -37,7 +37,7 @@ async def append(
     """
     unsent: list[Outcome | None] = [None] * len(batches)
     size = sum([len(entry.payload) for batch in batches for entry in batch.records])
-    connection = None if size > MOST_BYTES else connections.take_ready(sql.append.is_ready)
+    connection = None if size > MAX_BYTES else connections.take_ready(sql.append.is_ready)
     if connection is None:
         return unsent
     try:

@@ -114,13 +114,13 @@ def holder(connection: Connection, sql: Statements, key: SessionKey) -> LeaseSta
     row = connection.execute(sql["holder"], (key.tenant, key.agent, key.session)).fetchone()
     if row is None:
         return None
-    epoch, owner, released, deleted, closed, renew_heartbeat, host, pid = row
+    epoch, owner, released, deleted, closed, beat, host, pid = row
     return LeaseState(
         epoch=epoch,
         owner=owner,
         released=released,
         alive=False if closed else None,
-        beat=renew_heartbeat or 0,
+        beat=beat or 0,
         deleted=deleted,
         host=host or "",
         pid=pid or 0,

@@ -73,11 +73,11 @@ class RecordPage(NamedTuple):
 
 def state_of(connection: Connection, sql: Statements, key: SessionKey) -> SessionState | None:
     """Return a session's row, None if it has none."""
-    row = connection.execute(sql["state"], _named(key), binary=True).fetchone()
+    row = connection.execute(sql["state"], _names_of(key), binary=True).fetchone()
     return SessionState(*row) if row else None
 
 
-def _named(key: SessionKey) -> tuple[str, str, str]:
+def _names_of(key: SessionKey) -> tuple[str, str, str]:
     return key.tenant, key.agent, key.session
 
 
@@ -98,7 +98,7 @@ def require_held(connection: Connection, sql: Statements, key: SessionKey, epoch
         LeaseLostError: The epoch is not the newest.
 
     """
-    row = connection.execute(sql["lock_epoch"], (*_named(key), epoch)).fetchone()
+    row = connection.execute(sql["lock_epoch"], (*_names_of(key), epoch)).fetchone()
     if row is None:
         raise lease_lost_error(key, epoch, state_of(connection, sql, key))
     return int(row[0])
@@ -289,11 +289,11 @@ def _records(
     high = min(state.head, batch.first + len(batch.records) - 1)
     low: int | None = batch.first
     while low is not None:
-        records, low = page(connection, sql, run, RowSpan(batch.key, state, low, high))
+        records, low = read_page(connection, sql, run, RowSpan(batch.key, state, low, high))
         yield from (record for record in records if batch.first <= record.seq)
 
 
-def page(connection: Connection, sql: Statements, run: RowReader, span: RowSpan) -> RecordPage:
+def read_page(connection: Connection, sql: Statements, run: RowReader, span: RowSpan) -> RecordPage:
     """Read whole rows that hold records of a span, from its beginning, or reversed from its end.
 
     Raises:

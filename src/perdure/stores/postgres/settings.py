@@ -16,10 +16,10 @@ from perdure.errors import ConfigError
 
 SCHEMA = "perdure"
 CONNECTIONS = 6
-_MOST_CONNECTIONS = 100
+_MAX_CONNECTIONS = 100
 TIMEOUT = 15.0
-_LEAST_TIMEOUT = 0.1
-_MOST_TIMEOUT = 600.0
+_MIN_TIMEOUT = 0.1
+_MAX_TIMEOUT = 600.0
 _OWN = frozenset({"schema", "connections", "timeout"})
 _SECRET = frozenset({"password", "sslpassword", "oauth_client_secret", "sslkey"})
 _PORT = re.compile(r"\A(?:\[[^\]]*\]|[^:\[\]]*):")
@@ -127,7 +127,7 @@ def _schema(name: str) -> str:
         reason = "PostgreSQL reserves this name"
     else:
         return name
-    message = f"the schema {name[:80]!r} is not valid: {reason}; use a name such as {SCHEMA}"
+    message = f"invalid schema={name[:80]!r}: {reason}; use a name such as {SCHEMA}"
     raise ConfigError(message, option="schema", value=name)
 
 
@@ -138,9 +138,9 @@ def _timeout(parameter: str | None) -> float:
         seconds = float(parameter)
     except ValueError:
         seconds = 0.0
-    if not _LEAST_TIMEOUT <= seconds <= _MOST_TIMEOUT:
-        fits = f"{_LEAST_TIMEOUT} to {_MOST_TIMEOUT:g} seconds"
-        message = f"timeout={parameter!r} does not fit: use {fits}"
+    if not _MIN_TIMEOUT <= seconds <= _MAX_TIMEOUT:
+        expected = f"{_MIN_TIMEOUT} to {_MAX_TIMEOUT:g} seconds"
+        message = f"invalid timeout={parameter!r}: expected {expected}"
         raise ConfigError(message, option="timeout", value=parameter)
     return seconds
 
@@ -150,7 +150,7 @@ def _connections(argument: int | None, parameter: str | None) -> int:
     if value is None:
         return CONNECTIONS
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 9 else 0
-    if not 2 <= number <= _MOST_CONNECTIONS:
-        message = f"connections={value!r} does not fit: use 2 to {_MOST_CONNECTIONS}"
+    if not 2 <= number <= _MAX_CONNECTIONS:
+        message = f"invalid connections={value!r}: expected 2 to {_MAX_CONNECTIONS}"
         raise ConfigError(message, option="connections", value=value)
     return number

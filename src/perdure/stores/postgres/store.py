@@ -109,7 +109,6 @@ class PostgresStore:
 
     @property
     def owner(self) -> str:
-        """The id of this store object as a holder of leases."""
         return self._owner
 
     @property
@@ -181,7 +180,7 @@ class PostgresStore:
         )  # row by row, so that a damaged one hides no others
         while remaining > 0 and low <= high:
             span = log.RowSpan(key, state, low, high, reverse, min(remaining, max_rows))
-            page = await self._calls.run_idempotent("read", log.page, reader, span)
+            page = await self._calls.run_idempotent("read", log.read_page, reader, span)
             records = [record for record in page.records if first <= record.seq <= last][:remaining]
             remaining -= len(records)
             if records:
@@ -191,7 +190,6 @@ class PostgresStore:
             low, high = (low, page.next) if reverse else (page.next, high)
 
     async def head(self, key: SessionKey) -> int:
-        """Return the seq of the log's last record, 0 for an unknown session."""
         state = await self._calls.run_idempotent("read", log.state_of, key)
         return 0 if state is None or state.deleted else state.head
 
@@ -220,7 +218,6 @@ class PostgresStore:
         await self._calls.run_idempotent("write to", _blobs.put, tenant, dict(blobs))
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        """Return a blob, verified; None when there is none."""
         return await self._calls.run_idempotent("read", _blobs.get, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
@@ -237,7 +234,6 @@ class PostgresStore:
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Return who holds the session, or held it last; None if it never had a holder."""
         return await self._calls.run_idempotent("read", leases.holder, key)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
@@ -254,7 +250,6 @@ class PostgresStore:
             del self._held_sessions[key]
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Renew this owner's heartbeat, and return the other owners' requests."""
         reply = await self._calls.run_idempotent(
             "write to", leases.renew_heartbeat, self._owner, self._reported_ids
         )
@@ -276,7 +271,6 @@ class PostgresStore:
         self._notified.set()
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Ask the holder for the session."""
         await self._calls.run_idempotent("write to", leases.request_handover, key, holder.owner)
 
     # inbox

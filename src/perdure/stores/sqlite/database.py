@@ -180,14 +180,14 @@ def _check(folder: Folder, name: str) -> None:
 # that lead to them.
 
 
-MOST = 100
+MAX_PROBLEMS = 100
 """Stop the check after this many problems."""
 
 
 def problems(con: sqlite3.Connection) -> list[str]:
     """Return the problems that SQLite's own check of every page and index finds."""
     try:
-        lines = [str(line) for (line,) in pragma(con, f"integrity_check({MOST})")]
+        lines = [str(line) for (line,) in pragma(con, f"integrity_check({MAX_PROBLEMS})")]
     except driver_error() as error:
         if not is_damage(error):
             raise
@@ -205,7 +205,7 @@ def reindex(path: str, timeout: float) -> list[str]:
             before = problems(con)
             if not before:
                 return []
-            remaining = _reindexed(con, before)
+            remaining = _try_reindex(con, before)
             con.execute("COMMIT" if len(remaining) < len(before) else "ROLLBACK")
         finally:
             if con.in_transaction:
@@ -213,7 +213,7 @@ def reindex(path: str, timeout: float) -> list[str]:
     return remaining
 
 
-def _reindexed(con: sqlite3.Connection, before: list[str]) -> list[str]:
+def _try_reindex(con: sqlite3.Connection, before: list[str]) -> list[str]:
     try:
         con.execute("REINDEX")
     except driver_error() as error:  # a table is damaged, or has a row twice

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About
 from perdure.store import SessionInfo
-from perdure.stores.sqlite.documents import comparable, manifest_in
+from perdure.stores.sqlite.documents import comparable_tag, manifest_in
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def sessions(  # noqa: PLR0917  # passed through a thread, by position
     values = {
         "tenant": tenant,
         "owner": owner,
-        "tag": tag if tag is None else comparable(tag),
+        "tag": tag if tag is None else comparable_tag(tag),
         "prefix": prefix,
         "after_agent": agent,
         "after_session": session,

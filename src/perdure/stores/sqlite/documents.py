@@ -40,11 +40,11 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
         return Documents()
     stored = con.execute(Q["manifest"], {"id": row.id}).fetchone()
     if stored is None:  # nothing was folded yet, or it is lost
-        return _unlisted(con, row.id, names)
+        return _unlisted_documents(con, row.id, names)
     manifest = manifest_in(stored[0])
     if manifest is None or manifest.key != key:
         _warn_damaged(con, key, stored[0])
-        return _unlisted(con, row.id, names)
+        return _unlisted_documents(con, row.id, names)
     if manifest.format > FORMAT:
         message = (
             f"the manifest of {key} has format {manifest.format}, this release reads up to "
@@ -52,7 +52,7 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
         )
         raise UnsupportedVersionError(message, key=str(key), format=manifest.format)
     requested = [name for name in manifest.documents if names is None or name in names]
-    return matched(manifest, _stored(con, row.id, requested), names)
+    return matched(manifest, _stored_documents(con, row.id, requested), names)
 
 
 def _warn_damaged(con: sqlite3.Connection, key: SessionKey, data: object) -> None:
@@ -63,16 +63,18 @@ def _warn_damaged(con: sqlite3.Connection, key: SessionKey, data: object) -> Non
         log.warning(message, key, path, extra={"session": str(key), "path": path})
 
 
-def _stored(con: sqlite3.Connection, id: int, names: Collection[str]) -> dict[str, bytes]:
+def _stored_documents(con: sqlite3.Connection, id: int, names: Collection[str]) -> dict[str, bytes]:
     rows = {name: con.execute(Q["document"], {"id": id, "name": name}).fetchone() for name in names}
     return {name: row[0] for name, row in rows.items() if row and isinstance(row[0], bytes)}
 
 
-def _unlisted(con: sqlite3.Connection, id: int, names: Collection[str] | None) -> Documents:
+def _unlisted_documents(
+    con: sqlite3.Connection, id: int, names: Collection[str] | None
+) -> Documents:
     """Return stored documents that no readable manifest lists, as damaged ones."""
     rows = con.execute(Q["document_names"], {"id": id}).fetchall()
     lost = [name for (name,) in rows if names is None or name in names]
-    return Documents(damaged=tuple(lost), remains=_stored(con, id, lost))
+    return Documents(damaged=tuple(lost), remains=_stored_documents(con, id, lost))
 
 
 def manifest_in(data: object) -> Manifest | None:
@@ -108,12 +110,12 @@ def write(
         "id": row.id,
         "data": seal(msgspec.json.encode(manifest)),
         "owner": manifest.about.owner,
-        "tags": msgspec.json.encode([*map(comparable, manifest.about.tags)]).decode(),
+        "tags": msgspec.json.encode([*map(comparable_tag, manifest.about.tags)]).decode(),
     }
     con.execute(Q["put_manifest"], values)
 
 
-def comparable(tag: str) -> str:
+def comparable_tag(tag: str) -> str:
     """Return a tag in the form that is compared: SQLite's JSON ends a text at a NUL.
 
     >>> comparable("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"

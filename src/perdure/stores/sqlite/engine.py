@@ -41,8 +41,8 @@ from perdure.stores.sqlite.errors import (
     map_errors,
     perdure_error,
 )
-from perdure.stores.sqlite.log import LogTail, PlannedWrite, append_one, planned, save_all
-from perdure.stores.sqlite.sql import MIGRATIONS, MOST_ROWS
+from perdure.stores.sqlite.log import LogTail, PlannedWrite, append_one, plan_write, save_all
+from perdure.stores.sqlite.sql import MAX_ROWS, MIGRATIONS
 
 if TYPE_CHECKING:
     import sqlite3
@@ -153,7 +153,7 @@ class Engine:
                 return [Outcome(Status.OK, None, len(plan.data)) for plan in plans]
             return self._one_by_one(batches, now)
         except (driver_error(), InDoubtError, PerdureError, OSError, UnicodeDecodeError) as error:
-            return self._failed(batches, error, now)
+            return self._outcomes_of_error(batches, error, now)
 
     def _plan(self, batches: Sequence[Batch]) -> list[PlannedWrite] | None:
         plans: list[PlannedWrite] = []
@@ -161,7 +161,7 @@ class Engine:
         for batch in batches:
             tail = tails.get(batch.key)
             try:
-                plan = None if tail is None else planned(tail, batch)
+                plan = None if tail is None else plan_write(tail, batch)
             except NotStorableError:
                 plan = None
             if plan is None:
@@ -172,9 +172,9 @@ class Engine:
     def _save(self, plans: list[PlannedWrite], now: float) -> bool:
         """Append all of them; False if a log is not where its holder left it."""
         try:
-            if len(plans) <= MOST_ROWS:
+            if len(plans) <= MAX_ROWS:
                 con = self.connection
-                with self._committing():  # one statement is a transaction of its own
+                with self._committing():  # a single statement is a transaction
                     save_all(con, plans, now)
             else:
                 with self.transaction() as con:
@@ -200,7 +200,9 @@ class Engine:
                 self.tails[batch.key] = tail
         return [outcome for outcome, _ in done]
 
-    def _failed(self, batches: Sequence[Batch], error: Exception, now: float) -> list[Outcome]:
+    def _outcomes_of_error(
+        self, batches: Sequence[Batch], error: Exception, now: float
+    ) -> list[Outcome]:
         status = Status.TRANSIENT
         if isinstance(error, InDoubtError):
             status = Status.IN_DOUBT
@@ -315,13 +317,13 @@ class OpenDatabase(msgspec.Struct, frozen=True):
         self.reads.close()
 
 
-async def enter(path: str, owner: str, timeout: float) -> OpenDatabase:  # noqa: ASYNC109  # SQLite's own
+async def open_database(path: str, owner: str, timeout: float) -> OpenDatabase:  # noqa: ASYNC109  # SQLite's own
     """Open a database as an owner."""
     writes = Threads(1, name="perdure sqlite write", prompt=True)
     opened: list[tuple[Engine, Presence]] = []
     try:
         with map_errors("open", path):
-            await writes.run(lambda: opened.append(_enter(path, owner, timeout)))
+            await writes.run(lambda: opened.append(_open_as_owner(path, owner, timeout)))
     except BaseException:  # after a cancellation the thread is still opening it
         writes.start(_abandon, opened, then=bool)  # after that, in the same thread
         writes.close()
@@ -332,7 +334,7 @@ async def enter(path: str, owner: str, timeout: float) -> OpenDatabase:  # noqa:
     return OpenDatabase(path, engine, readers, presence, writes, reads, os.getpid(), [0])
 
 
-def _enter(path: str, owner: str, timeout: float) -> tuple[Engine, Presence]:
+def _open_as_owner(path: str, owner: str, timeout: float) -> tuple[Engine, Presence]:
     owners = make_ready(path)
     try:
         presence = Presence(owners, owner)
@@ -361,7 +363,7 @@ def _abandon(opened: list[tuple[Engine, Presence]]) -> None:
         presence.close()
 
 
-async def enter_read_only(path: str, timeout: float) -> OpenDatabase:  # noqa: ASYNC109
+async def open_database_read_only(path: str, timeout: float) -> OpenDatabase:  # noqa: ASYNC109
     """Open an existing database for reading."""
     writes = Threads(1, name="perdure sqlite close", prompt=True)
     readers = Readers(path, timeout, read_only=True)
@@ -388,7 +390,7 @@ def _open_files(path: str, readers: Readers) -> Folder | None:
     return owners
 
 
-def mend_indexes(path: str, timeout: float) -> list[str]:
+def rebuild_indexes(path: str, timeout: float) -> list[str]:
     """Rebuild a database's indexes, and return the remaining problems. Blocking."""
     owners = check_existing(path)
     if owners is not None:

@@ -11,7 +11,14 @@ import msgspec
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
 from perdure.store import DeadLetter, InboxLimit, PendingItem
-from perdure.stores.sqlite.log import DELETED, SessionRow, find, held_row, lease_lost_error, make
+from perdure.stores.sqlite.log import (
+    DELETED,
+    SessionRow,
+    find,
+    find_or_create,
+    held_row,
+    lease_lost_error,
+)
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -33,7 +40,7 @@ def post(
     """
     if not items:
         return 0, ""
-    row = make(con, key, now)
+    row = find_or_create(con, key, now)
     before = con.execute(Q["inbox_size"], {"id": row.id}).fetchone() if limit else (0, 0)
     values = [
         (row.id, item.op_id, item.kind, item.payload, item.posted_at, _sum(row, item))

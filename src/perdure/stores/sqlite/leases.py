@@ -18,8 +18,8 @@ from perdure.stores.sqlite.log import (
     LogTail,
     append_epoch_record,
     find,
+    find_or_create,
     held_row,
-    make,
     save,
 )
 from perdure.stores.sqlite.sql import Q
@@ -85,7 +85,7 @@ def acquire(
             "handover or wait"
         )
         raise LeaseHeldError(message, key=str(key), epoch=newest)
-    row = row or make(con, key, at)
+    row = row or find_or_create(con, key, at)
     epoch = after + 1
     is_new = row.state == DELETED or not row.epoch
     if is_new:

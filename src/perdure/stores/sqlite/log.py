@@ -29,7 +29,7 @@ from perdure.records.frames import Position
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import Batch, Outcome, Status
-from perdure.stores.sqlite.sql import MOST_ROWS, Q, at_once
+from perdure.stores.sqlite.sql import MAX_ROWS, Q, at_once
 
 if TYPE_CHECKING:
     import sqlite3
@@ -116,7 +116,7 @@ def _checked(values: tuple[Any, ...]) -> SessionRow | None:
     return row if is_sound else None
 
 
-def make(con: sqlite3.Connection, key: SessionKey, now: float) -> SessionRow:
+def find_or_create(con: sqlite3.Connection, key: SessionKey, now: float) -> SessionRow:
     """Return a session's row; a new one has epoch 0."""
     row = find(con, key)
     if row is not None:
@@ -233,7 +233,7 @@ def require_fit(batch: Batch) -> None:
         raise NotStorableError(message, key=str(batch.key))
 
 
-def planned(tail: LogTail, batch: Batch) -> PlannedWrite | None:
+def plan_write(tail: LogTail, batch: Batch) -> PlannedWrite | None:
     """Return the write that appends a batch at a tail, None if it does not begin there.
 
     Raises:
@@ -253,14 +253,14 @@ def planned(tail: LogTail, batch: Batch) -> PlannedWrite | None:
 
 
 def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float) -> None:
-    """Append all of them, or none; up to `MOST_ROWS` as one statement.
+    """Append all of them, or none; up to `MAX_ROWS` as one statement.
 
     Raises:
         sqlite3.IntegrityError: A log is not where its holder left it.
 
     """
-    for at in range(0, len(plans), MOST_ROWS):
-        part = plans[at : at + MOST_ROWS]
+    for at in range(0, len(plans), MAX_ROWS):
+        part = plans[at : at + MAX_ROWS]
         rows: list[object] = []
         for tail, head, crc, sum_, data in part:
             rows += (tail.id, tail.epoch, tail.head, tail.crc, tail.sum, head, crc, sum_, now, data)
@@ -289,7 +289,7 @@ def append_one(
         new_records = batch.records[logged_count:]
         if not new_records:
             return Outcome(Status.OK), tail
-        plan = planned(tail, Batch(batch.key, batch.epoch, row.head + 1, new_records))
+        plan = plan_write(tail, Batch(batch.key, batch.epoch, row.head + 1, new_records))
     except PerdureError as error:
         return Outcome(Status.PERMANENT, error), tail
     assert plan is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, ParamSpec, TypeVar, final
+from typing import TYPE_CHECKING, final
 
 import anyio.to_thread
 
@@ -42,7 +42,12 @@ from perdure.stores.sqlite import database, directory, inbox, leases
 from perdure.stores.sqlite import documents as document_rows
 from perdure.stores.sqlite.connections import PART_BYTES, RowPage, read_page
 from perdure.stores.sqlite.database import resolve
-from perdure.stores.sqlite.engine import OpenDatabase, enter, enter_read_only, mend_indexes
+from perdure.stores.sqlite.engine import (
+    OpenDatabase,
+    open_database,
+    open_database_read_only,
+    rebuild_indexes,
+)
 from perdure.stores.sqlite.errors import map_errors
 from perdure.stores.sqlite.log import DELETED, MAX_RECORD_BYTES, find
 
@@ -50,10 +55,6 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_READERS = 4
 _CHUNK = 256
 _END = 2**62
 
@@ -86,7 +87,7 @@ class SqliteStore:
         self, path: str | os.PathLike[str], *, owner: str | None = None, timeout: float = 5.0
     ) -> None:
         if not 0 <= timeout < float("inf"):
-            message = f"timeout={timeout!r} does not fit: give seconds, such as 5.0"
+            message = f"invalid timeout={timeout!r}: expected seconds, such as 5.0"
             raise ConfigError(message, option="timeout", value=timeout)
         self._path = resolve(path)
         self._owner = owner or random_id()
@@ -96,12 +97,10 @@ class SqliteStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store is."""
         return _CAPABILITIES
 
     @property
     def owner(self) -> str:
-        """The id of this store object as a holder of leases."""
         return self._owner
 
     @property
@@ -126,7 +125,7 @@ class SqliteStore:
         """
         if self._opened is not None:
             return
-        self._opened = await enter(self._path, self._owner, self._timeout)
+        self._opened = await open_database(self._path, self._owner, self._timeout)
 
     async def open_read_only(self) -> None:
         """Open an existing database for reading, also on a full or read-only disk.
@@ -142,7 +141,7 @@ class SqliteStore:
 
         """
         if self._opened is None:
-            self._opened = await enter_read_only(self._path, self._timeout)
+            self._opened = await open_database_read_only(self._path, self._timeout)
 
     async def aclose(self) -> None:
         """Close the connections; leases that were not released look like those of a dead owner."""
@@ -198,7 +197,6 @@ class SqliteStore:
                 return
 
     async def head(self, key: SessionKey) -> int:
-        """Return the seq of the log's last record, 0 for an unknown session."""
         row = await self._database.read(find, key)
         return 0 if row is None or row.state == DELETED else row.head
 
@@ -232,7 +230,6 @@ class SqliteStore:
         await self._database.write("write", blob_rows.put, tenant, dict(blobs), time.time())
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        """Return a blob, verified; None when there is none."""
         return await self._database.read(blob_rows.get, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
@@ -250,7 +247,6 @@ class SqliteStore:
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Return who holds the session, or held it last; None if it never had a holder."""
         return await self._database.read(leases.lease_state, key, self._database.presence)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
@@ -284,7 +280,6 @@ class SqliteStore:
         await self._database.write("write", release)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Renew this owner's heartbeat, and return the other owners' requests."""
         requests, self._last_request = await self._database.write(
             "write", leases.renew_heartbeat, self._owner, self._last_request
         )
@@ -295,7 +290,6 @@ class SqliteStore:
         await self._database.news(at_most)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Ask the holder for the session."""
         await self._database.write("write", leases.request_handover, holder.owner, key)
         await self._database.notify(holder.owner)
 
@@ -382,7 +376,7 @@ class SqliteStore:
             message = f"{self._path} is open here: close the store first"
             raise StoreUnavailableError(message, path=self._path)
         with map_errors("reindex", self._path):
-            return await anyio.to_thread.run_sync(mend_indexes, self._path, self._timeout)
+            return await anyio.to_thread.run_sync(rebuild_indexes, self._path, self._timeout)
 
     async def scrub(self) -> None:
         """Rewrite the database without its free pages, and empty the write-ahead log.

@@ -6,9 +6,9 @@ import re
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["MIGRATIONS", "MOST_ROWS", "Q", "at_once", "statements"]
+__all__ = ["MAX_ROWS", "MIGRATIONS", "Q", "at_once", "statements"]
 
-MOST_ROWS = 128
+MAX_ROWS = 128
 """Maximum rows in one statement: SQLite accepts 32,766 values, the driver caches 128 statements."""
 
 
