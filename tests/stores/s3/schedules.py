@@ -225,12 +225,12 @@ class Story:
     def _take(self, bucket: Any, actor: Actor) -> ObjectLogWriter | None:
         for _ in range(3):
             try:
-                seen = reader.look(bucket, KEY)
+                seen = reader.read_head(bucket, KEY)
                 after = 0 if seen is None else seen[0].epoch
                 if self.world.random.random() < 0.3:
                     self.world.trace.append(f"{actor.name} dawdles")
                     actor.step()
-                return leases.take(bucket, KEY, after, actor.name)
+                return leases.acquire(bucket, KEY, after, actor.name)
             except (LeaseError, StoreUnavailableError):
                 continue
         return None
@@ -238,8 +238,8 @@ class Story:
     def _work(
         self, bucket: Any, actor: Actor, writer: ObjectLogWriter, appends: int, *, deletes: bool
     ) -> None:
-        self.world.trace.append(f"{actor.name} has epoch {writer.epoch} from {writer.begun}")
-        first, waiting = writer.begun + 1, []
+        self.world.trace.append(f"{actor.name} has epoch {writer.epoch} from {writer.epoch_seq}")
+        first, waiting = writer.epoch_seq + 1, []
         for number in range(appends):
             waiting.append(f"{writer.epoch}.{number}")
             self.sent.add(waiting[-1])
@@ -317,9 +317,9 @@ class Story:
         """What was reported durable is there, once, in order; and the next holder can go on."""
         bucket: Any = Requests(self.world)
         for _ in range(20):
-            holder = reader.look(bucket, KEY)
+            holder = reader.read_head(bucket, KEY)
             try:
-                writer = leases.take(bucket, KEY, holder[0].epoch if holder else 0, "last")
+                writer = leases.acquire(bucket, KEY, holder[0].epoch if holder else 0, "last")
                 break
             except LeaseError:
                 continue

@@ -18,7 +18,7 @@ FOLDER = layout.folder_of(KEY)
 
 @pytest.fixture(autouse=True)
 def merged_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "LEAST", 1)
+    monkeypatch.setattr(merge, "MIN_COMMITS", 1)
 
 
 class Late(Requests):
@@ -63,11 +63,11 @@ def objects(bucket: Any) -> list[int]:
 
 def test_an_append_that_slept_through_a_takeover_and_a_merge_is_refused(bucket: Any) -> None:
     other = Requests(bucket.world)
-    old = leases.take(bucket, KEY, 0, "old")
+    old = leases.acquire(bucket, KEY, 0, "old")
     append(old, "a", "b", "c")
 
     def meanwhile() -> None:
-        new = leases.take(other, KEY, 1, "new")  # type: ignore[arg-type]
+        new = leases.acquire(other, KEY, 1, "new")  # type: ignore[arg-type]
         append(new, "d", "e", "f")
         documents.compact(other, new)  # type: ignore[arg-type]
         assert objects(other) == [1, 4, 5, 8]  # epoch records, what lies before one, the newest
@@ -84,11 +84,11 @@ def test_a_resend_behind_a_takeover_and_a_merge_is_told_the_truth(bucket: Any) -
     other = Requests(bucket.world)
     for again, status in ((("b",), Status.OK), (("b", "more"), Status.CONFLICT)):
         bucket.world.objects.clear()
-        old = leases.take(bucket, KEY, 0, "old")
+        old = leases.acquire(bucket, KEY, 0, "old")
         append(old, "a")
         bucket.lose = True
         assert old.append(batch(old, 3, "b")).status is Status.IN_DOUBT
-        new = leases.take(other, KEY, 1, "new")  # type: ignore[arg-type]
+        new = leases.acquire(other, KEY, 1, "new")  # type: ignore[arg-type]
         append(new, "c", "d")
         documents.compact(other, new)  # type: ignore[arg-type]
         assert 3 in objects(other)  # its place is kept, its records lie in a segment
@@ -97,7 +97,7 @@ def test_a_resend_behind_a_takeover_and_a_merge_is_told_the_truth(bucket: Any) -
 
 
 def test_an_answer_that_was_lost_doubles_nothing(bucket: Any) -> None:
-    writer = leases.take(bucket, KEY, 0, "one")
+    writer = leases.acquire(bucket, KEY, 0, "one")
     bucket.lose = True
     assert writer.append(batch(writer, 2, "a", "b")).status is Status.IN_DOUBT
     assert writer.append(batch(writer, 2, "a", "b", "c")).status is Status.OK
@@ -106,7 +106,7 @@ def test_an_answer_that_was_lost_doubles_nothing(bucket: Any) -> None:
 
 
 def test_a_sender_that_changes_its_mind_after_a_lost_answer_is_refused(bucket: Any) -> None:
-    writer = leases.take(bucket, KEY, 0, "one")
+    writer = leases.acquire(bucket, KEY, 0, "one")
     bucket.lose = True
     assert writer.append(batch(writer, 2, "a")).status is Status.IN_DOUBT
     assert writer.append(batch(writer, 2, "other")).status is Status.PERMANENT
@@ -116,7 +116,7 @@ def test_a_sender_that_changes_its_mind_after_a_lost_answer_is_refused(bucket: A
 def test_a_taker_that_slept_through_a_merge_takes_its_record_back(bucket: Any) -> None:
     """The place that it saw free was taken, and made free again, while it slept."""
     other = Requests(bucket.world)
-    holder = leases.take(other, KEY, 0, "holder")  # type: ignore[arg-type]
+    holder = leases.acquire(other, KEY, 0, "holder")  # type: ignore[arg-type]
     append(holder, "a")
 
     def meanwhile() -> None:
@@ -126,25 +126,25 @@ def test_a_taker_that_slept_through_a_merge_takes_its_record_back(bucket: Any) -
 
     bucket.before = meanwhile
     with pytest.raises(LeaseHeldError):
-        leases.take(bucket, KEY, 1, "sleeper")
+        leases.acquire(bucket, KEY, 1, "sleeper")
     assert objects(other) == [1, 5]
     append(holder, "e")
     assert texts_of(bucket, None) == ["a", "b", "c", "d", "e"]
-    assert leases.take(bucket, KEY, 1, "sleeper").begun == 7
+    assert leases.acquire(bucket, KEY, 1, "sleeper").epoch_seq == 7
 
 
 def test_a_taker_that_slept_through_a_delete_takes_its_record_back(bucket: Any) -> None:
     from perdure.stores.objects import directory
 
     other = Requests(bucket.world)
-    holder = leases.take(other, KEY, 0, "holder")  # type: ignore[arg-type]
+    holder = leases.acquire(other, KEY, 0, "holder")  # type: ignore[arg-type]
     append(holder, "a")
     bucket.before = lambda: directory.delete(other, holder)  # type: ignore[arg-type]
     with pytest.raises(LeaseHeldError):
-        leases.take(bucket, KEY, 1, "sleeper")
+        leases.acquire(bucket, KEY, 1, "sleeper")
     assert texts_of(bucket, None) == []
-    new = leases.take(bucket, KEY, 1, "sleeper")
-    assert (new.epoch, new.begun, new.life) == (2, 1, 2)
+    new = leases.acquire(bucket, KEY, 1, "sleeper")
+    assert (new.epoch, new.epoch_seq, new.generation) == (2, 1, 2)
     append(new, "b")
     assert texts_of(bucket, None) == ["b"]
 
@@ -154,23 +154,23 @@ def test_a_taker_that_died_between_its_two_steps_blocks_nobody(bucket: Any) -> N
         def replace(self, name: str, data: bytes, tag: str) -> str | None:
             raise StoreUnavailableError("gone", unwritten=True)
 
-    holder = leases.take(bucket, KEY, 0, "holder")
+    holder = leases.acquire(bucket, KEY, 0, "holder")
     append(holder, "a")
     with pytest.raises(StoreUnavailableError):
-        leases.take(Dies(bucket.world), KEY, 1, "dies")  # type: ignore[arg-type]
+        leases.acquire(Dies(bucket.world), KEY, 1, "dies")  # type: ignore[arg-type]
     assert holder.append(batch(holder, 3, "late")).status is Status.CONFLICT
     with pytest.raises(LeaseHeldError):
-        leases.take(bucket, KEY, 1, "next")
-    seen = reader.look(bucket, KEY)
+        leases.acquire(bucket, KEY, 1, "next")
+    seen = reader.read_head(bucket, KEY)
     assert seen is not None
     assert (seen[0].epoch, seen[0].owner) == (2, "dies")
-    new = leases.take(bucket, KEY, 2, "next")
+    new = leases.acquire(bucket, KEY, 2, "next")
     append(new, "b")
     assert texts_of(bucket, None) == ["a", "b"]
 
 
 def test_a_write_that_arrives_after_its_place_was_merged_away_is_not_read(bucket: Any) -> None:
-    writer = leases.take(bucket, KEY, 0, "one")
+    writer = leases.acquire(bucket, KEY, 0, "one")
     append(writer, "a", "b", "c")
     name = layout.log_name(FOLDER, 1, 3)
     data = bucket.get(name).data
@@ -180,13 +180,13 @@ def test_a_write_that_arrives_after_its_place_was_merged_away_is_not_read(bucket
     append(writer, "d")
     documents.compact(bucket, writer)
     assert texts_of(bucket, None) == ["a", "b", "c", "d"]
-    assert leases.take(bucket, KEY, 1, "next").begun == 6
+    assert leases.acquire(bucket, KEY, 1, "next").epoch_seq == 6
 
 
 def test_a_fold_of_an_epoch_that_is_over_takes_nothing_away(bucket: Any) -> None:
-    old = leases.take(bucket, KEY, 0, "old")
+    old = leases.acquire(bucket, KEY, 0, "old")
     append(old, "a", "b", "c")
-    leases.take(bucket, KEY, 1, "new")
+    leases.acquire(bucket, KEY, 1, "new")
     before = dict(bucket.world.objects)
     with pytest.raises(Exception, match="may not write"):
         documents.compact(bucket, old)
@@ -198,14 +198,14 @@ def test_merging_again_and_again_keeps_segments_few_and_large(
 ) -> None:
     monkeypatch.setattr(merge, "MAX_SEGMENT", 20_000)
     monkeypatch.setattr(merge, "_MARK_EVERY", 1000)
-    writer = leases.take(bucket, KEY, 0, "one")
+    writer = leases.acquire(bucket, KEY, 0, "one")
     wanted = []
     for round_ in range(120):
         texts = [f"{round_}-{n}-{'x' * 50}" for n in range(3)]
         append(writer, *texts)
         wanted += texts
         documents.compact(bucket, writer)
-    seen = reader.look(bucket, KEY)
+    seen = reader.read_head(bucket, KEY)
     assert seen is not None
     sizes = [segment.size for segment in seen[0].segments]
     assert max(sizes) <= 20_000
@@ -230,19 +230,19 @@ def test_a_head_that_arrives_after_its_sender_gave_it_up_is_not_taken_for_undone
                 raise StoreUnavailableError("no answer in time", unwritten=False)
             return super().replace(name, data, tag)
 
-    holder = leases.take(bucket, KEY, 0, "holder")
+    holder = leases.acquire(bucket, KEY, 0, "holder")
     append(holder, "a")
     directory.delete(bucket, holder)
-    new = leases.take(LateHead(bucket.world), KEY, 1, "new")  # type: ignore[arg-type]
+    new = leases.acquire(LateHead(bucket.world), KEY, 1, "new")  # type: ignore[arg-type]
     assert late[0]() is None  # it finds another head
     append(new, "b")
     assert texts_of(bucket, None) == ["b"]
-    assert leases.take(bucket, KEY, 2, "next").begun == 3
+    assert leases.acquire(bucket, KEY, 2, "next").epoch_seq == 3
 
 
 def test_a_taker_follows_a_holder_that_goes_on_writing(bucket: Any) -> None:
     other = Requests(bucket.world)
-    holder = leases.take(other, KEY, 0, "holder")  # type: ignore[arg-type]
+    holder = leases.acquire(other, KEY, 0, "holder")  # type: ignore[arg-type]
     texts = iter("abcdefgh")
 
     def meanwhile() -> None:
@@ -252,7 +252,7 @@ def test_a_taker_follows_a_holder_that_goes_on_writing(bucket: Any) -> None:
             bucket.before = meanwhile
 
     bucket.before = meanwhile
-    taken = leases.take(bucket, KEY, 1, "taker")
-    assert (taken.epoch, taken.begun) == (2, 10)
+    taken = leases.acquire(bucket, KEY, 1, "taker")
+    assert (taken.epoch, taken.epoch_seq) == (2, 10)
     assert texts_of(bucket, None) == list("abcdefgh")
     assert holder.append(batch(holder, 10, "late")).status is Status.CONFLICT

@@ -17,7 +17,7 @@ SEEDS = 60
 @pytest.fixture(autouse=True)
 def merged_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fold merges what it can, so that places are freed all the time."""
-    monkeypatch.setattr(merge, "LEAST", 1)
+    monkeypatch.setattr(merge, "MIN_COMMITS", 1)
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -1,4 +1,4 @@
-"""The object store: sessions as objects in a bucket; see `perdure.stores.objects.store`."""
+"""Object store: sessions as objects in a bucket; see `perdure.stores.objects.store`."""
 
 from __future__ import annotations
 

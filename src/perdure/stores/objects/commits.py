@@ -1,18 +1,12 @@
-"""Commits as objects: a sealed line that says what follows, then the records' lines. Pure.
+"""Encoding of commits: an object with a header line, then the records' lines. Pure.
 
-The lines are `perdure.records.frames`, each sealed to the one before it and the first to the
-session, so that a dropped, doubled, exchanged or foreign object fails as flipped bits do. The
-first line has the number and the checksum of the others: a cut object is recognized too.
+The lines are `perdure.records.frames`: the checksum of each starts from the one before it, and the
+first one from the session's seed. So a removed, duplicated, swapped or foreign object is detected
+like flipped bits. The header has the number and the checksum of the record lines: a truncated
+object is detected, too.
 
-A *tombstone* is the first line alone. It holds a place in the log after its records were merged
-into a segment, and still tells whose they were.
-
-The lines are `perdure.records.frames`, each sealed to the one before it and the first to the
-session, so that a dropped, doubled, exchanged or foreign object fails as flipped bits do. The
-first line has the number and the checksum of the others: a cut object is recognized too.
-
-A *tombstone* is the first line alone. It holds a place in the log after its records were merged
-into a segment, and still tells whose they were.
+A *tombstone* is the header alone. It occupies a place in the log after its records were merged into
+a segment, and still names their owner.
 """
 
 from __future__ import annotations
@@ -30,16 +24,16 @@ from perdure.records.records import Entry, Record
 FORMAT = 1
 
 GONE = b'{"gone":true}\n'
-"""Holds a place in the log of a session that was deleted."""
+"""Occupies a place in the log of a deleted session."""
 
 _EPOCH = b',"e":'
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A commit's first line."""
+    """A commit's header: its first line."""
 
     perdure: int
-    """The format."""
+    """The format's number."""
     first: int
     count: int
     epoch: int
@@ -47,11 +41,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int
     """The checksum of the record before it."""
     bytes: int
-    """Of the lines that follow."""
+    """Size of the record lines."""
     sum: int
     """Their CRC-32."""
     cut: bool = False
-    """The lines were merged into a segment, or removed."""
+    """Whether it is a tombstone: the lines were merged into a segment, or removed."""
 
     @property
     def last(self) -> int:
@@ -60,14 +54,14 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """A commit that was read and whose checksums hold."""
+    """A commit with valid checksums."""
 
     header: Header
     lines: bytes
 
     @property
     def crc(self) -> int:
-        """The last record's checksum, which seeds the next one's."""
+        """The last record's checksum, the seed of the next one."""
         return int(self.lines[-11:-3], 16)
 
 
@@ -77,7 +71,7 @@ def encode(
     """Return an object's bytes, and its last record's checksum.
 
     Raises:
-        NotStorableError: A kind is no name, or a payload is not one line.
+        NotStorableError: A kind is not a valid name, or a payload is not one line.
 
     """
     lines, crc = frames.encode(entries, first=first, epoch=epoch, crc=seed)
@@ -95,19 +89,19 @@ def encode(
 
 
 def tombstone(header: Header) -> bytes:
-    """Return what is left of a commit whose records lie elsewhere."""
+    """Return the tombstone of a commit whose records are in a segment."""
     return frames.seal(msgspec.json.encode(msgspec.structs.replace(header, cut=True)))
 
 
-def cut_of(data: bytes) -> Header:
-    """Return the header that the tombstone of a commit, just encoded, would have."""
+def tombstone_header(data: bytes) -> Header:
+    """Return the header of the tombstone of an encoded commit."""
     body = frames.open_sealed(data[: data.find(b"\n") + 1])
     assert body is not None
     return msgspec.structs.replace(json.decode(body, Header), cut=True)
 
 
 def commit(name: str, first: int, data: bytes) -> Commit:
-    """Return the commit in an object's bytes, its lines not parsed yet.
+    """Decode a commit, without parsing its record lines.
 
     Raises:
         CorruptRecordError: They are not what was written under that name.
@@ -121,7 +115,7 @@ def commit(name: str, first: int, data: bytes) -> Commit:
     except (FormatError, ConfigError):
         header = None
     if header is None or header.first != first:
-        raise damaged(name, "its first line is not whole")
+        raise damage_error(name, "its first line is damaged")
     if header.perdure > FORMAT:
         message = (
             f"{name} has format {header.perdure}, this release reads up to {FORMAT}: use a newer "
@@ -130,12 +124,12 @@ def commit(name: str, first: int, data: bytes) -> Commit:
         raise UnsupportedVersionError(message, object=name, format=header.perdure)
     lines = data[end:]
     if not header.cut and (len(lines) != header.bytes or zlib.crc32(lines) != header.sum):
-        raise damaged(name, f"it should hold {header.bytes} bytes of records, and they differ")
+        raise damage_error(name, f"it should hold {header.bytes} bytes of records, and they differ")
     return Commit(header, lines)
 
 
 def records_of(name: str, lines: bytes, start: Position) -> tuple[list[Record], Position]:
-    """Return the records of whole lines behind *start*, over epochs, and where they end.
+    """Return the records of lines after *start*, across epochs, and the position at their end.
 
     Raises:
         CorruptRecordError: A line is not exactly the next record.
@@ -146,26 +140,26 @@ def records_of(name: str, lines: bytes, start: Position) -> tuple[list[Record], 
     epoch = 0
     while at.offset < len(lines):
         before, epoch = epoch, _epoch_at(lines, at.offset)
-        rest = lines[at.offset :] if at.offset else lines
-        found = frames.lines(rest, epoch=epoch, start=at) if epoch > before else None
-        if found is None or not found.records:
-            raise damaged(name, f"record {at.seq + 1} is not what was written")
-        records += found.records
-        at = found.end
+        remaining = lines[at.offset :] if at.offset else lines
+        parsed = frames.lines(remaining, epoch=epoch, start=at) if epoch > before else None
+        if parsed is None or not parsed.records:
+            raise damage_error(name, f"record {at.seq + 1} is not what was written")
+        records += parsed.records
+        at = parsed.end
     return records, at
 
 
 def _epoch_at(lines: bytes, offset: int) -> int:
-    """Return the epoch that a line claims; whether it is true, its checksum says."""
+    """Return the epoch in a line, which is not verified: the line's checksum covers it."""
     begin = lines.find(_EPOCH, offset, offset + 64)
     digits = lines[begin + len(_EPOCH) : begin + len(_EPOCH) + 20].partition(b",")[0]
     return int(digits) if begin >= 0 and digits.isdigit() else 0
 
 
-def damaged(name: str, what: str) -> CorruptRecordError:
+def damage_error(name: str, what: str) -> CorruptRecordError:
     """Return the error for an object that is not what was written."""
     message = (
-        f"object {name} is damaged: {what}; it was left where it is: restore it from an older "
+        f"object {name} is damaged: {what}; it was left unchanged: restore it from an older "
         "version of the object or from a copy of the bucket"
     )
     return CorruptRecordError(message, object=name)

@@ -1,6 +1,9 @@
-"""Which tenants there are, and how a session enters the directory.
+"""Directory of the sessions: listings, deletion, rebuilding and scrubbing.
 
-Blocking; each function is part of one hop into a thread.
+Names are in the order of keys, so a page of a listing reads about one page. Ids that are too long
+for a name are next to those with the same beginning, and are sorted when they are listed.
+
+Functions block; each is part of one call in a thread.
 """
 
 from __future__ import annotations
@@ -21,27 +24,17 @@ from perdure.stores.objects import inbox, layout, leases, reader
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.commits import GONE
 from perdure.stores.objects.head import SessionHead
-from perdure.stores.objects.log import ObjectLogWriter, lost
-from perdure.stores.objects.tenants import enter_directory
-
-# Which tenants there are, and how a session enters the directory
-
-
-# The directory: which sessions there are, and their removal
-#
-# Names lie in the order of keys, so that a page of a listing reads about a page. Ids too long for
-# a name lie beside those that begin alike, and are put in order when they are met.
-# Blocking; each function is part of one hop into a thread.
-
+from perdure.stores.objects.log import ObjectLogWriter, lease_lost
+from perdure.stores.objects.tenants import add_to_directory
 
 _log = logging.getLogger("perdure")
 
 _WINDOW = 32
-_TRIES = 50
+_ATTEMPTS = 50
 
 
 class ObjectListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which sessions to list."""
+    """Query of a listing."""
 
     tenant: str
     owner: str | None
@@ -51,55 +44,55 @@ class ObjectListQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
 
 
-def sessions(bucket: Bucket, wanted: ObjectListQuery) -> list[SessionInfo]:
+def sessions(bucket: Bucket, query: ObjectListQuery) -> list[SessionInfo]:
     """List sessions by key."""
-    found: list[SessionInfo] = []
-    keys = _keys(bucket, wanted)
-    while len(found) < wanted.limit and (
-        window := list(itertools.islice(keys, min(_WINDOW, wanted.limit - len(found) + 4)))
+    listed: list[SessionInfo] = []
+    keys = _keys(bucket, query)
+    while len(listed) < query.limit and (
+        window := list(itertools.islice(keys, min(_WINDOW, query.limit - len(listed) + 4)))
     ):
         infos = bucket.many(lambda key: _info(bucket, key), window)
-        found += [info for info in infos if info is not None and _fits(info, wanted)]
-    return found[: wanted.limit]
+        listed += [info for info in infos if info is not None and _matches(info, query)]
+    return listed[: query.limit]
 
 
-def _fits(info: SessionInfo, wanted: ObjectListQuery) -> bool:
-    if wanted.owner is not None and info.owner != wanted.owner:
+def _matches(info: SessionInfo, query: ObjectListQuery) -> bool:
+    if query.owner is not None and info.owner != query.owner:
         return False
-    return wanted.tag is None or wanted.tag in info.tags
+    return query.tag is None or query.tag in info.tags
 
 
-def _keys(bucket: Bucket, wanted: ObjectListQuery) -> Iterator[SessionKey]:
-    """Give the keys in the directory that fit, each once, in their order."""
-    before: SessionKey | None = wanted.after
-    for key in _ordered(bucket, wanted):
-        if not key.agent.startswith(wanted.prefix):
+def _keys(bucket: Bucket, query: ObjectListQuery) -> Iterator[SessionKey]:
+    """Yield the directory's keys that match the prefix, each once, in order."""
+    before: SessionKey | None = query.after
+    for key in _ordered(bucket, query):
+        if not key.agent.startswith(query.prefix):
             continue
         if before is None or key > before:
             before = key
             yield key
 
 
-def _ordered(bucket: Bucket, wanted: ObjectListQuery) -> Iterator[SessionKey]:
-    prefix = layout.directory_prefix(wanted.tenant)
-    begin = prefix + layout.hexed(wanted.prefix).partition("~")[0]
+def _ordered(bucket: Bucket, query: ObjectListQuery) -> Iterator[SessionKey]:
+    prefix = layout.directory_prefix(query.tenant)
+    begin = prefix + layout.encode_id(query.prefix).partition("~")[0]
     start = begin
-    if wanted.after is not None:
-        name = layout.directory_name(wanted.after, 0).rpartition("-")[0]
+    if query.after is not None:
+        name = layout.directory_name(query.after, 0).rpartition("-")[0]
         start = max(start, name.partition("~")[0])
-    # One digit less: some services skip what lies below a name that listing starts after.
+    # One digit less: some services skip names that extend the one that a listing starts after.
     pages = bucket.pages(prefix, None if start == prefix else start[:-1])
-    names = (one.name for page in pages for one in page if one.name > begin)
+    names = (entry.name for page in pages for entry in page if entry.name > begin)
     fitting = itertools.takewhile(lambda name: name.startswith(begin), names)
-    for alike, run in itertools.groupby(fitting, key=_alike):
+    for alike, run in itertools.groupby(fitting, key=_shared_prefix):
         if alike.endswith("~"):
-            yield from sorted(filter(None, (_key(bucket, name, wanted.tenant) for name in run)))
+            yield from sorted(filter(None, (_key(bucket, name, query.tenant) for name in run)))
         else:
-            yield from filter(None, (_key(bucket, name, wanted.tenant) for name in run))
+            yield from filter(None, (_key(bucket, name, query.tenant) for name in run))
 
 
-def _alike(name: str) -> str:
-    """Return what names have in common whose order they do not tell."""
+def _shared_prefix(name: str) -> str:
+    """Return the prefix shared by names whose order differs from their keys'."""
     known, long, _ = name.partition("~")
     return known + long
 
@@ -108,18 +101,18 @@ def _key(bucket: Bucket, name: str, tenant: str) -> SessionKey | None:
     key = layout.key_of(name, tenant)
     if key is not None:
         return key
-    found = bucket.get(name)
-    return None if found is None else heads.opened(name, found.data, SessionKey)
+    stored = bucket.get(name)
+    return None if stored is None else heads.decode_object(name, stored.data, SessionKey)
 
 
 def _info(bucket: Bucket, key: SessionKey) -> SessionInfo | None:
     try:
-        seen = reader.look(bucket, key)
-        if seen is None or seen[0].deleted:
+        current = reader.read_head(bucket, key)
+        if current is None or current[0].deleted:
             return None
-        head = seen[0]
+        head = current[0]
         manifest = heads.manifest_of(f"{layout.folder_of(key)}/head", head)
-    except CorruptRecordError as error:  # it hides no other; whoever opens this one is told
+    except CorruptRecordError as error:  # list it as damaged; opening it raises
         _log.warning("session %s is damaged: %s", key, error, extra={"session": str(key)})
         return SessionInfo(key=key, damaged=True)
     about = About() if manifest is None else manifest.about
@@ -136,63 +129,63 @@ def _info(bucket: Bucket, key: SessionKey) -> SessionInfo | None:
     )
 
 
-def rebuilt(bucket: Bucket) -> int:
-    """Enter all sessions into the directory, by a walk over their heads; return how many."""
+def rebuild(bucket: Bucket) -> int:
+    """Add all sessions to the directory, by reading their heads; return how many."""
 
     def enter(folder: str) -> bool:
         head = _head_in(bucket, f"s/{folder}")
         if head is None or head.deleted:
             return False
-        enter_directory(bucket, head.key, head.life)
+        add_to_directory(bucket, head.key, head.generation)
         return True
 
     return sum(bucket.many(enter, bucket.folders("s/")))
 
 
 def _head_in(bucket: Bucket, folder: str) -> SessionHead | None:
-    """Return the head in a folder; None where there is none, or none that can be read."""
+    """Return the head in a folder; None if it is missing or damaged."""
     name = f"{folder}/head"
-    found = bucket.get(name)
+    stored = bucket.get(name)
     try:
-        return None if found is None else heads.decode(name, found.data, None)
+        return None if stored is None else heads.decode(name, stored.data, None)
     except CorruptRecordError as error:
         _log.warning("a session is damaged: %s: %s", name, error, extra={"object": name})
         return None
 
 
 def delete(bucket: Bucket, writer: ObjectLogWriter) -> None:
-    """Remove what a session owns, as its holder.
+    """Delete the objects of a session, as its holder.
 
-    Its head stays, with the epoch; and the places of its log, emptied, so that nobody who
-    comes late finds one free.
+    Its head stays, with the epoch; and so do the names of its commits, emptied, so that no late
+    append finds one free.
 
     Raises:
-        LeaseLostError: Somebody else has the session.
+        LeaseLostError: Another process has the session.
 
     """
     key = writer.key
-    with writer.lock, writer.folding:
-        seen = writer.seen or reader.look(bucket, key)
-        for _ in range(_TRIES):
-            if seen is None or seen[0].epoch != writer.epoch or seen[0].deleted:
-                raise lost(key, writer.epoch, newest=seen[0].epoch if seen else None)
-            if leases.replaced(bucket, key, seen, emptied(seen[0])) is not None:
+    with writer.log_lock, writer.head_lock:
+        current = writer.stored_head or reader.read_head(bucket, key)
+        for _ in range(_ATTEMPTS):
+            if current is None or current[0].epoch != writer.epoch or current[0].deleted:
+                raise lease_lost(key, writer.epoch, newest=current[0].epoch if current else None)
+            if leases.replace_head(bucket, key, current, deleted_head(current[0])) is not None:
                 break
-            seen = reader.look(bucket, key)
+            current = reader.read_head(bucket, key)
         else:
-            message = f"the head of {key} changes each time: trying again may help"
+            message = f"the head of {key} changed at each attempt: try again"
             raise StoreUnavailableError(message, key=key)
-        writer.over = True
-        _empty(bucket, seen[0])
+        writer.has_lost_lease = True
+        _remove_content(bucket, current[0])
 
 
-def emptied(head: SessionHead) -> SessionHead:
-    """Return the head of a session that was deleted."""
+def deleted_head(head: SessionHead) -> SessionHead:
+    """Return the head of a deleted session."""
     return SessionHead(
         key=head.key,
         epoch=head.epoch,
         owner=head.owner,
-        life=head.life,
+        generation=head.generation,
         released=True,
         deleted=True,
         crc=head.crc,
@@ -200,18 +193,18 @@ def emptied(head: SessionHead) -> SessionHead:
     )
 
 
-def _empty(bucket: Bucket, head: SessionHead) -> None:
-    """Remove what a deleted session had; again, and it has no effect."""
+def _remove_content(bucket: Bucket, head: SessionHead) -> None:
+    """Remove a deleted session's objects; idempotent."""
     key, folder = head.key, layout.folder_of(head.key)
-    places = bucket.listed(layout.log_prefix(folder, head.life))
+    places = bucket.listed(layout.log_prefix(folder, head.generation))
     bucket.many(
-        lambda one: bucket.put(one.name, GONE),
-        [one for one in places if one.size != len(GONE)],
+        lambda entry: bucket.put(entry.name, GONE),
+        [entry for entry in places if entry.size != len(GONE)],
     )
     inbox.clear(bucket, key)
     owned = [*bucket.listed(f"{folder}/doc/"), *bucket.listed(f"{folder}/seg/")]
-    bucket.remove([one.name for one in owned if _epoch_of(one.name) <= head.epoch])
-    bucket.remove([layout.directory_name(key, head.life)])
+    bucket.remove([entry.name for entry in owned if _epoch_of(entry.name) <= head.epoch])
+    bucket.remove([layout.directory_name(key, head.generation)])
 
 
 def _epoch_of(name: str) -> int:
@@ -219,26 +212,26 @@ def _epoch_of(name: str) -> int:
 
 
 def scrub(bucket: Bucket) -> None:
-    """Remove what a delete or a fold that was killed has left."""
+    """Remove what killed deletions and folds have left."""
     for folder in bucket.folders("s/"):
         head = _head_in(bucket, f"s/{folder}")
         if head is not None and head.deleted:
-            _empty(bucket, head)
+            _remove_content(bucket, head)
         elif head is not None:
-            _unnamed(bucket, f"s/{folder}", head)
+            _remove_unreferenced(bucket, f"s/{folder}", head)
 
 
-def _unnamed(bucket: Bucket, folder: str, head: SessionHead) -> None:
-    """Remove what epochs that are over wrote and no head names."""
-    named = heads.named(head)
-    there = _names(bucket, (f"{folder}/doc/", f"{folder}/seg/"))
-    bucket.remove([one for one in there if one not in named and _epoch_of(one) < head.epoch])
-    for life in bucket.folders(f"{folder}/log/"):
-        if int(life) < head.life:
-            old = bucket.listed(f"{folder}/log/{life}/")
-            full = [one.name for one in old if one.size != len(GONE)]
+def _remove_unreferenced(bucket: Bucket, folder: str, head: SessionHead) -> None:
+    """Remove objects that past epochs wrote and no head references."""
+    named = heads.referenced_objects(head)
+    names = _names(bucket, (f"{folder}/doc/", f"{folder}/seg/"))
+    bucket.remove([name for name in names if name not in named and _epoch_of(name) < head.epoch])
+    for generation in bucket.folders(f"{folder}/log/"):
+        if int(generation) < head.generation:
+            old = bucket.listed(f"{folder}/log/{generation}/")
+            full = [entry.name for entry in old if entry.size != len(GONE)]
             bucket.many(lambda name: bucket.put(name, GONE), full)
 
 
 def _names(bucket: Bucket, prefixes: Iterable[str]) -> list[str]:
-    return [one.name for prefix in prefixes for one in bucket.listed(prefix)]
+    return [entry.name for prefix in prefixes for entry in bucket.listed(prefix)]

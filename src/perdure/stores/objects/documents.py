@@ -1,14 +1,11 @@
-"""Documents, and what goes with a fold: the head's replacement, and cutting the log.
+"""Folds of documents into the head, merging of commits, and trimming of the log.
 
-The places of commits stay taken, as they do after merging; only records go.
+A fold writes its documents first, into one object (large ones into objects of their own), under new
+names. The head is replaced last, by compare-and-swap, which fails for a past epoch: the next holder
+has replaced it before. Commits that are merged or trimmed keep their names occupied; only their
+records go.
 
-Blocking; for the holder, who has the head to itself.
-
-The documents of a fold are written first, into one object (large ones into objects of their
-own), under names that nobody had before. The head is replaced last, by compare-and-swap, which
-an epoch that is over cannot do: whoever took the session has replaced it before.
-
-Blocking; each function is part of one hop into a thread.
+Functions block; each is part of one call in a thread.
 """
 
 from __future__ import annotations
@@ -30,34 +27,36 @@ from perdure.stores.objects import head as heads
 from perdure.stores.objects import merge as merging
 from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.head import DocumentRef, MergedSegment, ReadMark, SessionHead
-from perdure.stores.objects.log import ObjectLogWriter, lost
+from perdure.stores.objects.log import ObjectLogWriter, lease_lost
 from perdure.stores.objects.merge import CommitMerge
 
-# Cutting off the oldest part of a log, which is a matter of its segments alone
 
-
-def cut_below(
+def segments_from(
     bucket: Bucket, writer: ObjectLogWriter, head: SessionHead, below: int
 ) -> tuple[MergedSegment, ...] | None:
-    """Return the segments that hold what is left, one of them written anew; None: all stay.
+    """Return the segments from a record on, the first one rewritten; None if nothing is to remove.
 
     Raises:
-        CorruptRecordError: What would be left is not what was written; nothing has changed.
+        CorruptRecordError: A remaining segment is damaged; nothing has changed.
 
     """
-    left = [segment for segment in head.segments if segment.last >= below]
-    if left and left[0].first < below:
-        left[0] = _shortened(bucket, writer, left[0], below)
-    return None if len(left) == len(head.segments) and left == list(head.segments) else tuple(left)
+    remaining = [segment for segment in head.segments if segment.last >= below]
+    if remaining and remaining[0].first < below:
+        remaining[0] = _cut_segment(bucket, writer, remaining[0], below)
+    return (
+        None
+        if len(remaining) == len(head.segments) and remaining == list(head.segments)
+        else tuple(remaining)
+    )
 
 
-def _shortened(
+def _cut_segment(
     bucket: Bucket, writer: ObjectLogWriter, segment: MergedSegment, below: int
 ) -> MergedSegment:
-    """Write what a segment has from a seq on."""
+    """Write the part of a segment from a seq on."""
     data = bucket.part(segment.object, 0, segment.size)
     if data is None:
-        raise commits.damaged(segment.object, "it is gone or cut")
+        raise commits.damage_error(segment.object, "it is missing or truncated")
     start = segment.marks[0]
     commits.records_of(segment.object, data, Position(0, start.seq, start.crc))
     offset = 0
@@ -75,12 +74,9 @@ def _shortened(
     return MergedSegment(name, segment.last, segment.size - offset, tuple(marks))
 
 
-# Documents, and what goes with a fold: the head's replacement, and merging
-
-
-_LARGE = 64 * 1024
-"""A document of this size is an object of its own, and is not copied with others."""
-_TRIES = 50
+_LARGE_DOCUMENT = 64 * 1024
+"""Bytes from which on a document is an object of its own, not copied with others."""
+_ATTEMPTS = 50
 
 
 def documents(bucket: Bucket, key: SessionKey, names: Collection[str] | None) -> Documents:
@@ -91,102 +87,102 @@ def documents(bucket: Bucket, key: SessionKey, names: Collection[str] | None) ->
 
     """
     name = f"{layout.folder_of(key)}/head"
-    seen = reader.look(bucket, key)
-    found = Documents()
-    for _ in range(_TRIES):
-        manifest = None if seen is None else heads.manifest_of(name, seen[0])
-        if seen is None or seen[0].deleted:
+    current = reader.read_head(bucket, key)
+    result = Documents()
+    for _ in range(_ATTEMPTS):
+        manifest = None if current is None else heads.manifest_of(name, current[0])
+        if current is None or current[0].deleted:
             return Documents()
-        if manifest is None:  # nothing was folded yet, or it is lost
-            return _unlisted(bucket, seen[0], names)
-        found = _matching(bucket, seen[0], manifest, names)
-        if not found.damaged:
-            return found
-        again = reader.look(bucket, key)
-        if again is not None and again[0].documents == seen[0].documents:
-            return found  # no fold took anything away meanwhile: this is damage
-        seen = again
-    return found
+        if manifest is None:  # nothing was folded yet, or the manifest is lost
+            return _unlisted(bucket, current[0], names)
+        result = _verified(bucket, current[0], manifest, names)
+        if not result.damaged:
+            return result
+        again = reader.read_head(bucket, key)
+        if again is not None and again[0].documents == current[0].documents:
+            return result  # no fold removed anything meanwhile, so this is damage
+        current = again
+    return result
 
 
-def _matching(
+def _verified(
     bucket: Bucket, head: SessionHead, manifest: Manifest, names: Collection[str] | None
 ) -> Documents:
-    return matched(manifest, _lying(bucket, head, manifest.documents, names), names)
+    return matched(manifest, _read_documents(bucket, head, manifest.documents, names), names)
 
 
 def _unlisted(bucket: Bucket, head: SessionHead, names: Collection[str] | None) -> Documents:
-    """Return what lies there without a manifest that could say what it is."""
-    there = _lying(bucket, head, head.documents, names)
-    return Documents(damaged=tuple(there), remains=there)
+    """Return the documents that the head references without a manifest."""
+    stored = _read_documents(bucket, head, head.documents, names)
+    return Documents(damaged=tuple(stored), remains=stored)
 
 
-def _lying(
+def _read_documents(
     bucket: Bucket, head: SessionHead, listed: Iterable[str], names: Collection[str] | None
 ) -> dict[str, bytes]:
-    wanted = [name for name in listed if names is None or name in names]
-    there = [head.documents.get(name) for name in wanted]
+    selected = [name for name in listed if names is None or name in names]
+    refs = [head.documents.get(name) for name in selected]
 
-    def read_one(kept: DocumentRef | None) -> bytes | None:
-        end = 0 if kept is None else kept.offset + kept.size
-        return None if kept is None else bucket.part(kept.object, kept.offset, end)
+    def read_one(ref: DocumentRef | None) -> bytes | None:
+        end = 0 if ref is None else ref.offset + ref.size
+        return None if ref is None else bucket.part(ref.object, ref.offset, end)
 
-    read = zip(wanted, bucket.many(read_one, there), strict=True)
+    read = zip(selected, bucket.many(read_one, refs), strict=True)
     return {name: data for name, data in read if data is not None}
 
 
 def fold(
     bucket: Bucket, writer: ObjectLogWriter, written: Mapping[str, bytes], manifest: Manifest
 ) -> None:
-    """Write documents, then the head that names them; merge commits on the way.
+    """Write documents, then the head that references them; merge commits on the way.
 
     Raises:
-        LeaseLostError: Somebody else has the session.
+        LeaseLostError: Another process has the session.
 
     """
-    with writer.folding:
-        kept = _put(bucket, writer, written)
+    with writer.head_lock:
+        refs = _write_documents(bucket, writer, written)
 
         def change(head: SessionHead) -> SessionHead:
-            all_kept = {**head.documents, **kept}
-            named = {name: all_kept[name] for name in manifest.documents if name in all_kept}
+            all_refs = {**head.documents, **refs}
+            listed = {name: all_refs[name] for name in manifest.documents if name in all_refs}
             return msgspec.structs.replace(
-                head, documents=named, manifest=msgspec.Raw(msgspec.json.encode(manifest))
+                head, documents=listed, manifest=msgspec.Raw(msgspec.json.encode(manifest))
             )
 
-        _change(bucket, writer, change, merging.LEAST)
+        _replace_head(bucket, writer, change, merging.MIN_COMMITS)
 
 
 def compact(bucket: Bucket, writer: ObjectLogWriter) -> None:
     """Merge commits without a fold.
 
     Raises:
-        LeaseLostError: Somebody else has the session.
+        LeaseLostError: Another process has the session.
 
     """
-    with writer.folding:
-        _change(bucket, writer, lambda head: head, merging.LEAST)
+    with writer.head_lock:
+        _replace_head(bucket, writer, lambda head: head, merging.MIN_COMMITS)
 
 
 def trim(bucket: Bucket, writer: ObjectLogWriter, below: int) -> int:
     """Remove records below a seq, up to the newest commit; return the bytes freed.
 
     Raises:
-        LeaseLostError: Somebody else has the session.
+        LeaseLostError: Another process has the session.
 
     """
-    with writer.folding:
-        head = _change(bucket, writer, lambda head: head, 1)
-        while head.floor + 1 < below:  # all but the newest commit into segments first
+    with writer.head_lock:
+        head = _replace_head(bucket, writer, lambda head: head, 1)
+        while head.floor + 1 < below:  # first merge all but the newest commit
             floor = head.floor
-            head = _change(bucket, writer, lambda head: head, 1)
+            head = _replace_head(bucket, writer, lambda head: head, 1)
             if head.floor == floor:
                 break
-        kept = cut_below(bucket, writer, head, below)
-        if kept is None:
+        cut = segments_from(bucket, writer, head, below)
+        if cut is None:
             return 0
-        segments = kept
-        _change(
+        segments = cut
+        _replace_head(
             bucket,
             writer,
             lambda head: msgspec.structs.replace(head, segments=segments),
@@ -196,70 +192,70 @@ def trim(bucket: Bucket, writer: ObjectLogWriter, below: int) -> int:
     return before - sum(segment.size for segment in segments)
 
 
-def _put(
+def _write_documents(
     bucket: Bucket, writer: ObjectLogWriter, written: Mapping[str, bytes]
 ) -> dict[str, DocumentRef]:
-    """Write documents under new names; return where they lie."""
-    kept: dict[str, DocumentRef] = {}
+    """Write documents under new names; return their positions."""
+    refs: dict[str, DocumentRef] = {}
     parts: dict[str, list[bytes]] = {}
-    together = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
+    shared = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
     offset = 0
     for name, data in written.items():
-        if len(data) >= _LARGE:
-            alone = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
-            kept[name] = DocumentRef(alone, 0, len(data))
-            parts[alone] = [data]
+        if len(data) >= _LARGE_DOCUMENT:
+            own = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
+            refs[name] = DocumentRef(own, 0, len(data))
+            parts[own] = [data]
         else:
-            kept[name] = DocumentRef(together, offset, len(data))
-            parts.setdefault(together, []).append(data)
+            refs[name] = DocumentRef(shared, offset, len(data))
+            parts.setdefault(shared, []).append(data)
             offset += len(data)
-    bucket.many(lambda one: bucket.put(one[0], b"".join(one[1])), parts.items())
-    return kept
+    bucket.many(lambda item: bucket.put(item[0], b"".join(item[1])), parts.items())
+    return refs
 
 
-def _change(
+def _replace_head(
     bucket: Bucket,
     writer: ObjectLogWriter,
     change: Callable[[SessionHead], SessionHead],
-    least: int,
+    min_commits: int,
 ) -> SessionHead:
-    """Replace the head, take away what it no longer needs, and return it."""
-    seen = writer.seen or reader.look(bucket, writer.key)
-    writer.seen = None  # until it is sure what is there
-    for _ in range(_TRIES):
-        if seen is None or seen[0].epoch != writer.epoch or seen[0].deleted:
-            writer.over = True
-            raise lost(writer.key, writer.epoch, newest=seen[0].epoch if seen else None)
-        before = seen[0]
+    """Replace the head, remove what it no longer references, and return it."""
+    current = writer.stored_head or reader.read_head(bucket, writer.key)
+    writer.stored_head = None  # until it is known which head is stored
+    for _ in range(_ATTEMPTS):
+        if current is None or current[0].epoch != writer.epoch or current[0].deleted:
+            writer.has_lost_lease = True
+            raise lease_lost(writer.key, writer.epoch, newest=current[0].epoch if current else None)
+        before = current[0]
         try:
-            merge = merging.merge(bucket, writer, change(before), least=least)
+            merge = merging.merge(bucket, writer, change(before), min_commits=min_commits)
         except CorruptRecordError:
-            now = reader.look(bucket, writer.key)
-            if now is not None and now[1] == seen[1]:
+            latest = reader.read_head(bucket, writer.key)
+            if latest is not None and latest[1] == current[1]:
                 raise
-            seen = now  # a later holder merges this log
+            current = latest  # a later holder merges this log
             continue
-        head = _next(before, merge)
-        tag = leases.replaced(bucket, writer.key, seen, head)
+        head = _prepared_head(before, merge)
+        tag = leases.replace_head(bucket, writer.key, current, head)
         if tag is not None:
-            writer.seen = (head, tag)
+            writer.stored_head = (head, tag)
             writer.loose = 0
-            merging.tidy(bucket, CommitMerge(head, (*before.trash, *head.trash), merge.cut))
+            merging.clean_up(bucket, CommitMerge(head, (*before.trash, *head.trash), merge.cut))
             head = msgspec.structs.replace(head, trash=())
-            writer.seen = (head, tag)
+            writer.stored_head = (head, tag)
             return head
-        seen = reader.look(bucket, writer.key)
-    message = f"the head of {writer.key} changes each time: trying again may help"
+        current = reader.read_head(bucket, writer.key)
+    message = f"the head of {writer.key} changed at each attempt: try again"
     raise StoreUnavailableError(message, key=writer.key)
 
 
-def _next(before: SessionHead, merge: CommitMerge) -> SessionHead:
-    """Return the head to write: it names what nobody needs once it is there."""
+def _prepared_head(before: SessionHead, merge: CommitMerge) -> SessionHead:
+    """Return the head to write, with the objects that are not needed once it is stored."""
     head = merge.head
-    old = heads.named(before) - heads.named(head)
+    old = heads.referenced_objects(before) - heads.referenced_objects(head)
     return msgspec.structs.replace(
         head,
-        trash=(*merge.gone, *sorted(old)),
+        trash=(*merge.to_remove, *sorted(old)),
         updated_at=time.time(),
         nonce=random_id(8),
     )

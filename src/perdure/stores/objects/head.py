@@ -1,7 +1,7 @@
-"""A session's head: the one object that is replaced, always by compare-and-swap. Pure.
+"""Head of a session: its only object that is replaced, by compare-and-swap. Pure.
 
-It tells who has the session (for people and for lookers; the log decides), up to where the log
-was merged into segments, and which documents count. Everything else is written once.
+It has the holder (for listings and other processes; the log decides), the floor up to which the
+log was merged into segments, and the current documents. All other objects are written once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perdure.records.frames import open_sealed, seal
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT as MANIFEST_FORMAT
 from perdure.records.manifest import Manifest
-from perdure.stores.objects.commits import damaged
+from perdure.stores.objects.commits import damage_error
 
 T = TypeVar("T")
 
@@ -26,17 +26,17 @@ _NONE = msgspec.Raw(b"null")
 
 
 class ReadMark(msgspec.Struct, frozen=True, array_like=True):
-    """A place in a segment where reading may begin."""
+    """A position in a segment where reading may begin."""
 
     seq: int
-    """The last record before it."""
+    """The last record before the position."""
     offset: int
     crc: int
     """That record's checksum."""
 
 
 class MergedSegment(msgspec.Struct, frozen=True):
-    """Merged commits: their lines, one behind the other."""
+    """Merged commits: their record lines, concatenated."""
 
     object: str
     last: int
@@ -51,7 +51,7 @@ class MergedSegment(msgspec.Struct, frozen=True):
 
 
 class DocumentRef(msgspec.Struct, frozen=True, array_like=True):
-    """Where a document lies."""
+    """Position of a document in an object."""
 
     object: str
     offset: int
@@ -59,7 +59,7 @@ class DocumentRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a session's head says."""
+    """A session's head, as stored."""
 
     format: int = FORMAT
     key: SessionKey
@@ -67,23 +67,23 @@ class SessionHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     owner: str
     host: str = ""
     pid: int = 0
-    life: int
-    """The epoch that began it; the log of each life has places of its own."""
+    generation: int = msgspec.field(name="life")
+    """The epoch that began it; each generation's log has its own names."""
     released: bool = False
     deleted: bool = False
     floor: int = 0
-    """The last record that lies in a segment."""
+    """The last record that is in a segment."""
     crc: int
-    """Its checksum, or what seals the first record to the session."""
+    """That record's checksum, or the seed of the first record."""
     segments: tuple[MergedSegment, ...] = ()
     manifest: msgspec.Raw = _NONE
     documents: dict[str, DocumentRef] = {}
     trash: tuple[str, ...] = ()
-    """Objects that this head no longer needs, and that may not be removed yet."""
+    """Objects that this head no longer needs, and that must not be removed earlier."""
     created_at: float = 0.0
     updated_at: float = 0.0
     nonce: str = ""
-    """Tells whose replacement this is, when the answer to one was lost."""
+    """Identifies a replacement whose response was lost."""
 
 
 class _Folded(msgspec.Struct):
@@ -94,38 +94,33 @@ class _Format(msgspec.Struct):
     format: int = FORMAT
 
 
-def encode(head: SessionHead) -> bytes:
-    """Return an object's bytes."""
-    return sealed(head)
-
-
 def decode(name: str, data: bytes, key: SessionKey | None) -> SessionHead:
     """Return the head in an object's bytes, of the session *key* if one is given.
 
     Raises:
-        CorruptRecordError: They are not whole, or another session's.
+        CorruptRecordError: They are damaged, or another session's.
         UnsupportedVersionError: A newer release wrote them.
 
     """
     body = open_sealed(data)
     if body is None:
-        raise damaged(name, "its checksum does not match")
+        raise damage_error(name, "its checksum does not match")
     number = _decoded(body, _Format)
     if number is not None and number.format > FORMAT:
         raise _newer(name, number.format)
     head = _decoded(body, SessionHead)
     if head is None:
-        raise damaged(name, "it is not what this release writes")
+        raise damage_error(name, "it is not what this release writes")
     if key is not None and head.key != key:
-        raise damaged(name, f"it belongs to {head.key}, not to {key}")
+        raise damage_error(name, f"it belongs to {head.key}, not to {key}")
     return head
 
 
 def manifest_of(name: str, head: SessionHead) -> Manifest | None:
-    """Return the manifest in a head, None where nothing was folded.
+    """Return the manifest in a head, None if nothing was folded.
 
     Raises:
-        CorruptRecordError: It is of another shape than this release writes.
+        CorruptRecordError: It does not have the shape that this release writes.
         UnsupportedVersionError: It has a newer format.
 
     """
@@ -137,45 +132,45 @@ def manifest_of(name: str, head: SessionHead) -> Manifest | None:
         raise _newer(f"the manifest in {name}", number.format)
     manifest = _decoded(body, Manifest)
     if manifest is None:
-        raise damaged(name, "its manifest is not what this release writes")
+        raise damage_error(name, "its manifest is not what this release writes")
     return manifest
 
 
-def folded(head: SessionHead) -> int:
-    """Return the last record that documents were made from, 0 for none."""
+def folded_up_to(head: SessionHead) -> int:
+    """Return the last record that the documents include, 0 for none."""
     known = _decoded(bytes(head.manifest), _Folded)
     return 0 if known is None else known.as_of_seq
 
 
-def named(head: SessionHead) -> set[str]:
-    """Return the objects that a head names: documents and segments."""
-    documents = {kept.object for kept in head.documents.values()}
+def referenced_objects(head: SessionHead) -> set[str]:
+    """Return the names of the objects that a head references: documents and segments."""
+    documents = {ref.object for ref in head.documents.values()}
     return documents | {segment.object for segment in head.segments}
 
 
-def sealed(value: msgspec.Struct) -> bytes:
+def with_checksum(value: msgspec.Struct) -> bytes:
     """Return the bytes of a small object: JSON with a checksum."""
     return seal(msgspec.json.encode(value))
 
 
-def opened(name: str, data: bytes, type_: type[T]) -> T:
+def decode_object(name: str, data: bytes, type_: type[T]) -> T:
     """Return the value of a small object.
 
     Raises:
-        CorruptRecordError: It is not whole, or of another shape.
+        CorruptRecordError: It is damaged, or has another shape.
 
     """
     body = open_sealed(data)
     value = None if body is None else _decoded(body, type_)
     if value is None:
-        raise damaged(name, "it is not what was written")
+        raise damage_error(name, "it is not what was written")
     return value
 
 
 def _decoded(body: bytes, type_: type[T]) -> T | None:
     try:
         return json.decode(body, type_)
-    except (FormatError, ConfigError):  # ConfigError: ids that nobody could have given
+    except (FormatError, ConfigError):  # ConfigError: invalid ids in a key
         return None
 
 

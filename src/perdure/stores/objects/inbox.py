@@ -1,12 +1,13 @@
-"""The inbox: what anybody left for a session, and how its holder hears of it.
+"""Inboxes of the sessions, dead letters, and requests to owners.
 
-What one ``post`` leaves is one object, created under the next number: so posts are in one
-order, and two posters who saw the same inbox cannot both add to it. Numbers never begin again:
-the last object stays when it is emptied, so that whoever removes one late removes nothing new.
+Each ``post`` creates one object under the next number. So posts are ordered, and of two processes
+that saw the same inbox only one can add to it. Numbers never start again: the last object stays
+when it is emptied, so a late removal never removes a newer post.
 
-A wish (mail, or a handover) is an object among its owner's, which the next heartbeat finds.
+A request to an owner (pending items, or a handover) is an object under the owner's prefix, which
+the owner's next heartbeat reads.
 
-Blocking; each function is part of one hop into a thread.
+Functions block; each is part of one call in a thread.
 """
 
 from __future__ import annotations
@@ -34,82 +35,82 @@ from perdure.store import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
 from perdure.stores.objects import head, layout, reader
 from perdure.stores.objects.bucket import Bucket, StoredObject
 from perdure.stores.objects.leases import HeartbeatFile
-from perdure.stores.objects.log import lost
+from perdure.stores.objects.log import lease_lost
 
 _log = logging.getLogger("perdure")
 
-_TRIES = 100
+_ATTEMPTS = 100
 _WINDOW = 64
-"""Posts that are read at a time."""
+"""Posts that are read concurrently."""
 _HANDOVER, _MAIL = "handover", "mail"
 
 
 class _Post(msgspec.Struct):
-    """What one ``post`` left."""
+    """The items of one ``post``."""
 
     key: SessionKey
     items: list[PendingItem]
 
 
 class _PendingObject(msgspec.Struct):
-    """A post as it lies there."""
+    """A stored post."""
 
     name: str
     tag: str
     items: list[PendingItem]
-    """Of a damaged post, one that says so."""
+    """For a damaged post, one item that reports the damage."""
     key: SessionKey | None = None
-    """None for a damaged one."""
+    """None for a damaged post."""
 
 
 def _names(bucket: Bucket, key: SessionKey) -> list[str]:
     """Return the names of a session's posts, oldest first; the last one may be empty."""
     prefix = layout.inbox_name(layout.folder_of(key), 0).rpartition("/")[0] + "/"
-    return sorted(one.name for one in bucket.listed(prefix))
+    return sorted(entry.name for entry in bucket.listed(prefix))
 
 
 def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[_PendingObject]:
-    """Give posts in the order of their names, some read at a time."""
+    """Yield posts in the order of their names, some read concurrently."""
     for at in range(0, len(names), _WINDOW):
         window = names[at : at + _WINDOW]
-        for name, one in zip(window, bucket.many(bucket.get, window), strict=True):
-            if one is not None:
-                yield _opened(name, one)
+        for name, stored in zip(window, bucket.many(bucket.get, window), strict=True):
+            if stored is not None:
+                yield _decode_post(name, stored)
 
 
-def _opened(name: str, found: StoredObject) -> _PendingObject:
+def _decode_post(name: str, stored: StoredObject) -> _PendingObject:
     try:
-        post = head.opened(name, found.data, _Post)
+        post = head.decode_object(name, stored.data, _Post)
     except CorruptRecordError:
         damage = f"the post in {name} is damaged"
-        item = PendingItem(f"{UNREADABLE}{name.rpartition('/')[2]}", "", found.data, 0.0, damage)
-        return _PendingObject(name, found.tag, [item])
-    return _PendingObject(name, found.tag, post.items, post.key)
+        item = PendingItem(f"{UNREADABLE}{name.rpartition('/')[2]}", "", stored.data, 0.0, damage)
+        return _PendingObject(name, stored.tag, [item])
+    return _PendingObject(name, stored.tag, post.items, post.key)
 
 
 def waiting(bucket: Bucket, dead_letters: bool) -> list[SessionKey]:  # noqa: FBT001  # passed on by position
-    """List the sessions for which something waits: one look at every inbox that was ever used."""
+    """List the sessions with pending items, by reading every inbox that was ever used."""
     if dead_letters:
         return _with_dead_letters(bucket)
-    names = [one.name for page in bucket.pages(layout.INBOX) for one in page]
+    names = [entry.name for page in bucket.pages(layout.INBOX) for entry in page]
     inboxes = [list(run) for _, run in groupby(names, key=lambda name: name.rpartition("/")[0])]
-    found = bucket.many(lambda names: _waits_in(bucket, names), inboxes)
-    return sorted(key for key in found if key is not None)
+    keys = bucket.many(lambda names: _pending_in(bucket, names), inboxes)
+    return sorted(key for key in keys if key is not None)
 
 
-def _waits_in(bucket: Bucket, names: Sequence[str]) -> SessionKey | None:
-    """Return whose inbox it is, if something waits there; where all was taken, that is one look."""
+def _pending_in(bucket: Bucket, names: Sequence[str]) -> SessionKey | None:
+    """Return the session of an inbox with pending items; one read if all were removed."""
     for name in names:
-        found = bucket.get(name)
-        post = None if found is None else _opened(name, found)
+        stored = bucket.get(name)
+        post = None if stored is None else _decode_post(name, stored)
         if post is not None and post.items and post.key is not None:
             return post.key
     return None
 
 
 def reject(bucket: Bucket, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-    """Keep dead letters, then remove their items from the inbox."""
-    _require_newest(bucket, key, epoch)
+    """Store dead letters, then remove their items from the inbox."""
+    _require_lease(bucket, key, epoch)
     folder = layout.folder_of(key)
 
     def put(letter: DeadLetter) -> None:
@@ -123,11 +124,11 @@ def reject(bucket: Bucket, key: SessionKey, epoch: int, letters: Sequence[DeadLe
 def dead_letters(bucket: Bucket, key: SessionKey) -> list[DeadLetter]:
     """Return a session's dead letters."""
     prefix = layout.dead_letters_prefix(layout.folder_of(key))
-    names = [one.name for one in bucket.listed(prefix)]
+    names = [entry.name for entry in bucket.listed(prefix)]
     letters = [
-        decode_dead_letter(key, f"{UNREADABLE}{name.removeprefix(prefix)}", one.data)
-        for name, one in zip(names, bucket.many(bucket.get, names), strict=True)
-        if one is not None
+        decode_dead_letter(key, f"{UNREADABLE}{name.removeprefix(prefix)}", entry.data)
+        for name, entry in zip(names, bucket.many(bucket.get, names), strict=True)
+        if entry is not None
     ]
     return oldest_first(letters)
 
@@ -138,18 +139,18 @@ def drop_dead_letters(bucket: Bucket, key: SessionKey, op_ids: Collection[str]) 
     prefix = layout.dead_letters_prefix(folder)
     wanted = {layout.dead_letter_name(folder, op_id) for op_id in op_ids}
     wanted |= {f"{prefix}{op_id.removeprefix(UNREADABLE)}" for op_id in op_ids}
-    gone = [one.name for one in bucket.listed(prefix) if one.name in wanted]
-    bucket.remove(gone)
-    return len(gone)
+    existing = [entry.name for entry in bucket.listed(prefix) if entry.name in wanted]
+    bucket.remove(existing)
+    return len(existing)
 
 
 def _with_dead_letters(bucket: Bucket) -> list[SessionKey]:
-    names = [one.name for page in bucket.pages(layout.DEAD_LETTERS) for one in page]
+    names = [entry.name for page in bucket.pages(layout.DEAD_LETTERS) for entry in page]
     inboxes = [list(run) for _, run in groupby(names, key=lambda name: name.rpartition("/")[0])]
 
     def whose(names: Sequence[str]) -> SessionKey | None:
-        found = (bucket.get(name) for name in names)
-        keys = (None if one is None else key_of_dead_letter(one.data) for one in found)
+        stored = (bucket.get(name) for name in names)
+        keys = (None if entry is None else key_of_dead_letter(entry.data) for entry in stored)
         return next((key for key in keys if key is not None), None)
 
     return sorted(key for key in bucket.many(whose, inboxes) if key is not None)
@@ -158,24 +159,26 @@ def _with_dead_letters(bucket: Bucket) -> list[SessionKey]:
 def post(
     bucket: Bucket, key: SessionKey, items: Sequence[PendingItem], limit: InboxLimit | None
 ) -> int:
-    """Leave items, all or none; return how many are new.
+    """Add items to an inbox, all or none; return how many are new.
 
     Raises:
-        InboxFullError: There is no room for them.
+        InboxFullError: The limit has no room for them.
 
     """
     folder = layout.folder_of(key)
-    for _ in range(_TRIES):
+    for _ in range(_ATTEMPTS):
         names = _names(bucket, key)
         sizes = {
-            item.op_id: len(item.payload) for one in _posts(bucket, names) for item in one.items
+            item.op_id: len(item.payload)
+            for posted in _posts(bucket, names)
+            for item in posted.items
         }
         waiting = sizes.keys()
         new = {item.op_id: item for item in reversed(items) if item.op_id not in waiting}
         fresh = [item for item in items if new.get(item.op_id) is item]
         if not fresh:
-            if items:  # whoever posts again may have been cut off before it told of it
-                _tell(bucket, key)
+            if items:  # the first post may have been cut off before it notified the holder
+                _notify_holder(bucket, key)
             return 0
         if limit is not None:
             added = sum(len(item.payload) for item in fresh)
@@ -183,133 +186,138 @@ def post(
             limit.require_room(key, waiting=len(sizes), size=size, new=len(fresh), added=added)
         number = layout.number_of(names[-1]) + 1 if names else 1
         name = layout.inbox_name(folder, number)
-        if bucket.create(name, head.sealed(_Post(key, fresh))) is not None:
-            _tell(bucket, key)
+        if bucket.create(name, head.with_checksum(_Post(key, fresh))) is not None:
+            _notify_holder(bucket, key)
             return len(fresh)
-    message = f"the inbox of {key} changes each time that something is posted: try again"
+    message = f"the inbox of {key} changed at each attempt to post: try again"
     raise StoreUnavailableError(message, key=key)
 
 
-def _tell(bucket: Bucket, key: SessionKey) -> None:
-    seen = reader.look(bucket, key)
-    if seen is not None and not seen[0].deleted and not seen[0].released:
-        _leave(bucket, key, seen[0].owner, _MAIL)
+def _notify_holder(bucket: Bucket, key: SessionKey) -> None:
+    current = reader.read_head(bucket, key)
+    if current is not None and not current[0].deleted and not current[0].released:
+        _put_request(bucket, key, current[0].owner, _MAIL)
 
 
-def ask(bucket: Bucket, key: SessionKey, owner: str) -> None:
-    """Ask an owner for a session."""
-    _leave(bucket, key, owner, _HANDOVER)
+def request_handover(bucket: Bucket, key: SessionKey, owner: str) -> None:
+    """Request a session from its owner."""
+    _put_request(bucket, key, owner, _HANDOVER)
 
 
-def _leave(bucket: Bucket, key: SessionKey, owner: str, what: str) -> None:
-    bucket.put(layout.ask_name(owner, what, layout.folder_of(key)), head.sealed(key))
+def _put_request(bucket: Bucket, key: SessionKey, owner: str, what: str) -> None:
+    bucket.put(layout.request_name(owner, what, layout.folder_of(key)), head.with_checksum(key))
 
 
 def take(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
-    """Return what waits, oldest first."""
-    seen = reader.look(bucket, key)
-    if (0 if seen is None else seen[0].epoch) != epoch:
-        raise lost(key, epoch, newest=seen[0].epoch if seen else None)
+    """Return the pending items, oldest first."""
+    current = reader.read_head(bucket, key)
+    if (0 if current is None else current[0].epoch) != epoch:
+        raise lease_lost(key, epoch, newest=current[0].epoch if current else None)
     posts = _posts(bucket, _names(bucket, key))
-    return list(islice((item for one in posts for item in one.items), max(limit, 0)))
+    return list(islice((item for posted in posts for item in posted.items), max(limit, 0)))
 
 
 def settle(bucket: Bucket, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-    """Remove items; those behind the last of them are not looked at."""
-    _require_newest(bucket, key, epoch)
+    """Remove items; posts after the last of them are not read."""
+    _require_lease(bucket, key, epoch)
     wanted = set(op_ids)
     names = _names(bucket, key)
-    gone: list[str] = []
-    for one in _posts(bucket, names):
-        left = [item for item in one.items if item.op_id not in op_ids]
-        if not left and one.name != names[-1]:
-            gone.append(one.name)
-        elif len(left) < len(one.items):
-            _shorten(bucket, key, one, left)
-        wanted.difference_update(item.op_id for item in one.items)
+    settled: list[str] = []
+    for posted in _posts(bucket, names):
+        remaining = [item for item in posted.items if item.op_id not in op_ids]
+        if not remaining and posted.name != names[-1]:
+            settled.append(posted.name)
+        elif len(remaining) < len(posted.items):
+            _replace_items(bucket, key, posted, remaining)
+        wanted.difference_update(item.op_id for item in posted.items)
         if not wanted:
             break
-    bucket.remove(gone)
+    bucket.remove(settled)
 
 
 def clear(bucket: Bucket, key: SessionKey) -> None:
     """Remove all items, and the dead letters."""
     names = _names(bucket, key)
     bucket.remove(names[:-1])
-    for one in _posts(bucket, names[-1:]):
-        _shorten(bucket, key, one, [])
+    for entry in _posts(bucket, names[-1:]):
+        _replace_items(bucket, key, entry, [])
     dead = bucket.listed(layout.dead_letters_prefix(layout.folder_of(key)))
-    bucket.remove([one.name for one in dead])
+    bucket.remove([entry.name for entry in dead])
 
 
-def _shorten(bucket: Bucket, key: SessionKey, one: _PendingObject, left: list[PendingItem]) -> None:
-    bucket.replace(one.name, head.sealed(_Post(key, left)), one.tag)
+def _replace_items(
+    bucket: Bucket, key: SessionKey, posted: _PendingObject, items: list[PendingItem]
+) -> None:
+    bucket.replace(posted.name, head.with_checksum(_Post(key, items)), posted.tag)
 
 
-def _require_newest(bucket: Bucket, key: SessionKey, epoch: int) -> None:
-    seen = reader.look(bucket, key)
-    if seen is None or seen[0].epoch != epoch or seen[0].deleted:
-        raise lost(key, epoch, newest=seen[0].epoch if seen else None)
+def _require_lease(bucket: Bucket, key: SessionKey, epoch: int) -> None:
+    current = reader.read_head(bucket, key)
+    if current is None or current[0].epoch != epoch or current[0].deleted:
+        raise lease_lost(key, epoch, newest=current[0].epoch if current else None)
 
 
 @final
 class OwnerRequests:
-    """What others want of an owner, until a heartbeat has told it."""
+    """Requests to an owner that no heartbeat has returned yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, dict[SessionKey, None]] = {_HANDOVER: {}, _MAIL: {}}
 
     def add(self, what: str, key: SessionKey) -> None:
-        """Keep a wish; one that is known already stays one."""
+        """Add a request; equal requests count once."""
         with self._lock:
             self._waiting[what][key] = None
 
-    def told(self) -> HeartbeatRequests:
-        """Return all of them, once."""
+    def drain(self) -> HeartbeatRequests:
+        """Return all requests, and forget them."""
         with self._lock:
             waiting, self._waiting = self._waiting, {_HANDOVER: {}, _MAIL: {}}
         return HeartbeatRequests(tuple(waiting[_HANDOVER]), tuple(waiting[_MAIL]))
 
 
 def heartbeat(
-    bucket: Bucket, owner: str, beat: int, wishes: OwnerRequests, tag: str | None
+    bucket: Bucket, owner: str, beat: int, requests: OwnerRequests, tag: str | None
 ) -> tuple[str | None, bool]:
-    """Renew an owner's heartbeat, and collect what others want of it.
+    """Renew an owner's heartbeat, and collect the requests to it.
 
-    Only this owner writes the object. So one that is not as it was written last (its *tag*) tells
-    that a heartbeat arrived whose answer was lost, or that the bucket went back to an
-    earlier state; it costs no request more to notice that.
+    Only this owner writes the object. So if it is not the one that was written last (its *tag*
+    differs), either a heartbeat arrived whose response was lost, or the bucket has reverted to an
+    earlier state. Noticing that costs no extra request.
 
     Returns:
-        The new tag, None if it is not known, and whether the bucket may have gone back.
+        The new tag, None if it is not known, and whether the bucket may have reverted.
 
     """
-    mine = head.sealed(HeartbeatFile(owner, beat, platform.node(), os.getpid()))
+    data = head.with_checksum(HeartbeatFile(owner, beat, platform.node(), os.getpid()))
     name = layout.owner_name(owner)
-    new = bucket.create(name, mine) if tag is None else bucket.replace(name, mine, tag)
+    new = bucket.create(name, data) if tag is None else bucket.replace(name, data, tag)
     is_other = new is None
     if new is None:
-        found = bucket.get(name)
-        new = bucket.create(name, mine) if found is None else bucket.replace(name, mine, found.tag)
-    _collect(bucket, owner, wishes)
+        stored = bucket.get(name)
+        new = (
+            bucket.create(name, data) if stored is None else bucket.replace(name, data, stored.tag)
+        )
+    _collect(bucket, owner, requests)
     return new, is_other and tag is not None
 
 
-def _collect(bucket: Bucket, owner: str, wishes: OwnerRequests) -> None:
-    prefix = layout.ask_name(owner, "", "s/").rpartition("/")[0] + "/"
-    names = [one.name for one in bucket.listed(prefix)]
-    found = dict(zip(names, bucket.many(bucket.get, names), strict=True))
-    # A request that comes again goes by the same name, and a beat that was given up may still be
-    # here: what was read is removed and then told, if once too often. What another beat removed
-    # in between stays alone: by now it may have been asked for again, and nobody has read that.
-    read = {name: one for name, one in found.items() if one is not None}
+def _collect(bucket: Bucket, owner: str, requests: OwnerRequests) -> None:
+    prefix = layout.request_name(owner, "", "s/").rpartition("/")[0] + "/"
+    names = [entry.name for entry in bucket.listed(prefix)]
+    stored = dict(zip(names, bucket.many(bucket.get, names), strict=True))
+    # A repeated request has the same name, and an abandoned heartbeat may still be running. So each
+    # request that was read is removed before it is reported; reporting it twice does no harm. An
+    # object that another heartbeat removed in between is left alone: it may have been created again
+    # since, and that request was not read.
+    read = {name: entry for name, entry in stored.items() if entry is not None}
     bucket.remove(list(read))
-    for name, one in read.items():
+    for name, entry in read.items():
         what = name.rpartition("/")[2].partition("-")[0]
         if what not in {_HANDOVER, _MAIL}:
             continue
         try:
-            wishes.add(what, head.opened(name, one.data, SessionKey))
+            requests.add(what, head.decode_object(name, entry.data, SessionKey))
         except CorruptRecordError as error:
-            _log.warning("a wish is damaged", extra={"object": name, "error": str(error)})
+            _log.warning("a request is damaged", extra={"object": name, "error": str(error)})

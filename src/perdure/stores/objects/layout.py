@@ -1,21 +1,23 @@
-"""Which object has which name. Pure.
+"""Names of the store's objects. Pure.
 
-    s/<folder>/head                        who may write, what is folded, where the log's parts are
-    s/<folder>/log/<life>/<seq>            one commit; its name is the place that it takes
-    s/<folder>/seg/<epoch>-<first>-<id>    commits merged
+    s/<folder>/head                        holder, manifest, segments of the log
+    s/<folder>/log/<generation>/<seq>      one commit, named by its first seq
+    s/<folder>/seg/<epoch>-<first>-<id>    a segment of merged commits
     s/<folder>/doc/<epoch>-<id>            documents of one fold
-    inbox/<folder>/<number>                what one ``post`` left
-    dead-letters/<folder>/<hash>           an item that could not be delivered
-    dir/<tenant>/<agent>/<session>-<life>  the directory: names in the order of their keys
-    tenants/<tenant>                       a tenant whose name is too long for a name of objects
-    blobs/<tenant>/<name>                  and quarantine/<tenant>/<name>
+    inbox/<folder>/<number>                the items of one ``post``
+    dead-letters/<folder>/<hash>           a dead letter
+    dir/<tenant>/<agent>/<session>-<gen.>  the directory: names in the order of their keys
+    tenants/<tenant>                       a tenant whose name is too long for an object's name
+    blobs/<tenant>/<name>                  a blob
+    quarantine/<tenant>/<name>             an unreachable blob
     owners/<owner>                         an owner's heartbeat
-    asks/<owner>/<what>-<folder>           what others want of it
+    asks/<owner>/<what>-<folder>           a request to an owner
 
-A folder is a hash of the whole key, so that no id can reach another's objects; the key itself
-stands in the head and is verified. Names of the directory are hex, which keeps the order of ids,
-and the first 100 bytes with a hash behind them where an id is longer: some services take no more
-than 255 characters between two slashes.
+A folder is a hash of the full key, so no id can reach another session's objects; the key itself is
+in the head and is verified. A generation is the number of a session's first epoch since it was
+created, or created again. Names in the directory are hex, which keeps the order of ids; for a long
+id they have its first 100 bytes and a hash, since some services allow only 255 characters between
+two slashes.
 """
 
 from __future__ import annotations
@@ -25,41 +27,41 @@ import zlib
 
 from perdure.records.keys import SessionKey
 
-_LONGEST = 100
-"""Bytes of an id that its name holds whole."""
+_MAX_BYTES = 100
+"""Bytes of an id up to which its name contains all of it."""
 _DIGITS = 16
 INBOX = "inbox/"
 OWNERS = "owners/"
 DEAD_LETTERS = "dead-letters/"
 LIVES = 10
-"""Digits of a life's number."""
+"""Digits of a generation's number."""
 
 
 def folder_of(key: SessionKey) -> str:
-    """Return where a session's objects lie; ids hold no NUL, so this is one to one."""
-    whole = f"{key.tenant}\0{key.agent}\0{key.session}".encode()
-    return f"s/{hashlib.sha256(whole).hexdigest()[:40]}"
+    """Return the folder of a session's objects; ids contain no NUL, so it is unique."""
+    full_key = f"{key.tenant}\0{key.agent}\0{key.session}".encode()
+    return f"s/{hashlib.sha256(full_key).hexdigest()[:40]}"
 
 
-def log_prefix(folder: str, life: int) -> str:
-    """Return the prefix of a life's commits."""
-    return f"{folder}/log/{life:0{LIVES}d}/"
+def log_prefix(folder: str, generation: int) -> str:
+    """Return the prefix of a generation's commits."""
+    return f"{folder}/log/{generation:0{LIVES}d}/"
 
 
-def log_name(folder: str, life: int, seq: int) -> str:
+def log_name(folder: str, generation: int, seq: int) -> str:
     """Return the name of the commit whose first record is *seq*."""
-    return f"{folder}/log/{life:0{LIVES}d}/{seq:0{_DIGITS}d}"
+    return f"{folder}/log/{generation:0{LIVES}d}/{seq:0{_DIGITS}d}"
 
 
 def first_of(name: str) -> int:
-    """Return the seq in a commit's name, -1 for what is no commit."""
+    """Return the seq in a commit's name, -1 for another name."""
     last = name.rpartition("/")[2]
     return int(last) if len(last) == _DIGITS and last.isdecimal() else -1
 
 
-def life_seed(folder: str, life: int) -> int:
-    """Return what seals the first record of a life to its session."""
-    return zlib.crc32(f"{folder}/{life}".encode())
+def generation_seed(folder: str, generation: int) -> int:
+    """Return the checksum seed of a generation's first record, which ties it to its session."""
+    return zlib.crc32(f"{folder}/{generation}".encode())
 
 
 def inbox_name(folder: str, number: int) -> str:
@@ -81,21 +83,21 @@ def dead_letter_name(folder: str, op_id: str) -> str:
 number_of = first_of
 
 
-def hexed(text: str) -> str:
-    """Return a name for a text: in the order of texts, as far as it holds them whole."""
+def encode_id(text: str) -> str:
+    """Return a name for an id: names are in the order of ids, except for those over 100 bytes."""
     data = text.encode()
-    if len(data) <= _LONGEST:
+    if len(data) <= _MAX_BYTES:
         return data.hex()
-    return f"{data[:_LONGEST].hex()}~{hashlib.sha256(data).hexdigest()[:32]}"
+    return f"{data[:_MAX_BYTES].hex()}~{hashlib.sha256(data).hexdigest()[:32]}"
 
 
 def tenant_name(tenant: str) -> str:
-    """Return the name of a tenant; no tenant has one, too."""
-    return f"t{hexed(tenant)}"
+    """Return the name of a tenant; the unnamed tenant has one, too."""
+    return f"t{encode_id(tenant)}"
 
 
 def tenant_of(name: str) -> str | None:
-    """Return the tenant that a name stands for, None where the name does not hold it whole."""
+    """Return the tenant of a name, None if the name does not contain all of it."""
     return None if "~" in name else bytes.fromhex(name[1:]).decode()
 
 
@@ -104,14 +106,14 @@ def directory_prefix(tenant: str) -> str:
     return f"dir/{tenant_name(tenant)}/"
 
 
-def directory_name(key: SessionKey, life: int) -> str:
-    """Return a session's name in the directory; each life has one of its own."""
-    names = f"{hexed(key.agent)}/{hexed(key.session)}"
-    return f"{directory_prefix(key.tenant)}{names}-{life:0{LIVES}d}"
+def directory_name(key: SessionKey, generation: int) -> str:
+    """Return a session's name in the directory; each generation has its own."""
+    names = f"{encode_id(key.agent)}/{encode_id(key.session)}"
+    return f"{directory_prefix(key.tenant)}{names}-{generation:0{LIVES}d}"
 
 
 def key_of(name: str, tenant: str) -> SessionKey | None:
-    """Return the key in a name of the directory, None where it does not hold it whole."""
+    """Return the key in a name of the directory, None if the name does not contain all of it."""
     agent, last = name.split("/")[-2:]
     session = last.partition("-")[0]
     if "~" in agent or "~" in session:
@@ -124,6 +126,6 @@ def owner_name(owner: str) -> str:
     return f"{OWNERS}{hashlib.sha256(owner.encode()).hexdigest()[:32]}"
 
 
-def ask_name(owner: str, what: str, folder: str) -> str:
-    """Return the name of a wish; the same wish has the same name."""
+def request_name(owner: str, what: str, folder: str) -> str:
+    """Return the name of a request to an owner; equal requests have the same name."""
     return f"asks/{owner_name(owner)[7:]}/{what}-{folder[2:]}"

@@ -1,17 +1,17 @@
-"""Who writes a session: the epoch record's place in the log decides, the head tells.
+"""Leases: the epoch record's place in the log decides who writes; the head reports it.
 
-*Taking*: read the head, list the commits behind its floor, read the newest one; create the epoch
-record under the next seq. That name can be taken once (see `perdure.stores.objects.log`), so
-there is one winner. Whoever finds it taken looks again. Then the head is replaced by
-compare-and-swap, and only then is the lease granted: if the head is still the one that was read
-first, nothing was merged meanwhile, and the epoch record lies where the log ends. If it
-changed, its floor tells: a name that merging made free lies below it, and what was put there
-is taken back.
+*Acquiring*: read the head, list the commits after its floor, read the newest one; create the epoch
+record under the next seq. That name can be created once (see `perdure.stores.objects.log`), so one
+process wins; the others start again. Then the head is replaced by compare-and-swap, and only then
+is the lease granted. If the head is still the one that was read first, nothing was merged since,
+and the epoch record is at the end of the log. If it changed, its floor decides: a name that merging
+made free is below it, and the record that was created there is removed again.
 
-A taker that dies between the two steps leaves an epoch that the head does not know. The old
-holder then finds its place taken, and the next taker brings the head up to it and looks again.
+A process that dies between the two steps leaves an epoch that the head does not have. The old
+holder then finds its next name taken, and the next process that acquires the lease first brings the
+head up to that epoch.
 
-Blocking; each function is part of one hop into a thread.
+Functions block; each is part of one call in a thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from perdure.stores.objects.head import SessionHead
 from perdure.stores.objects.log import ObjectLogWriter
 
 _OWNERS = 1000
-_TRIES = 50
+_ATTEMPTS = 50
 _RESENDS = 5
 
 
@@ -49,8 +49,8 @@ class HeartbeatFile(msgspec.Struct):
     pid: int = 0
 
 
-class _Taker(msgspec.Struct, frozen=True):
-    """Who takes a session, and under which epoch."""
+class _NewHolder(msgspec.Struct, frozen=True):
+    """A process that acquires a session, and its epoch."""
 
     owner: str
     epoch: int
@@ -58,30 +58,30 @@ class _Taker(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
-class _End(msgspec.Struct, frozen=True):
-    """Where a log ends."""
+class _LogEnd(msgspec.Struct, frozen=True):
+    """The end of a log."""
 
-    life: int
+    generation: int
     seq: int = 0
     crc: int = 0
     newest: Header | None = None
-    """The newest commit's."""
+    """The newest commit's header."""
 
 
 def holder(bucket: Bucket, key: SessionKey) -> LeaseState | None:
-    """Say who has a session, as its head tells."""
-    seen = reader.look(bucket, key)
-    if seen is None:
+    """Return the state of a lease, from the session's head."""
+    current = reader.read_head(bucket, key)
+    if current is None:
         return None
-    head = seen[0]
+    head = current[0]
     name = layout.owner_name(head.owner)
-    found = bucket.get(name)
+    heartbeat = bucket.get(name)
     return LeaseState(
         epoch=head.epoch,
         owner=head.owner,
         released=head.released,
-        alive=False if found is None else None,
-        beat=0 if found is None else _number(found.tag),
+        alive=False if heartbeat is None else None,
+        beat=0 if heartbeat is None else _number(heartbeat.tag),
         deleted=head.deleted,
         host=head.host,
         pid=head.pid,
@@ -91,11 +91,11 @@ def holder(bucket: Bucket, key: SessionKey) -> LeaseState | None:
 
 def beats(bucket: Bucket, owner: str) -> dict[str, int] | None:
     """Return the heartbeats of other owners by their objects' names: one listing for all."""
-    mine = layout.owner_name(owner)
+    own = layout.owner_name(owner)
     page = next(bucket.pages(layout.OWNERS), [])[:_OWNERS]
-    if not all(one.tag for one in page):
+    if not all(entry.tag for entry in page):
         return None
-    return {one.name: _number(one.tag) for one in page if one.name != mine}
+    return {entry.name: _number(entry.tag) for entry in page if entry.name != own}
 
 
 def _number(tag: str) -> int:
@@ -103,211 +103,225 @@ def _number(tag: str) -> int:
     return int.from_bytes(hashlib.sha256(tag.encode()).digest()[:6], "big")
 
 
-def take(bucket: Bucket, key: SessionKey, after: int, owner: str) -> ObjectLogWriter:
-    """Take a session with the epoch behind *after*.
+def acquire(bucket: Bucket, key: SessionKey, after: int, owner: str) -> ObjectLogWriter:
+    """Acquire a session's lease with the epoch after *after*.
 
     Raises:
-        LeaseHeldError: Somebody else was faster, or *after* is not the newest epoch.
+        LeaseHeldError: Another process was faster, or *after* is not the newest epoch.
 
     """
     folder = layout.folder_of(key)
-    taker = _Taker(owner, after + 1, platform.node(), os.getpid())
-    who = {"owner": owner, "host": taker.host, "pid": taker.pid, "at": time.time()}
-    begun = Entry(EPOCH, msgspec.json.encode({**who, "id": random_id(8)}))
-    for _ in range(_TRIES):
-        seen = reader.look(bucket, key)
-        newest = 0 if seen is None else seen[0].epoch
+    new_holder = _NewHolder(owner, after + 1, platform.node(), os.getpid())
+    fields = {"owner": owner, "host": new_holder.host, "pid": new_holder.pid, "at": time.time()}
+    record = Entry(EPOCH, msgspec.json.encode({**fields, "id": random_id(8)}))
+    for _ in range(_ATTEMPTS):
+        current = reader.read_head(bucket, key)
+        newest = 0 if current is None else current[0].epoch
         if newest != after:
-            raise _held(key, newest, after)
-        end = _end(bucket, key, folder, None if seen is None else seen[0])
+            raise _held_error(key, newest, after)
+        end = _log_end(bucket, key, folder, None if current is None else current[0])
         if end is None:
             continue
         if end.newest is not None and end.newest.epoch > after:
-            _help(bucket, key, seen, end)
+            _publish_epoch(bucket, key, current, end)
             continue
-        placed = _placed(bucket, folder, end, begun, taker)
-        if placed is None:
+        appended = _append_epoch_record(bucket, folder, end, record, new_holder)
+        if appended is None:
             continue
-        end = placed
+        end = appended
         if end.seq == 1:
-            tenants.enter_directory(bucket, key, end.life)
-        name = layout.log_name(folder, end.life, end.seq)
-        granted = _granted(bucket, name, seen, _headed(key, seen, end, taker), taker)
+            tenants.add_to_directory(bucket, key, end.generation)
+        name = layout.log_name(folder, end.generation, end.seq)
+        granted = _publish_head(
+            bucket, name, current, _next_head(key, current, end, new_holder), new_holder
+        )
         return ObjectLogWriter(bucket, key, granted, end.seq, end.crc)
-    message = f"{key} cannot be taken: its log moves on each time; try again"
+    message = f"the lease of {key} was not acquired: its log kept growing; try again"
     raise StoreUnavailableError(message, key=key)
 
 
-def _end(bucket: Bucket, key: SessionKey, folder: str, head: SessionHead | None) -> _End | None:
-    """Return where the log ends that an epoch record would go on with; None: look again."""
-    life = 1 if head is None else head.epoch + 1 if head.deleted else head.life
+def _log_end(
+    bucket: Bucket, key: SessionKey, folder: str, head: SessionHead | None
+) -> _LogEnd | None:
+    """Return the end of the log, for the epoch record to follow; None: start again."""
+    generation = 1 if head is None else head.epoch + 1 if head.deleted else head.generation
     if head is None or head.deleted:
-        found = bucket.listed(layout.log_prefix(folder, life))
-        if not found:
-            return _End(life, crc=layout.life_seed(folder, life))
+        loose = bucket.listed(layout.log_prefix(folder, generation))
+        if not loose:
+            return _LogEnd(generation, crc=layout.generation_seed(folder, generation))
     else:
-        found = reader.loose_of(bucket, key, head)
-        if not found:
-            again = reader.look(bucket, key)
-            if again is not None and again[0].floor == head.floor:
-                reader.require_whole(key, head, found)
+        loose = reader.loose_commits(bucket, key, head)
+        if not loose:
+            latest = reader.read_head(bucket, key)
+            if latest is not None and latest[0].floor == head.floor:
+                reader.require_first_commit(key, head, loose)
             return None
     try:
-        commit = reader.newest(bucket, sorted(found, key=lambda one: one.name))
+        commit = reader.newest_commit(bucket, sorted(loose, key=lambda entry: entry.name))
     except reader.ObjectMergedAway:
         return None
     if head is not None and not head.deleted:
         reader.require_folded(head, commit.header.last)
-    return _End(life, commit.header.last, commit.crc, commit.header)
+    return _LogEnd(generation, commit.header.last, commit.crc, commit.header)
 
 
-def _placed(bucket: Bucket, folder: str, end: _End, begun: Entry, taker: _Taker) -> _End | None:
-    """Put the epoch record behind the log's end; return the new end, None: look again.
+def _append_epoch_record(
+    bucket: Bucket, folder: str, end: _LogEnd, record: Entry, new_holder: _NewHolder
+) -> _LogEnd | None:
+    """Create the epoch record at the end of the log; return the new end, None: start again.
 
-    A holder that goes on writing is followed commit by commit, which takes two requests for
-    one of its own, until it stands still for that long.
+    While a holder continues to append, its commits are followed one by one (two requests for each
+    one of the holder) until it pauses that long.
     """
-    for _ in range(_TRIES):
+    for _ in range(_ATTEMPTS):
         first = end.seq + 1
-        name = layout.log_name(folder, end.life, first)
+        name = layout.log_name(folder, end.generation, first)
         data, crc = commits.encode(
-            [begun], first=first, epoch=taker.epoch, owner=taker.owner, seed=end.crc
+            [record], first=first, epoch=new_holder.epoch, owner=new_holder.owner, seed=end.crc
         )
         if bucket.create(name, data) is not None:
-            return _End(end.life, first, crc)
-        found = bucket.get(name)
-        if found is not None and found.data == data:
-            return _End(end.life, first, crc)
-        if found is None or found.data == commits.GONE:
+            return _LogEnd(end.generation, first, crc)
+        stored = bucket.get(name)
+        if stored is not None and stored.data == data:
+            return _LogEnd(end.generation, first, crc)
+        if stored is None or stored.data == commits.GONE:
             return None
-        commit = commits.commit(name, first, found.data)
-        if commit.header.cut or commit.header.epoch >= taker.epoch:
-            return None  # merged by a later holder, or another taker was faster
-        end = _End(end.life, commit.header.last, commit.crc, commit.header)
+        commit = commits.commit(name, first, stored.data)
+        if commit.header.cut or commit.header.epoch >= new_holder.epoch:
+            return None  # merged by a later holder, or another process was faster
+        end = _LogEnd(end.generation, commit.header.last, commit.crc, commit.header)
     return None
 
 
-def _headed(
-    key: SessionKey, seen: tuple[SessionHead, str] | None, end: _End, taker: _Taker
+def _next_head(
+    key: SessionKey, current: tuple[SessionHead, str] | None, end: _LogEnd, new_holder: _NewHolder
 ) -> SessionHead:
-    """Return the head that a session has under a new holder."""
-    if seen is not None and not seen[0].deleted:
-        return _under(seen[0], taker)
+    """Return the head of a session under a new holder."""
+    if current is not None and not current[0].deleted:
+        return _with_holder(current[0], new_holder)
     now = time.time()
     new = SessionHead(
         key=key,
-        epoch=taker.epoch,
-        owner=taker.owner,
-        life=end.life,
-        crc=layout.life_seed(layout.folder_of(key), end.life),
+        epoch=new_holder.epoch,
+        owner=new_holder.owner,
+        generation=end.generation,
+        crc=layout.generation_seed(layout.folder_of(key), end.generation),
         created_at=now,
     )
-    return _under(new, taker)
+    return _with_holder(new, new_holder)
 
 
-def _under(head: SessionHead, taker: _Taker) -> SessionHead:
+def _with_holder(head: SessionHead, holder: _NewHolder) -> SessionHead:
     return msgspec.structs.replace(
         head,
-        epoch=taker.epoch,
-        owner=taker.owner,
-        host=taker.host,
-        pid=taker.pid,
+        epoch=holder.epoch,
+        owner=holder.owner,
+        host=holder.host,
+        pid=holder.pid,
         released=False,
         updated_at=time.time(),
         nonce=random_id(8),
     )
 
 
-def _granted(
+def _publish_head(
     bucket: Bucket,
-    place: str,
-    seen: tuple[SessionHead, str] | None,
+    name: str,
+    current: tuple[SessionHead, str] | None,
     head: SessionHead,
-    taker: _Taker,
+    new_holder: _NewHolder,
 ) -> tuple[SessionHead, str]:
-    """Make the head say what the log says, then it is so; or take the epoch record back."""
-    key, begun = head.key, layout.first_of(place)
-    for _ in range(_TRIES):
-        tag = replaced(bucket, key, seen, head)
+    """Replace the head so that it matches the log, or remove the epoch record again."""
+    key, epoch_seq = head.key, layout.first_of(name)
+    for _ in range(_ATTEMPTS):
+        tag = replace_head(bucket, key, current, head)
         if tag is not None:
             return head, tag
-        seen = reader.look(bucket, key)
-        now = None if seen is None else seen[0]
-        if now is None:
+        current = reader.read_head(bucket, key)
+        latest = None if current is None else current[0]
+        if latest is None:
             continue
-        if now.epoch > taker.epoch or (now.epoch == taker.epoch and now.owner != taker.owner):
-            raise _held(key, now.epoch, taker.epoch - 1)
-        if now.epoch < taker.epoch and (now.life != head.life or now.deleted or now.floor >= begun):
-            bucket.remove([place])
-            raise _held(key, now.epoch, taker.epoch - 1)
-        head = _under(now, taker)
-    message = f"{key} cannot be taken: its head changes each time; try again"
+        if latest.epoch > new_holder.epoch or (
+            latest.epoch == new_holder.epoch and latest.owner != new_holder.owner
+        ):
+            raise _held_error(key, latest.epoch, new_holder.epoch - 1)
+        if latest.epoch < new_holder.epoch and (
+            latest.generation != head.generation or latest.deleted or latest.floor >= epoch_seq
+        ):
+            bucket.remove([name])
+            raise _held_error(key, latest.epoch, new_holder.epoch - 1)
+        head = _with_holder(latest, new_holder)
+    message = f"the lease of {key} was not acquired: its head kept changing; try again"
     raise StoreUnavailableError(message, key=key)
 
 
-def replaced(
-    bucket: Bucket, key: SessionKey, seen: tuple[SessionHead, str] | None, head: SessionHead
+def replace_head(
+    bucket: Bucket, key: SessionKey, current: tuple[SessionHead, str] | None, head: SessionHead
 ) -> str | None:
-    """Replace the head that was seen; return the new tag.
+    """Replace the head that was read; return the new tag.
 
-    None: it is another by now, so this was not done and will not be. A request without an
-    answer may still arrive. So the same bytes are sent again, until the head is seen to be ours,
-    or another than it was.
+    None: the head has changed, so the replacement did not happen and never will. A request whose
+    response was lost may still arrive. So the same bytes are sent again, until the head is either
+    ours or another one.
 
     Raises:
-        StoreUnavailableError: It is not known whether it was done.
+        StoreUnavailableError: It is not known whether it was replaced.
 
     """
-    data = heads.encode(head)
-    before = None if seen is None else seen[1]
-    trouble = StoreUnavailableError(f"the head of {key} can be neither replaced nor read", key=key)
+    data = heads.with_checksum(head)
+    before = None if current is None else current[1]
+    failure = StoreUnavailableError(f"the head of {key} can be neither replaced nor read", key=key)
     for _ in range(_RESENDS):
         try:
-            tag = _written(bucket, key, data, before)
+            tag = _write_head(bucket, key, data, before)
         except StoreUnavailableError as error:
             if error.facts.get("unwritten"):
                 raise
-            trouble, tag = error, None
+            failure, tag = error, None
         if tag is not None:
             return tag
-        now = reader.look(bucket, key)
-        if now is not None and now[0].nonce == head.nonce:
-            return now[1]
-        if (None if now is None else now[1]) != before:
+        latest = reader.read_head(bucket, key)
+        if latest is not None and latest[0].nonce == head.nonce:
+            return latest[1]
+        if (None if latest is None else latest[1]) != before:
             return None
-    raise trouble
+    raise failure
 
 
-def _written(bucket: Bucket, key: SessionKey, data: bytes, before: str | None) -> str | None:
+def _write_head(bucket: Bucket, key: SessionKey, data: bytes, before: str | None) -> str | None:
     name = f"{layout.folder_of(key)}/head"
     return bucket.create(name, data) if before is None else bucket.replace(name, data, before)
 
 
-def _help(bucket: Bucket, key: SessionKey, seen: tuple[SessionHead, str] | None, end: _End) -> None:
-    """Make known an epoch whose taker has not done so, perhaps because it died."""
+def _publish_epoch(
+    bucket: Bucket, key: SessionKey, current: tuple[SessionHead, str] | None, end: _LogEnd
+) -> None:
+    """Publish an epoch in the head whose process has not done so, perhaps since it died."""
     newest = end.newest
     assert newest is not None
-    if seen is None or seen[0].deleted:
-        tenants.enter_directory(bucket, key, end.life)
-    replaced(bucket, key, seen, _headed(key, seen, end, _Taker(newest.owner, newest.epoch)))
+    if current is None or current[0].deleted:
+        tenants.add_to_directory(bucket, key, end.generation)
+    replace_head(
+        bucket, key, current, _next_head(key, current, end, _NewHolder(newest.owner, newest.epoch))
+    )
 
 
-def _held(key: SessionKey, newest: int, after: int) -> LeaseHeldError:
+def _held_error(key: SessionKey, newest: int, after: int) -> LeaseHeldError:
     message = (
-        f"{key} is at epoch {newest}, not {after}: look again who holds it, then ask for a "
+        f"{key} is at epoch {newest}, not {after}: read its holder again, then request a "
         "handover or wait"
     )
     return LeaseHeldError(message, key=key, epoch=newest)
 
 
 def release(bucket: Bucket, writer: ObjectLogWriter) -> None:
-    """Say that a holder writes no more; no effect when it is the holder no longer."""
-    with writer.folding:
-        seen = writer.seen or reader.look(bucket, writer.key)
-        for _ in range(_TRIES):
-            if seen is None or seen[0].epoch != writer.epoch:
+    """Mark a lease as released; without effect for a past epoch."""
+    with writer.head_lock:
+        current = writer.stored_head or reader.read_head(bucket, writer.key)
+        for _ in range(_ATTEMPTS):
+            if current is None or current[0].epoch != writer.epoch:
                 return
-            head = msgspec.structs.replace(seen[0], released=True, nonce=random_id(8))
-            if replaced(bucket, writer.key, seen, head) is not None:
+            head = msgspec.structs.replace(current[0], released=True, nonce=random_id(8))
+            if replace_head(bucket, writer.key, current, head) is not None:
                 return
-            seen = reader.look(bucket, writer.key)
+            current = reader.read_head(bucket, writer.key)

@@ -1,29 +1,28 @@
-"""One session's writer: it puts commits behind the log's end, one at a time.
+"""Log writer of a held session: it creates commits at the end of the log, one at a time.
 
-**Why a late append finds its place taken.** A commit is created under the seq of its first
-record, and only if no object has that name. Let a holder know the log up to *h*; then the only
-name that it ever tries is *h* + 1.
+**Why a late append fails.** A commit is created under the seq of its first record, and only if no
+object has that name. If a holder knows the log up to *h*, the only name that it ever tries is
+*h* + 1.
 
-* As long as that name is free, nobody has written behind *h*: every later object begins behind
-  an object at *h* + 1. So no later epoch exists, and the append is the holder's to make.
-* A takeover puts its epoch record under the name that follows the log's end. If the old holder
-  wrote up to *h*, that name is *h* + 1. If it wrote further without hearing so (the answer was
+* As long as that name is free, no other process has written after *h*, since every later object
+  comes after an object at *h* + 1. So no later epoch exists, and the holder may append.
+* A takeover creates its epoch record under the name at the end of the log. If the old holder
+  wrote up to *h*, that name is *h* + 1. If it wrote more without learning of it (the response was
   lost), *h* + 1 is its own commit, which it recognizes by epoch and bytes.
-* Merging commits into segments must not make such a name free again. So two kinds of names are
-  kept for good: those of epoch records, and of the last commit before each of them, which
-  shrinks to its first line (a tombstone). Any other merged commit is followed by one of the same
-  epoch, whose writer had heard of both; nobody tries its name again. The newest commit is
-  never merged.
+* Merging commits into segments must not free such a name. So two kinds of names stay forever:
+  those of epoch records, and of the last commit before each of them, which shrinks to its header
+  (a tombstone). Any other merged commit is followed by one of the same epoch, whose writer knew
+  both, so no process tries its name again. The newest commit is never merged.
 
-So each append is one request, and needs no look at who holds the lease. A request that was given
-up and arrives late can fill a name that merging made free; such a stray lies below the head's
-``floor``, where nobody reads, and nobody was told that it was written.
+So each append is one request, and does not need to check the lease. An abandoned request that
+arrives late may create a name that merging made free; that object is below the head's ``floor``,
+where no reader looks, and its write was never acknowledged.
 
-**A bucket that went back** to an earlier state lets a holder go on behind records that are gone.
-Its heartbeat notices that at no cost; then one listing, and a look at its newest commit, tell
-whether what it was told is durable is there.
+**A bucket that reverted** to an earlier state lets a holder append after records that no longer
+exist. Its heartbeat notices that at no cost; then one listing, and a read of its newest commit,
+show whether the acknowledged records exist.
 
-Blocking; runs in a thread.
+The methods block; they run in a thread.
 """
 
 from __future__ import annotations
@@ -46,72 +45,77 @@ from perdure.stores.objects.bucket import Bucket
 from perdure.stores.objects.head import SessionHead
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
-_MOST = 1024
-"""Commits that are remembered before those that were merged are sorted out."""
+_MAX_FIRSTS = 1024
+"""Remembered commits from which on merged ones are dropped."""
 
 
 class ObjectLogWriter:
-    """What this process knows of a session that it holds."""
+    """Writer of a session that this process holds."""
 
     __slots__ = (
         "_bucket",
-        "_firsts",
-        "begun",
+        "_commit_firsts",
         "crc",
         "epoch",
+        "epoch_seq",
         "folder",
-        "folding",
+        "generation",
+        "has_lost_lease",
         "head",
+        "head_lock",
         "is_doubted",
         "key",
-        "life",
-        "lock",
+        "log_lock",
         "loose",
-        "over",
         "owner",
-        "seen",
+        "stored_head",
     )
 
     def __init__(
-        self, bucket: Bucket, key: SessionKey, seen: tuple[SessionHead, str], begun: int, crc: int
+        self,
+        bucket: Bucket,
+        key: SessionKey,
+        stored_head: tuple[SessionHead, str],
+        epoch_seq: int,
+        crc: int,
     ) -> None:
-        head = seen[0]
+        head = stored_head[0]
         self._bucket = bucket
         self.key: SessionKey = key
         self.folder: str = layout.folder_of(key)
         self.owner: str = head.owner
         self.epoch: int = head.epoch
-        self.life: int = head.life
-        self.begun: int = begun
+        self.generation: int = head.generation
+        self.epoch_seq: int = epoch_seq
         """The seq of the epoch record."""
-        self.head: int = begun
+        self.head: int = epoch_seq
         self.crc: int = crc
         self.loose: int = 0
-        """Commits since the log was merged last."""
-        self._firsts: list[int] = [begun]
-        """The first records of the commits that were made here, and are not merged."""
+        """Commits since the last merge."""
+        self._commit_firsts: list[int] = [epoch_seq]
+        """First seqs of the commits that this writer created and that are not merged."""
         self.is_doubted: bool = False
-        """Whether the bucket may have gone back to an earlier state."""
-        self.lock: threading.Lock = threading.Lock()
-        """Of the log's end."""
-        self.folding: threading.Lock = threading.Lock()
-        """Of the head."""
-        self.over: bool = False
-        """Somebody else has the session."""
-        self.seen: tuple[SessionHead, str] | None = seen
-        """The head as it was written last, with its tag."""
+        """Whether the bucket may have reverted to an earlier state."""
+        self.log_lock: threading.Lock = threading.Lock()
+        """Guards the end of the log."""
+        self.head_lock: threading.Lock = threading.Lock()
+        """Guards the head."""
+        self.has_lost_lease: bool = False
+        """Whether another process has the session."""
+        self.stored_head: tuple[SessionHead, str] | None = stored_head
+        """The head as it was last written, with its tag."""
 
     def append(self, batch: Batch) -> Outcome:
-        """Append a batch, or say why not; raise nothing that can be said."""
-        with self.lock:
-            if self.over:
-                return Outcome(Status.CONFLICT, lost(self.key, batch.epoch))
+        """Append a batch; return expected errors as the outcome."""
+        with self.log_lock:
+            if self.has_lost_lease:
+                return Outcome(Status.CONFLICT, lease_lost(self.key, batch.epoch))
             try:
                 if self.is_doubted:
                     self._require_commits()
                 return self._append(batch)
             except LeaseLostError as error:
-                self.over = True
+                self.has_lost_lease = True
                 return Outcome(Status.CONFLICT, error)
             except (NotStorableError, FormatError) as error:
                 return Outcome(Status.PERMANENT, error)
@@ -120,113 +124,121 @@ class ObjectLogWriter:
                 return Outcome(Status.TRANSIENT if sure else Status.IN_DOUBT, error)
 
     def _append(self, batch: Batch) -> Outcome:
-        _check(batch, self.head)
+        _require_valid(batch, self.head)
         while True:
-            known = self.head + 1 - batch.first
-            rest = self._rest(batch, known) if known else batch.records
-            if not rest:
+            written_count = self.head + 1 - batch.first
+            entries = self._unwritten(batch, written_count) if written_count else batch.records
+            if not entries:
                 return Outcome(Status.OK)
-            name = layout.log_name(self.folder, self.life, self.head + 1)
+            name = layout.log_name(self.folder, self.generation, self.head + 1)
             data, crc = commits.encode(
-                rest, first=self.head + 1, epoch=self.epoch, owner=self.owner, seed=self.crc
+                entries, first=self.head + 1, epoch=self.epoch, owner=self.owner, seed=self.crc
             )
             if self._bucket.create(name, data) is not None:
                 self._note(self.head + 1)
-                self.head += len(rest)
+                self.head += len(entries)
                 self.crc = crc
                 self.loose += 1
                 return Outcome(Status.OK, written=len(data))
-            if self._adopt(name, data):
+            if self._adopt_own_commit(name, data):
                 return Outcome(Status.OK)
 
     def _note(self, first: int) -> None:
-        self._firsts.append(first)
-        if len(self._firsts) > _MOST and self.seen is not None:
-            floor = self.seen[0].floor
-            self._firsts = [one for one in self._firsts if one > floor]
+        self._commit_firsts.append(first)
+        if len(self._commit_firsts) > _MAX_FIRSTS and self.stored_head is not None:
+            floor = self.stored_head[0].floor
+            self._commit_firsts = [first for first in self._commit_firsts if first > floor]
 
     def _require_commits(self) -> None:
-        """Raise LeaseLostError if commits that were acknowledged are not there any more."""
-        prefix = layout.log_prefix(self.folder, self.life)
-        there = {layout.first_of(one.name) for one in self._bucket.listed(prefix)}
-        # Behind the listing: what was merged meanwhile lies below the floor by now.
-        seen = self.seen or reader.look(self._bucket, self.key)
-        floor = 0 if seen is None else seen[0].floor
-        gone = [first for first in self._firsts if first > floor and first not in there]
-        last = self._commit(self._firsts[-1])
-        if not gone and (last is None or last.crc != self.crc):
-            gone = self._firsts[-1:]  # somebody else has begun anew
-        if gone:
-            self._take_away([one for one in self._firsts if one > min(gone) and one in there])
-            raise lost(self.key, self.epoch, gone=min(gone))
+        """Raise LeaseLostError if acknowledged commits no longer exist."""
+        prefix = layout.log_prefix(self.folder, self.generation)
+        existing = {layout.first_of(entry.name) for entry in self._bucket.listed(prefix)}
+        # After the listing: what was merged meanwhile is below the floor now.
+        current = self.stored_head or reader.read_head(self._bucket, self.key)
+        floor = 0 if current is None else current[0].floor
+        missing = [
+            first for first in self._commit_firsts if first > floor and first not in existing
+        ]
+        last = self._commit(self._commit_firsts[-1])
+        if not missing and (last is None or last.crc != self.crc):
+            missing = self._commit_firsts[-1:]  # another process has written at its place
+        if missing:
+            self._move_aside(
+                [
+                    entry
+                    for entry in self._commit_firsts
+                    if entry > min(missing) and entry in existing
+                ]
+            )
+            raise lease_lost(self.key, self.epoch, missing=min(missing))
         self.is_doubted = False
 
     def _commit(self, first: int) -> commits.Commit | None:
-        """Return a commit as it lies there, if it is one."""
-        name = layout.log_name(self.folder, self.life, first)
-        found = self._bucket.get(name)
-        if found is None or found.data == commits.GONE:
+        """Return a stored commit, None if it is missing or deleted."""
+        name = layout.log_name(self.folder, self.generation, first)
+        stored = self._bucket.get(name)
+        if stored is None or stored.data == commits.GONE:
             return None
-        return commits.commit(name, first, found.data)
+        return commits.commit(name, first, stored.data)
 
-    def _take_away(self, firsts: Sequence[int]) -> None:
-        """Keep aside what was taken behind the gap: it would damage the log for everybody.
+    def _move_aside(self, firsts: Sequence[int]) -> None:
+        """Move commits after a gap out of the log, which they would damage for all readers.
 
-        It goes with the session, or when somebody scrubs the store under a later epoch.
+        They are removed with the session, or by a scrub under a later epoch.
         """
         for first in firsts:
-            there = self._commit(first)
-            if there is None or there.header.epoch != self.epoch:
+            commit = self._commit(first)
+            if commit is None or commit.header.epoch != self.epoch:
                 continue
-            if there.header.owner == self.owner:
-                name = layout.log_name(self.folder, self.life, first)
+            if commit.header.owner == self.owner:
+                name = layout.log_name(self.folder, self.generation, first)
                 aside = f"{self.folder}/doc/{self.epoch:010d}-behind-{first:020d}"
                 if self._bucket.copy(name, aside):
                     self._bucket.remove([name])
 
-    def _adopt(self, name: str, data: bytes) -> bool:
-        """Go on behind a commit that an attempt of ours made, whose answer was lost.
+    def _adopt_own_commit(self, name: str, data: bytes) -> bool:
+        """Continue after a commit that an earlier attempt created, whose response was lost.
 
-        Returns True where its records were merged by a later holder, and are these.
-        Raises LeaseLostError where it is another's.
+        Returns True if its records were merged by a later holder, and are the same.
+        Raises LeaseLostError if it is another process's.
         """
-        found = self._bucket.get(name)
-        if found is None:  # two writers at one moment: the service let neither win
-            message = f"{name} can be neither made nor read: trying again may help"
+        stored = self._bucket.get(name)
+        if stored is None:  # concurrent requests: the service let neither win
+            message = f"{name} can be neither created nor read: try again"
             raise StoreUnavailableError(message, object=name, unwritten=True)
-        if found.data == commits.GONE:
-            raise lost(self.key, self.epoch)
-        there = commits.commit(name, self.head + 1, found.data)
-        if there.header.epoch != self.epoch or there.header.owner != self.owner:
-            raise lost(self.key, self.epoch, newest=there.header.epoch)
-        if not there.header.cut:
+        if stored.data == commits.GONE:
+            raise lease_lost(self.key, self.epoch)
+        commit = commits.commit(name, self.head + 1, stored.data)
+        if commit.header.epoch != self.epoch or commit.header.owner != self.owner:
+            raise lease_lost(self.key, self.epoch, newest=commit.header.epoch)
+        if not commit.header.cut:
             self._note(self.head + 1)
-            self.head, self.crc = there.header.last, there.crc
+            self.head, self.crc = commit.header.last, commit.crc
             return False
-        self.over = True
-        if there.header == commits.cut_of(data):
+        self.has_lost_lease = True
+        if commit.header == commits.tombstone_header(data):
             return True
-        raise lost(self.key, self.epoch)
+        raise lease_lost(self.key, self.epoch)
 
-    def _rest(self, batch: Batch, known: int) -> Sequence[Entry]:
-        """Return what of a batch the log does not hold, if it holds the other part."""
-        sent = batch.records[:known]
+    def _unwritten(self, batch: Batch, written_count: int) -> Sequence[Entry]:
+        """Return the entries of a batch that are not in the log, if its other entries are."""
+        sent = batch.records[:written_count]
         last = batch.first + len(sent) - 1
-        there = reader.entries(self._bucket, self.key, batch.first, last)
-        # Only for a sender that repeats itself: the same bytes, the same epoch.
-        if batch.first <= self.begun or list(sent) != there:
-            seen = reader.look(self._bucket, self.key)
-            if seen is None or seen[0].epoch != self.epoch or seen[0].deleted:
-                raise lost(self.key, self.epoch, newest=seen[0].epoch if seen else None)
+        stored = reader.entries(self._bucket, self.key, batch.first, last)
+        # Only its own sender may send a batch again: the same bytes in the same epoch.
+        if batch.first <= self.epoch_seq or list(sent) != stored:
+            current = reader.read_head(self._bucket, self.key)
+            if current is None or current[0].epoch != self.epoch or current[0].deleted:
+                raise lease_lost(self.key, self.epoch, newest=current[0].epoch if current else None)
             message = (
                 f"the log of {self.key} holds other records from {batch.first} on: read the head "
-                "again and append behind it"
+                "again and append after it"
             )
             raise NotStorableError(message, key=self.key, first=batch.first, head=self.head)
-        return batch.records[known:]
+        return batch.records[written_count:]
 
 
-def _check(batch: Batch, head: int) -> None:
+def _require_valid(batch: Batch, head: int) -> None:
     records = batch.records
     largest = max([len(entry.payload) for entry in records], default=0)
     if largest > MAX_RECORD_BYTES:
@@ -243,11 +255,11 @@ def _check(batch: Batch, head: int) -> None:
         raise NotStorableError(message, key=batch.key, first=batch.first, head=head)
 
 
-def lost(
-    key: SessionKey, epoch: int, *, newest: int | None = None, gone: int | None = None
+def lease_lost(
+    key: SessionKey, epoch: int, *, newest: int | None = None, missing: int | None = None
 ) -> LeaseLostError:
-    """Return the error for an epoch that may not write any more; *gone*, if its records are."""
-    said = f": the newest is {newest}" if newest else ""
-    said = said if gone is None else f": its records from {gone} on are not there any more"
-    message = f"epoch {epoch} of {key} may not write{said}; open the session again"
-    return LeaseLostError(message, key=key, epoch=epoch, newest=newest, gone=gone)
+    """Return the error for an epoch that may no longer write, or whose records are missing."""
+    reason = f": the newest is {newest}" if newest else ""
+    reason = reason if missing is None else f": its records from {missing} on no longer exist"
+    message = f"epoch {epoch} of {key} may not write{reason}; open the session again"
+    return LeaseLostError(message, key=key, epoch=epoch, newest=newest, gone=missing)

@@ -1,14 +1,14 @@
-"""Merging commits into segments, so that a long log is few objects.
+"""Merging of commits into segments, so that a long log is few objects.
 
-A segment is written first, then the head that names it, then what it replaces is taken away; a
-kill after any step loses nothing, since the head says where the log is. What may not be taken
-away, `perdure.stores.objects.log` explains: places shrink to tombstones, and epoch
-records stay.
+A segment is written first, then the head that references it, then the replaced objects are removed.
+A kill after any step loses nothing, since the head says where the log is. What must stay is
+explained in `perdure.stores.objects.log`: some commits shrink to tombstones, and epoch records are
+kept.
 
-Segments of about equal size are merged with one another, so that a record is copied a number
-of times that grows with the logarithm of the segment's size, which is bounded.
+Segments of similar size are merged with one another, so the number of times that a record is copied
+grows with the logarithm of the segment's size, which is bounded.
 
-Blocking; for the holder, who has the head to itself.
+Functions block, and are for the holder, who alone replaces the head.
 """
 
 from __future__ import annotations
@@ -27,78 +27,78 @@ from perdure.stores.objects.commits import Commit
 from perdure.stores.objects.head import MergedSegment, ReadMark, SessionHead
 from perdure.stores.objects.log import ObjectLogWriter
 
-LEAST = 8
-"""Fewer commits than this are left alone."""
+MIN_COMMITS = 8
+"""Fewer commits than this are not merged."""
 NEVER = 2**62
-MOST = 2000
-"""Commits that one merge takes."""
+MAX_COMMITS = 2000
+"""Most commits that one merge reads."""
 MAX_SEGMENT = 8 * 1024 * 1024
-"""A segment of this size is merged no more."""
+"""Bytes from which on a segment is not merged again."""
 _EPOCH_KIND = b',"k":"%b",' % EPOCH.encode()
 _MARK_EVERY = 256 * 1024
-"""Bytes between two places where reading may begin."""
+"""Bytes between two marks."""
 
 
 class CommitMerge(msgspec.Struct, frozen=True):
-    """What to do when the head says that commits were merged."""
+    """Result of a merge, and what to do once its head is stored."""
 
     head: SessionHead
-    """The next head, without what its replacement adds."""
-    gone: tuple[str, ...] = ()
+    """The next head, without the fields that its replacement sets."""
+    to_remove: tuple[str, ...] = ()
     """Commits to remove."""
     cut: tuple[tuple[str, bytes], ...] = ()
-    """Objects to shrink, and to what."""
+    """Objects to replace by tombstones, with their new bytes."""
 
 
 def merge(
-    bucket: Bucket, writer: ObjectLogWriter, head: SessionHead, *, least: int = LEAST
+    bucket: Bucket, writer: ObjectLogWriter, head: SessionHead, *, min_commits: int = MIN_COMMITS
 ) -> CommitMerge:
-    """Write a segment of the loose commits if that is worth it; return what follows from it.
+    """Write a segment of the loose commits, if they are enough; return the resulting merge.
 
     Raises:
-        CorruptRecordError: A commit is not what was written; nothing has changed.
+        CorruptRecordError: A commit is damaged; nothing has changed.
 
     """
-    loose = reader.loose_of(bucket, writer.key, head)
-    reader.require_whole(writer.key, head, loose)
-    if len(loose) <= max(least, 1):
+    loose = reader.loose_commits(bucket, writer.key, head)
+    reader.require_first_commit(writer.key, head, loose)
+    if len(loose) <= max(min_commits, 1):
         return CommitMerge(head)
-    names, sizes = loose[:MOST], 0
-    for place, one in enumerate(names[:-1]):
-        sizes += one.size
+    names, sizes = loose[:MAX_COMMITS], 0
+    for place, entry in enumerate(names[:-1]):
+        sizes += entry.size
         if sizes > MAX_SEGMENT:
             names = names[: place + 2]
             break
-    commits = _commits(bucket, head, names)
+    commits = _read_commits(bucket, head, names)
     merged, successors = commits[:-1], commits[1:]
-    segment, absorbed = _written(bucket, writer, head, merged)
-    gone, cut = removable(
+    segment, absorbed = _write_segment(bucket, writer, head, merged)
+    to_remove, cut = removable(
         [
-            (one.name, commit, after)
-            for one, commit, after in zip(names[:-1], merged, successors, strict=True)
+            (entry.name, commit, after)
+            for entry, commit, after in zip(names[:-1], merged, successors, strict=True)
         ]
     )
-    kept = head.segments[: len(head.segments) - absorbed]
+    segments = head.segments[: len(head.segments) - absorbed]
     next_head = msgspec.structs.replace(
         head,
         floor=merged[-1].header.last,
         crc=merged[-1].crc,
-        segments=(*kept, segment),
+        segments=(*segments, segment),
     )
-    return CommitMerge(next_head, tuple(gone), tuple(cut))
+    return CommitMerge(next_head, tuple(to_remove), tuple(cut))
 
 
-def _commits(bucket: Bucket, head: SessionHead, names: Sequence[ListedObject]) -> list[Commit]:
-    """Read commits, each behind the one before it."""
-    found = bucket.many(lambda one: bucket.get(one.name), names)
+def _read_commits(bucket: Bucket, head: SessionHead, names: Sequence[ListedObject]) -> list[Commit]:
+    """Read commits, and check that each follows the one before it."""
+    objects = bucket.many(lambda entry: bucket.get(entry.name), names)
     commits: list[Commit] = []
     seq, crc = head.floor, head.crc
-    for one, there in zip(names, found, strict=True):
-        if there is None:
-            raise framing.damaged(one.name, "it was removed by somebody else")
-        commit = framing.commit(one.name, layout.first_of(one.name), there.data)
+    for entry, stored in zip(names, objects, strict=True):
+        if stored is None:
+            raise framing.damage_error(entry.name, "another program removed it")
+        commit = framing.commit(entry.name, layout.first_of(entry.name), stored.data)
         if commit.header.first != seq + 1 or commit.header.seed != crc or commit.header.cut:
-            raise reader.unlinked(one.name, commit.header.first)
+            raise reader.unlinked_error(entry.name, commit.header.first)
         commits.append(commit)
         seq, crc = commit.header.last, commit.crc
     return commits
@@ -107,28 +107,28 @@ def _commits(bucket: Bucket, head: SessionHead, names: Sequence[ListedObject]) -
 def removable(
     commits: Sequence[tuple[str, Commit, Commit]],
 ) -> tuple[list[str], list[tuple[str, bytes]]]:
-    """Say which commits may go and which must shrink, given each with its successor."""
-    gone: list[str] = []
+    """Return the commits to remove and those to shrink, given each with its successor."""
+    to_remove: list[str] = []
     cut: list[tuple[str, bytes]] = []
     for name, commit, after in commits:
         if is_epoch_record(commit):
             continue
         if after.header.epoch == commit.header.epoch:
-            gone.append(name)
+            to_remove.append(name)
         else:
             cut.append((name, framing.tombstone(commit.header)))
-    return gone, cut
+    return to_remove, cut
 
 
 def is_epoch_record(commit: Commit) -> bool:
-    """Say whether a commit is where an epoch begins; these have a commit of their own."""
+    """Return whether a commit is an epoch record, which always has its own commit."""
     return commit.header.count == 1 and _EPOCH_KIND in commit.lines[:100]
 
 
-def _written(
+def _write_segment(
     bucket: Bucket, writer: ObjectLogWriter, head: SessionHead, commits: Sequence[Commit]
 ) -> tuple[MergedSegment, int]:
-    """Write a segment; return it, and how many of the last ones before are in it."""
+    """Write a segment; return it, and how many of the last segments it includes."""
     size = sum(len(commit.lines) for commit in commits)
     absorbed = 0
     for segment in reversed(head.segments):
@@ -143,10 +143,10 @@ def _written(
     for segment in before:
         data = bucket.part(segment.object, 0, segment.size)
         if data is None:
-            raise framing.damaged(segment.object, "it is gone or cut")
+            raise framing.damage_error(segment.object, "it is missing or truncated")
         start = segment.marks[0]
         framing.records_of(segment.object, data, Position(0, start.seq, start.crc))
-        marks += [ReadMark(one.seq, offset + one.offset, one.crc) for one in segment.marks]
+        marks += [ReadMark(mark.seq, offset + mark.offset, mark.crc) for mark in segment.marks]
         chunks.append(data)
         offset += len(data)
     for commit in commits:
@@ -157,19 +157,19 @@ def _written(
         offset += len(commit.lines)
     name = f"{writer.folder}/seg/{writer.epoch:010d}-{marks[0].seq + 1:016d}-{random_id(10)}"
     bucket.put(name, b"".join(chunks))
-    return MergedSegment(name, commits[-1].header.last, offset, _thinned(marks)), absorbed
+    return MergedSegment(name, commits[-1].header.last, offset, _thin_marks(marks)), absorbed
 
 
-def _thinned(marks: Sequence[ReadMark]) -> tuple[ReadMark, ...]:
-    """Leave out marks that lie close behind another; merging brings them together."""
-    kept: list[ReadMark] = []
+def _thin_marks(marks: Sequence[ReadMark]) -> tuple[ReadMark, ...]:
+    """Return marks without those close after another, which merging creates."""
+    thinned: list[ReadMark] = []
     for mark in marks:
-        if not kept or mark.offset - kept[-1].offset >= _MARK_EVERY:
-            kept.append(mark)
-    return tuple(kept)
+        if not thinned or mark.offset - thinned[-1].offset >= _MARK_EVERY:
+            thinned.append(mark)
+    return tuple(thinned)
 
 
-def tidy(bucket: Bucket, merge: CommitMerge) -> None:
-    """Take away what the head, as it is now, no longer needs."""
-    bucket.many(lambda one: bucket.put(*one), merge.cut)
-    bucket.remove(merge.gone)
+def clean_up(bucket: Bucket, merge: CommitMerge) -> None:
+    """Remove or shrink the objects that the stored head no longer needs."""
+    bucket.many(lambda replacement: bucket.put(*replacement), merge.cut)
+    bucket.remove(merge.to_remove)

@@ -1,12 +1,12 @@
-"""The object store: the port of `perdure.store` on a bucket, for any number of servers.
+"""Object store: the port of `perdure.store` on a bucket that several hosts share.
 
-Any service that knows conditional writes (If-None-Match, If-Match) will do; ``open`` tries them
-out and refuses one that ignores them. A commit is one object. What takes what place, and why a
-holder that wakes up late finds its place taken, stands in `perdure.stores.objects.log`; how a
-session is taken, in `perdure.stores.objects.leases`.
+Any service with conditional writes (If-None-Match, If-Match) works; ``open`` probes them and
+refuses a service that ignores them. Each commit is one object. `perdure.stores.objects.log`
+explains why a holder that wakes up late cannot append; `perdure.stores.objects.leases`, how a
+lease is acquired.
 
-Use it from the event loop that opened it. Each call is one hop into a thread; cancelling a call
-abandons its thread, which goes on to its end and leaves what is stored whole.
+Use it from the event loop that opened it. Each call runs in a thread; cancelling a call abandons
+its thread, which runs to its end and leaves the stored data consistent.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from perdure.stores.objects import blobs as stored_blobs
 from perdure.stores.objects import directory, inbox, leases, reader, tenants
 from perdure.stores.objects import documents as folding
 from perdure.stores.objects.bucket import Bucket
-from perdure.stores.objects.engine import PARALLELISM, OpenBucket, idle
-from perdure.stores.objects.log import MAX_RECORD_BYTES, ObjectLogWriter, lost
+from perdure.stores.objects.engine import PARALLELISM, OpenBucket, wait_idle
+from perdure.stores.objects.log import MAX_RECORD_BYTES, ObjectLogWriter, lease_lost
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -61,20 +61,20 @@ CAPABILITIES = Capabilities(
 
 
 class _Claim:
-    """Whether somebody still waits for an acquire; guarded by the store's lock."""
+    """Whether a caller still awaits an acquire; guarded by the store's lock."""
 
     abandoned = False
 
 
 class ObjectStore:
-    """Keep sessions as objects in a bucket.
+    """Store of sessions as objects in a bucket.
 
     Args:
-        make: Makes the bucket, when the store is opened; called in a thread, so it may block.
-        location: Where that is, for people: no password in it.
-        owner: This store's id as a holder of leases; by default one that nobody can guess.
-        capabilities: What the place is: how durable, whether several machines share it, how
-            many commits at a time it likes.
+        make: Creates the bucket when the store is opened; called in a thread, so it may block.
+        location: The bucket's address, for messages; without a password.
+        owner: This store's id as a lease holder; by default a random one.
+        capabilities: Durability, whether several hosts share the bucket, and how many commits run
+            concurrently.
 
     """
 
@@ -96,24 +96,24 @@ class ObjectStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store is."""
+        """The store's capabilities."""
         return self._capabilities
 
     @property
     def owner(self) -> str:
-        """The id of this store object as a holder of leases."""
+        """The id of this store object as a lease holder."""
         return self._owner
 
     @property
     def location(self) -> str:
-        """Where it keeps what it keeps."""
+        """The bucket's address."""
         return self._location
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.location}>"
 
     async def open(self) -> None:
-        """Try the bucket out, and become known as an owner.
+        """Probe the bucket, and register as an owner.
 
         Raises:
             ConfigError: The service ignores the conditions of conditional writes.
@@ -122,53 +122,58 @@ class ObjectStore:
 
         """
         if self._opened is None:
-            self._opened = await OpenBucket.enter(self._make, self._location, self._owner)
+            self._opened = await OpenBucket.open(self._make, self._location, self._owner)
 
     async def aclose(self) -> None:
-        """Leave; sessions that were not released look like a dead owner's."""
-        here, self._opened = self._opened, None
+        """Close the bucket; leases that were not released look like those of a dead owner."""
+        bucket, self._opened = self._opened, None
         self._writers.clear()
-        if here is not None and here.mine:
-            await here.leave()
+        if bucket is not None and bucket.is_own_process:
+            await bucket.sign_off()
 
-    async def _look(self, key: SessionKey, function: Callable[[Bucket], T]) -> T:
-        """Read something of a session; objects do not say whose they are when they are damaged.
+    async def _read(self, key: SessionKey, function: Callable[[Bucket], T]) -> T:
+        """Read from a session; name it in errors of damaged objects, which do not.
 
         Raises:
             CorruptRecordError: It is damaged.
 
         """
         try:
-            return await self._hop(function)
+            return await self._run(function)
         except CorruptRecordError as error:
             if "key" in error.facts:
                 raise
             message = f"session {key} is damaged: {error}, or {salvage_cure(key)}"
             raise CorruptRecordError(message, **error.facts, key=str(key)) from error
 
-    async def _hop(self, function: Callable[[Bucket, *Ts], T], *args: *Ts) -> T:
-        return await self._here.hop(function, *args)
+    async def _run(self, function: Callable[[Bucket, *Ts], T], *args: *Ts) -> T:
+        return await self._open_bucket.run_in_thread(function, *args)
 
     @property
-    def _here(self) -> OpenBucket:
-        here = self._opened
-        if here is not None and here.mine:
-            return here
-        raise unopened(self.location, elsewhere=here is not None)
+    def _open_bucket(self) -> OpenBucket:
+        bucket = self._opened
+        if bucket is not None and bucket.is_own_process:
+            return bucket
+        raise unopened(self.location, elsewhere=bucket is not None)
 
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append each batch in a thread of its own."""
+        """Append each batch in its own thread."""
         return await all_of(batches, self._append)
 
     async def _append(self, batch: Batch) -> Outcome:
-        writer, here = self._writers.get(batch.key), self._opened
-        if writer is None or writer.epoch != batch.epoch or here is None or not here.mine:
-            return Outcome(Status.CONFLICT, lost(batch.key, batch.epoch))
-        outcome = await here.append(writer, batch)
+        writer, bucket = self._writers.get(batch.key), self._opened
+        if (
+            writer is None
+            or writer.epoch != batch.epoch
+            or bucket is None
+            or not bucket.is_own_process
+        ):
+            return Outcome(Status.CONFLICT, lease_lost(batch.key, batch.epoch))
+        outcome = await bucket.append(writer, batch)
         if outcome.status is Status.CONFLICT and self._writers.get(batch.key) is writer:
-            del self._writers[batch.key]  # an epoch that is over never begins again
+            del self._writers[batch.key]  # a past epoch never becomes current again
         return outcome
 
     async def read_log(
@@ -181,131 +186,133 @@ class ObjectStore:
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records, several objects at a time."""
-        stream = reader.ObjectLogStream(self._here.bucket, key, after, before, reverse=reverse)
+        stream = reader.ObjectLogStream(
+            self._open_bucket.bucket, key, after, before, reverse=reverse
+        )
         if past_damage.get():
-            stream.window = 1  # one damaged object hides no others then
-        left = limit
-        while left is None or left > 0:
-            records = (await self._look(key, lambda _: stream.part()))[:left]
+            stream.window = 1  # one damaged object must not hide others
+        remaining = limit
+        while remaining is None or remaining > 0:
+            records = (await self._read(key, lambda _: stream.part()))[:remaining]
             if not records:
                 return
             yield LogChunk(tuple(records))
-            left = None if left is None else left - len(records)
+            remaining = None if remaining is None else remaining - len(records)
 
     async def head(self, key: SessionKey) -> int:
         """Return the seq of the log's last record, 0 for an unknown session."""
-        return await self._look(key, lambda bucket: reader.head_of(bucket, key))
+        return await self._read(key, lambda bucket: reader.head_of(bucket, key))
 
     # documents
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        return await self._look(key, lambda bucket: folding.documents(bucket, key, names))
+        return await self._read(key, lambda bucket: folding.documents(bucket, key, names))
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        """Fold: documents first, the head last."""
-        writer = self._held(key, manifest.epoch)
-        await self._hop(folding.fold, writer, dict(documents), manifest)
+        """Write documents first, the head last."""
+        writer = self._writer(key, manifest.epoch)
+        await self._run(folding.fold, writer, dict(documents), manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        await self._hop(stored_blobs.put, tenant, dict(blobs))
+        await self._run(stored_blobs.put, tenant, dict(blobs))
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         """Return a blob, verified; None when there is none."""
-        return await self._hop(stored_blobs.get, tenant, name)
+        return await self._run(stored_blobs.get, tenant, name)
 
     async def sweep(self, tenant: str, reachable: Collection[str], older_than: float) -> BlobSweep:
-        return await self._hop(stored_blobs.sweep, tenant, frozenset(reachable), older_than)
+        return await self._run(stored_blobs.sweep, tenant, frozenset(reachable), older_than)
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove records with ``seq < below``, as the holder; the newest commit stays whole."""
-        return await self._hop(folding.trim, self._held(key, epoch), below)
+        return await self._run(folding.trim, self._writer(key, epoch), below)
 
     async def blob_names(self, tenant: str) -> list[str]:
         """List the tenant's blobs that can be read, by name."""
-        return await self._hop(stored_blobs.names, tenant)
+        return await self._run(stored_blobs.names, tenant)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        return await self._hop(stored_blobs.remove, tenant, list(names))
+        return await self._run(stored_blobs.remove, tenant, list(names))
 
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        """Say who has the session; None when nobody ever had."""
-        return await self._hop(leases.holder, key)
+        """Return the lease's state; None if the session never had a holder."""
+        return await self._run(leases.holder, key)
 
     async def acquire(self, key: SessionKey, *, after: int) -> HeldLease:
         claim = _Claim()
         try:
-            return await self._hop(self._acquire, key, after, claim)
+            return await self._run(self._acquire, key, after, claim)
         except BaseException:
             with self._lock:
                 claim.abandoned = True
             raise
 
     def _acquire(self, bucket: Bucket, key: SessionKey, after: int, claim: _Claim) -> HeldLease:
-        writer = leases.take(bucket, key, after, self._owner)
+        writer = leases.acquire(bucket, key, after, self._owner)
         with self._lock:
             before = self._writers.get(key)
             if not claim.abandoned and (before is None or before.epoch < writer.epoch):
                 self._writers[key] = writer
         if claim.abandoned:
-            leases.release(bucket, writer)  # nobody waits for it: let the next one have it
-        return HeldLease(key, writer.epoch, writer.begun, writer.begun == 1)
+            leases.release(bucket, writer)  # the caller was cancelled
+        return HeldLease(key, writer.epoch, writer.epoch_seq, writer.epoch_seq == 1)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         writer = self._writers.get(key)
         if writer is not None and writer.epoch == epoch:
-            await idle(writer)
+            await wait_idle(writer)
             self._writers.pop(key, None)
-            await self._hop(leases.release, writer)
+            await self._run(leases.release, writer)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Renew this owner's heartbeat, and return what others want since the last one."""
-        return await self._here.heartbeat(self._doubt)
+        """Renew the heartbeat; return requests received since the previous call."""
+        return await self._open_bucket.heartbeat(self._doubt)
 
     def _doubt(self) -> None:
-        """Have each session look, before its next append, whether its log is still there."""
+        """Have each session check, before its next append, that its log still exists."""
         for writer in list(self._writers.values()):
             writer.is_doubted = True
 
     async def news(self, at_most: float) -> None:
-        """Sleep: a bucket tells nobody anything."""
+        """Sleep: a bucket has no notifications."""
         await anyio.sleep(at_most)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Ask the holder for the session."""
-        await self._hop(inbox.ask, key, holder.owner)
+        """Request the session from its holder."""
+        await self._run(inbox.request_handover, key, holder.owner)
 
     # inbox
 
     async def post(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        return await self._hop(inbox.post, key, list(items), limit)
+        return await self._run(inbox.post, key, list(items), limit)
 
     async def take(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        return await self._hop(inbox.take, key, epoch, limit)
+        return await self._run(inbox.take, key, epoch, limit)
 
     async def settle(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._hop(inbox.settle, key, epoch, list(op_ids))
+        await self._run(inbox.settle, key, epoch, list(op_ids))
 
     async def waiting(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        return await self._hop(inbox.waiting, dead_letters)
+        return await self._run(inbox.waiting, dead_letters)
 
     async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await self._hop(inbox.reject, key, epoch, list(letters))
+        await self._run(inbox.reject, key, epoch, list(letters))
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        return await self._hop(inbox.dead_letters, key)
+        return await self._run(inbox.dead_letters, key)
 
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._hop(inbox.drop_dead_letters, key, list(op_ids))
+        return await self._run(inbox.drop_dead_letters, key, list(op_ids))
 
     # directory
 
@@ -319,38 +326,38 @@ class ObjectStore:
         after: SessionKey | None = None,
         limit: int = 100,
     ) -> list[SessionInfo]:
-        wanted = directory.ObjectListQuery(
+        query = directory.ObjectListQuery(
             tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
         )
-        return await self._hop(directory.sessions, wanted)
+        return await self._run(directory.sessions, query)
 
     async def tenants(self) -> list[str]:
         """List the tenants that have sessions or blobs, by name."""
-        return await self._hop(tenants.tenants)
+        return await self._run(tenants.tenants)
 
     async def rebuild_directory(self) -> int:
-        """Make the listing anew from the sessions themselves; return how many there are.
+        """Rebuild the listing from the sessions themselves; return how many there are.
 
-        A request or more for each session: only for a listing that lacks some.
+        At least one request per session: only for a listing that lacks sessions.
         """
-        return await self._hop(directory.rebuilt)
+        return await self._run(directory.rebuild)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        writer = self._held(key, epoch)
-        await idle(writer)
+        writer = self._writer(key, epoch)
+        await wait_idle(writer)
         self._writers.pop(key, None)
-        await self._hop(directory.delete, writer)
+        await self._run(directory.delete, writer)
 
     async def scrub(self) -> None:
-        """Remove what was left by deletes and folds that were cut off.
+        """Remove what killed deletions and folds have left.
 
-        A bucket that keeps versions keeps what was removed: its lifecycle rules say how long.
+        A versioned bucket keeps removed objects; its lifecycle rules decide for how long.
         """
-        await self._hop(directory.scrub)
+        await self._run(directory.scrub)
 
-    def _held(self, key: SessionKey, epoch: int) -> ObjectLogWriter:
-        _ = self._here
+    def _writer(self, key: SessionKey, epoch: int) -> ObjectLogWriter:
+        _ = self._open_bucket
         writer = self._writers.get(key)
         if writer is None or writer.epoch != epoch:
-            raise lost(key, epoch)
+            raise lease_lost(key, epoch)
         return writer

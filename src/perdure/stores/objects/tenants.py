@@ -1,4 +1,4 @@
-"""Which tenants there are, and how a session enters the directory."""
+"""List of tenants, and registration of sessions in the directory."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from perdure.records.keys import SessionKey
 from perdure.stores.objects import head, layout
 from perdure.stores.objects.bucket import Bucket
 
-_PLACES = ("dir/", "blobs/", "quarantine/")
+_PREFIXES = ("dir/", "blobs/", "quarantine/")
 
 
 class _Tenant(msgspec.Struct):
     name: str
 
 
-def enter_directory(bucket: Bucket, key: SessionKey, life: int) -> None:
-    """Make a session's life known to listings."""
-    remember(bucket, key.tenant)
-    bucket.put(layout.directory_name(key, life), head.sealed(key))
+def add_to_directory(bucket: Bucket, key: SessionKey, generation: int) -> None:
+    """Add a generation of a session to the directory."""
+    record_tenant(bucket, key.tenant)
+    bucket.put(layout.directory_name(key, generation), head.with_checksum(key))
 
 
-def remember(bucket: Bucket, tenant: str) -> None:
-    """Keep a tenant's name where names of objects do not hold it."""
+def record_tenant(bucket: Bucket, tenant: str) -> None:
+    """Store a tenant's name if the names of objects do not contain it."""
     name = layout.tenant_name(tenant)
     if layout.tenant_of(name) is None:
-        bucket.put(f"tenants/{name}", head.sealed(_Tenant(tenant)))
+        bucket.put(f"tenants/{name}", head.with_checksum(_Tenant(tenant)))
 
 
 def tenants(bucket: Bucket) -> list[str]:
     """List the tenants that have sessions or blobs."""
-    names = {name for found in bucket.many(bucket.folders, _PLACES) for name in found}
-    found = bucket.many(lambda name: _tenant(bucket, name), names)
-    return sorted(tenant for tenant in found if tenant is not None)
+    names = {name for folders in bucket.many(bucket.folders, _PREFIXES) for name in folders}
+    found_tenants = bucket.many(lambda name: _tenant(bucket, name), names)
+    return sorted(tenant for tenant in found_tenants if tenant is not None)
 
 
 def _tenant(bucket: Bucket, name: str) -> str | None:
@@ -40,5 +40,5 @@ def _tenant(bucket: Bucket, name: str) -> str | None:
     if tenant is not None:
         return tenant
     place = f"tenants/{name}"
-    found = bucket.get(place)
-    return None if found is None else head.opened(place, found.data, _Tenant).name
+    stored = bucket.get(place)
+    return None if stored is None else head.decode_object(place, stored.data, _Tenant).name
