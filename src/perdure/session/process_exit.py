@@ -250,7 +250,7 @@ def tell(
         _say(f"{left}: saved {_named(saved)} at exit")
     if kept:
         _say(
-            f"{left}, and the store could not be written: kept {_named(kept)} in {folder}; "
+            f"{left}, and it could not save any more: kept {_named(kept)} in {folder}; "
             "the next open of the session appends it"
         )
     if lost:
