@@ -510,8 +510,9 @@ class MemoryStore:
         owner.beat += 1
         requests, owner.handovers = owner.handovers, {}
         mail, owner.mail = owner.mail, {}
-        others = [item for item in self._owners.items() if item[1] is not owner and item[1].alive]
-        beats = {name: item.beat for name, item in others[-1000:]}
+        others = self._owners.items()
+        alive = [(name, other) for name, other in others if other is not owner and other.alive]
+        beats = {name: other.beat for name, other in alive[-1000:]}
         return HeartbeatRequests(tuple(requests), tuple(mail), beats)
 
     async def news(self, at_most: float) -> None:

@@ -69,9 +69,9 @@ def read_manifests(folder: Folder, key: SessionKey, *, since: int = 0) -> list[M
     files: dict[tuple[str, bool], bytes | None] = {}
     for _ in range(_MAX_REREADS):
         files = {
-            (name, name_parts[1]): folder.read(name)
+            (name, parsed[1]): folder.read(name)
             for name in folder.names()
-            if (name_parts := manifest_epoch(name)) is not None and name_parts[0] >= since
+            if (parsed := manifest_epoch(name)) is not None and parsed[0] >= since
         }
         # A file that vanished since the listing may have been renamed to one read before it.
         if None not in files.values():
@@ -235,8 +235,8 @@ def write(
     folder.sync()
     _remove_documents(folder, previous - manifest.documents.keys())
     for name in folder.names():
-        epoch_and_pending = manifest_epoch(name)
-        if epoch_and_pending is not None and epoch_and_pending[0] < manifest.epoch:
+        parsed = manifest_epoch(name)
+        if parsed is not None and parsed[0] < manifest.epoch:
             _quarantine_if_damaged(folder, name)
             folder.remove(name)
 
@@ -308,9 +308,8 @@ def remove_owned(folder: Folder, key: SessionKey, *, below: int, evidence: bool)
         for file in _replaced_manifests(folder, key):
             (ours if file.manifest.epoch < below else later).update(file.manifest.documents)
         if any(unsealed(folder.read(name) or b"", Manifest) is None for name in dead):
-            ours.update(
-                _names_on_disk(folder, None)
-            )  # a damaged manifest may have listed any of them
+            # A damaged manifest may have listed any of them.
+            ours.update(_names_on_disk(folder, None))
         _remove_documents(folder, ours - later)
     for name in dead:
         folder.remove(name)

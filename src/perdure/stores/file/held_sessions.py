@@ -97,21 +97,15 @@ def _vouched_position(
     writer: LogWriter, folder: Folder, manifest: Manifest
 ) -> DurablePosition | None:
     """Return the last durable position that no document is older than."""
-    lowest = min(
-        [
-            manifest.as_of_seq,
-            *(manifest_file.as_of_seq for manifest_file in manifest.documents.values()),
-        ]
-    )
+    seqs = (document.as_of_seq for document in manifest.documents.values())
+    lowest = min([manifest.as_of_seq, *seqs])
     for position in (writer.durable, writer.before):
         if position.at.seq <= lowest:
             return position
-    before = documents.read_manifests(folder, writer.key)
-    positions = filter(
-        None, (reader.position_of(manifest_file.manifest.position) for manifest_file in before)
-    )
-    near = [position for position in positions if position.at.seq <= lowest]
-    return max(near, key=lambda position: position.at.seq, default=None)
+    files = documents.read_manifests(folder, writer.key)
+    positions = filter(None, (reader.position_of(file.manifest.position) for file in files))
+    candidates = [position for position in positions if position.at.seq <= lowest]
+    return max(candidates, key=lambda position: position.at.seq, default=None)
 
 
 class PendingAcquire:

@@ -66,7 +66,7 @@ def post(
         InboxFullError: The new items would go over the limit.
 
     """
-    first_of_id = {item.op_id: item for item in reversed(items)}  # the first of each id
+    first_of_id = {item.op_id: item for item in reversed(items)}
     path = session_path(key)
     with root.make(*path) as folder:
         inbox = inbox_name(_generation(folder, key))
@@ -87,8 +87,8 @@ def _add(
     for _ in range(_TRIES):
         names = _names(box)
         tags = {name: _tags(box, name) for name in names}
-        waiting = {tag for statuses in tags.values() for tag in statuses}
-        new = [item for item in items if _tag(item.op_id) not in waiting]
+        pending = {tag for tags_of_post in tags.values() for tag in tags_of_post}
+        new = [item for item in items if _tag(item.op_id) not in pending]
         if not new:
             return 0
         number = max(map(_number, names), default=0) + 1
@@ -98,7 +98,7 @@ def _add(
             statuses = [box.stat(name) for name in names]
             limit.require_room(
                 key,
-                waiting=sum(max(len(status), 1) for status in tags.values()),
+                waiting=sum(max(len(tags_of_post), 1) for tags_of_post in tags.values()),
                 size=sum(status.st_size for status in statuses if status is not None),
                 new=len(new),
                 added=len(data),

@@ -106,10 +106,10 @@ def newest_epoch(folder: Folder) -> int:
     if newest:
         return newest
     # A copy made without the leases: its epochs still may not be reused.
-    manifests = [parsed[0] for parsed in map(manifest_epoch, names) if parsed]
+    epochs = [parsed[0] for parsed in map(manifest_epoch, names) if parsed]
     with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
-        manifests += [parsed[0] for parsed in map(segment_of, log.names()) if parsed]
-    return max(manifests, default=0)
+        epochs += [parsed[0] for parsed in map(segment_of, log.names()) if parsed]
+    return max(epochs, default=0)
 
 
 def read_lease(folder: Folder, epoch: int) -> LeaseFile | None:
@@ -204,7 +204,7 @@ def _after_publishing(
         if newest != fence.epoch:
             raise lease_held_error(key, fence.epoch - 1, newest)  # noqa: TRY301  # released below, as after any error
         with contextlib.suppress(OSError):  # leftovers block no acquire
-            _tidy(folder, key, fence.epoch - 1)
+            _remove_leftovers(folder, key, fence.epoch - 1)
         _remove_lower_leases(folder, fence.epoch)
     except BaseException:
         _release_unused(folder, fence.epoch)
@@ -212,7 +212,7 @@ def _after_publishing(
     return AcquiredSession(fence, end, created)
 
 
-def _tidy(folder: Folder, key: SessionKey, before: int) -> None:
+def _remove_leftovers(folder: Folder, key: SessionKey, before: int) -> None:
     if folder.has(released_name(before)):
         folder.remove_temporary()
     else:  # its holder may have died at any step
@@ -290,13 +290,12 @@ def create_segment(log: Folder, name: str, data: bytes) -> None:
 
 def _vouched_position(folder: Folder, key: SessionKey, tip: LogSegment) -> Position:
     """Return up to where a fold proves a segment: what is folded was durable before."""
-    vouched = [
-        decoded(file.manifest.position, DurablePosition) for file in read_manifests(folder, key)
-    ]
-    positions = [
-        file.at for file in vouched if file and (file.epoch, file.number) == (tip.epoch, tip.number)
-    ]
-    return max([tip.start, *positions], key=lambda at: at.offset)
+    vouched = [tip.start]
+    for file in read_manifests(folder, key):
+        position = decoded(file.manifest.position, DurablePosition)
+        if position and (position.epoch, position.number) == (tip.epoch, tip.number):
+            vouched.append(position.at)
+    return max(vouched, key=lambda at: at.offset)
 
 
 def _seal_predecessor(

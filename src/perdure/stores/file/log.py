@@ -68,19 +68,19 @@ def has_entries(
     folder: Folder, key: SessionKey, end: DurablePosition, first: int, records: Sequence[Entry]
 ) -> bool:
     """Return whether an epoch's log up to *end* has exactly these records from *first* on."""
-    records_found: list[Record] = []
+    logged: list[Record] = []
     length = end.at.offset
     with folder.enter(LOG) as log:
         segment = segments.read_first(log, end.epoch, end.number, key)
         while segment is not None:
             scanned = segments.scan(log, segment, segment.start, up_to=length, keep_bytes=length)
-            records_found[:0] = scanned.records or ()
+            logged[:0] = scanned.records or ()
             prev = segment.first.prev
             if segment.start.seq < first or segment.number == 0 or prev is None:
                 break
             length = prev.length
             segment = segments.read_first(log, prev.epoch, prev.number, key)
-    entries = [record for record in records_found if record.seq >= first][: len(records)]
+    entries = [record for record in logged if record.seq >= first][: len(records)]
     return [Entry(record.kind, record.payload, record.end) for record in entries] == list(records)
 
 
@@ -98,7 +98,7 @@ class SupportsCloseFiles(Protocol):
 class OpenFiles:
     """LRU of open files: those of the sessions that were written to last stay open.
 
-    Thread-safe. A busy writer is skipped: it calls `used` again when it is done.
+    Thread-safe. A busy writer is skipped: it calls `touch` again when it is done.
     """
 
     def __init__(self, limit: int) -> None:
@@ -279,11 +279,11 @@ class LogWriter:
 
     def _new_entries(self, folder: Folder, batch: Batch) -> tuple[Entry, ...]:
         """Return the entries that the log does not have yet; the others must be the same."""
-        held_count = self.durable.at.seq + 1 - batch.first
-        if not held_count:
+        logged_count = self.durable.at.seq + 1 - batch.first
+        if not logged_count:
             return batch.records
-        if has_entries(folder, self.key, self.durable, batch.first, batch.records[:held_count]):
-            return batch.records[held_count:]
+        if has_entries(folder, self.key, self.durable, batch.first, batch.records[:logged_count]):
+            return batch.records[logged_count:]
         message = (
             f"the log of {self.key} holds other records from {batch.first} on: read the head "
             "again and append after it"
@@ -441,11 +441,11 @@ class LogWriter:
             fd, tail.fd = tail.fd, None
             os.close(fd)
 
-    # the fence
-
     def mark_used(self) -> None:
         """Let `OpenFiles` close the open files later. The caller has the lock."""
         self._files.touch(self)
+
+    # the fence
 
     def require_held(self) -> None:
         """Raise LeaseLostError unless the session is held. The caller has the lock."""

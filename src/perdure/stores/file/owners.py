@@ -209,7 +209,7 @@ class Owners:
             await self._mailbox.wait(at_most)
 
     def wake_waiter(self) -> None:
-        """Wake the task in `wait_letter`; on the event loop, before `close`."""
+        """Wake the task in `wait_for_request`; on the event loop, before `close`."""
         if self._mailbox is not None:
             self._mailbox.wake_waiter()
 
@@ -270,11 +270,11 @@ class Owners:
                 break
         self._folder.remove(name + _HEARTBEAT)
 
-    def _remove_mailbox(self, folder: str) -> bool:
-        with contextlib.suppress(FileNotFoundError), self._folder.enter(folder) as mailbox:
+    def _remove_mailbox(self, mailbox_name: str) -> bool:
+        with contextlib.suppress(FileNotFoundError), self._folder.enter(mailbox_name) as mailbox:
             for name in mailbox.names():
                 mailbox.remove(name)
-        return self._folder.remove_folder(folder)
+        return self._folder.remove_folder(mailbox_name)
 
 
 def _owners_folder(root: Folder) -> Folder:

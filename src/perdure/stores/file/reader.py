@@ -91,15 +91,17 @@ def plan(
         if durable is not None and durable.epoch != epoch:
             durable = None
         try:
-            plan_ = _plan(folder, key, since, after, durable)
+            read_plan = _plan(folder, key, since, after, durable)
         except CorruptRecordError:
             if newest_epoch(folder) != epoch:
                 return ReadPlan(settled=False)  # it was deleted meanwhile
             raise
         if before is not None:
-            plan_.spans = tuple(span for span in plan_.spans if span.start.seq + 1 < before)
-        plan_.settled = newest_epoch(folder) == epoch and _is_settled(folder, plan_, lease, owners)
-        return plan_
+            read_plan.spans = tuple(span for span in read_plan.spans if span.start.seq + 1 < before)
+        read_plan.settled = newest_epoch(folder) == epoch and _is_settled(
+            folder, read_plan, lease, owners
+        )
+        return read_plan
 
 
 def _is_settled(

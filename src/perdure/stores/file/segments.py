@@ -100,12 +100,11 @@ def find_tip(
         first = read_first(log, epoch, 0, key)
         if first is None and not any(segment_epoch == epoch for segment_epoch, _ in starts(log)):
             continue
-        for number in [
-            number for segment_epoch, number in names if segment_epoch == epoch and number
-        ]:
-            segment = read_first(log, epoch, number, key)
-            if segment is not None:
-                return segment
+        for segment_epoch, number in names:
+            if segment_epoch == epoch and number:
+                segment = read_first(log, epoch, number, key)
+                if segment is not None:
+                    return segment
         if first is not None:
             return first
     return None

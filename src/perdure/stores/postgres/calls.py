@@ -71,17 +71,19 @@ class Calls:
         """Whether it was opened in this process, not in its parent."""
         return self._pid == os.getpid()
 
-    async def append(self, holding: HeldSessionsByKey, batches: Sequence[Batch]) -> list[Outcome]:
+    async def append(
+        self, held_sessions: HeldSessionsByKey, batches: Sequence[Batch]
+    ) -> list[Outcome]:
         """Append batches: simple ones from the event loop, the others in one thread call."""
         self.connections.cut()
         outcomes: list[Outcome | None] = [None] * len(batches)
         with anyio.move_on_after(self._timeout + MARGIN):
-            outcomes = await direct.append(self.connections, self._sql, holding, batches)
+            outcomes = await direct.append(self.connections, self._sql, held_sessions, batches)
             unsent_indexes = [index for index, outcome in enumerate(outcomes) if outcome is None]
             if unsent_indexes:
                 unsent = [batches[index] for index in unsent_indexes]
                 results = await self._appends.run(
-                    log.append, self.connections, self._sql, holding, unsent
+                    log.append, self.connections, self._sql, held_sessions, unsent
                 )
                 for index, outcome in zip(unsent_indexes, results, strict=True):
                     outcomes[index] = outcome

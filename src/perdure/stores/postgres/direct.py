@@ -71,9 +71,9 @@ async def _send(
     except OSError as error:  # the loop could not watch a connection that was just closed
         connection.close()
         message = "the connection was lost while its answer was due"
-        error_ = StoreUnavailableError(message)
-        error_.__cause__ = error
-        return list(appends.fill_outcomes(Outcome(Status.IN_DOUBT, error_)))
+        unavailable = StoreUnavailableError(message)
+        unavailable.__cause__ = error
+        return list(appends.fill_outcomes(Outcome(Status.IN_DOUBT, unavailable)))
     if moved is not None:
         appends.mark_appended(ready, moved)
     return appends.outcomes

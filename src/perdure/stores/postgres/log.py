@@ -215,9 +215,8 @@ class AppendMany:
             ids: set[int] = set()
             for index in unknown:
                 encoded = self.look_up(connection, index)
-                if (
-                    encoded and encoded[0].session.id in ids
-                ):  # a session's batches are sent one by one
+                # A session's batches are sent one by one.
+                if encoded and encoded[0].session.id in ids:
                     repeated.append(index)
                     continue
                 ids.update(batch.session.id for batch in encoded)
@@ -237,7 +236,7 @@ def append(
 ) -> list[Outcome]:
     """Append batches. Every error becomes an outcome."""
     appends = AppendMany(sql, held_sessions, batches)
-    error_ = StoreUnavailableError("others wrote to these sessions meanwhile: they are sent again")
+    changed = StoreUnavailableError("others wrote to these sessions meanwhile: they are sent again")
     try:
         with connections.borrow() as connection:
             try:
@@ -249,7 +248,7 @@ def append(
     except Exception as error:  # noqa: BLE001  # append_many raises nothing
         status = Status.TRANSIENT if isinstance(error, StoreUnavailableError) else Status.IN_DOUBT
         return appends.fill_outcomes(Outcome(status, error))
-    return appends.fill_outcomes(Outcome(Status.TRANSIENT, error_))
+    return appends.fill_outcomes(Outcome(Status.TRANSIENT, changed))
 
 
 def _parts(ready: list[EncodedBatch]) -> Iterator[list[EncodedBatch]]:
@@ -301,17 +300,17 @@ def read_page(connection: Connection, sql: Statements, run: RowReader, span: Row
 
     """
     key, state, low, high, reverse, rows = span
-    rows_found = connection.execute(
+    rows_read = connection.execute(
         sql["backward" if reverse else "forward"],
         {"id": state.id, "low": low, "high": high, "rows": rows, "bytes": PAGE_BYTES},
         binary=True,
     ).fetchall()
-    first_row = CommitRow._make(rows_found[0]) if rows_found else None
+    first_row = CommitRow._make(rows_read[0]) if rows_read else None
     records: list[Record] = []
     try:
         if first_row is None or not first_row.first <= (high if reverse else low) <= first_row.last:
             raise missing_rows_error(key, state, low, high)
-        for row in map(CommitRow._make, rows_found):
+        for row in map(CommitRow._make, rows_read):
             records += run.records(row)
     except CorruptRecordError:
         now = state_of(connection, sql, key)
