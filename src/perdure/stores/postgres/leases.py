@@ -102,7 +102,7 @@ def acquire(
                 "crc": crc,
                 "seed": previous.crc,
                 "lines": lines,
-                "life": epoch if created else previous.life,
+                "life": epoch if created else previous.generation,
                 "since": 1 if created else previous.since,
             },
         )

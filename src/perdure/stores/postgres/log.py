@@ -314,7 +314,7 @@ def read_page(connection: Connection, sql: Statements, run: RowReader, span: Row
             records += run.records(row)
     except CorruptRecordError:
         now = state_of(connection, sql, key)
-        if now is None or now.deleted or now.life != state.life or now.since > low:
+        if now is None or now.deleted or now.generation != state.generation or now.since > low:
             return RecordPage([], None)  # it was deleted or trimmed meanwhile
         raise
     end = records[-1].seq

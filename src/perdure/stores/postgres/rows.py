@@ -28,8 +28,8 @@ class SessionState(NamedTuple):
     epoch: int
     head: int
     crc: int
-    begun: int
-    life: int
+    epoch_start: int
+    generation: int
     since: int
     deleted: bool
     owner: str = ""
@@ -144,7 +144,7 @@ def new_entries(
         for entry, record in zip(sent, logged, strict=False)
     )
     # Only a repeated send is idempotent: the same bytes, in the same epoch.
-    if batch.first <= max(state.begun, state.since - 1) or not is_same:
+    if batch.first <= max(state.epoch_start, state.since - 1) or not is_same:
         message = (
             f"the log of {batch.key} holds other records from {batch.first} on: read the head "
             "again and append after it"
