@@ -31,7 +31,7 @@ def difference(before: Any, after: Any) -> Difference:
 
     >>> difference({"a": 1, "b": [1, 2]}, {"b": [1, 3], "c": 0})  # doctest: +NORMALIZE_WHITESPACE
     Difference(added={'/c': 0}, removed={'/a': 1},
-               changed={'/b/1': Change(before=2, after=3)})
+               changed={'/b/1': ValueChange(before=2, after=3)})
     """
     found = Difference(added={}, removed={}, changed={})
     _compare(before, after, "", found)

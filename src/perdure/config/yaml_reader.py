@@ -96,7 +96,7 @@ class Problems:
 def kind_of(node: YamlNode) -> str:
     """Return what a node is, in the words of people who write YAML.
 
-    >>> kind_of(Node(True, 1, 1)), kind_of(Node((), 1, 1))
+    >>> kind_of(YamlNode(True, 1, 1)), kind_of(YamlNode((), 1, 1))
     ('true or false', 'a list')
     """
     if node.is_mapping:

@@ -128,7 +128,7 @@ def write(
 def without_nul(text: str | None) -> str | None:
     """Return a text in the form that a text column can hold: without NUL.
 
-    >>> plain("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
+    >>> without_nul("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
     True
     """
     return None if text is None else text.replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -130,7 +130,7 @@ def members_between(prefix: str, after: SessionKey | None) -> tuple[bytes, bytes
 def key_of_name(name: bytes) -> SessionKey:
     r"""Return the session that a key on the server belongs to.
 
-    >>> key_in(b"perdure:{acme:a%2Fb:default}:q")
+    >>> key_of_name(b"perdure:{acme:a%2Fb:default}:q")
     SessionKey(agent='a/b', session='default', tenant='acme')
     """
     tag = name.decode().partition("{")[2].rpartition("}")[0]

@@ -87,7 +87,7 @@ def _eviction_message(link: RedisLink, policy: str | None) -> str:
 def durability_name(settings: Mapping[str, str], *, waits: bool) -> str:
     """Return the durability of an acknowledged write, from the known settings.
 
-    >>> durability_of({"appendonly": "yes", "appendfsync": "everysec"}, waits=False)
+    >>> durability_name({"appendonly": "yes", "appendfsync": "everysec"}, waits=False)
     'fsync every second'
     """
     appends, syncs = settings.get("appendonly"), settings.get("appendfsync")

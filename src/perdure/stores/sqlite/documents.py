@@ -118,7 +118,7 @@ def write(
 def comparable_tag(tag: str) -> str:
     """Return a tag in the form that is compared: SQLite's JSON ends a text at a NUL.
 
-    >>> comparable("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
+    >>> comparable_tag("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
     True
     """
     return tag.replace("\0", "\N{REPLACEMENT CHARACTER}")
