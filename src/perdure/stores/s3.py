@@ -438,9 +438,6 @@ def _client(address: BucketAddress, credentials: dict[str, str], *, retries: int
     )
 
 
-# The store
-
-
 _SECRETS = frozenset({"access_key_id", "secret_access_key", "session_token"})
 
 

@@ -56,9 +56,9 @@ def _listed(bucket: Bucket, prefix: str) -> dict[str, ListedObject]:
     return {entry.name.removeprefix(prefix): entry for entry in bucket.listed(prefix)}
 
 
-def remove(bucket: Bucket, tenant: str, wanted: Collection[str]) -> int:
+def remove(bucket: Bucket, tenant: str, requested: Collection[str]) -> int:
     """Remove blobs without quarantine; return how many bytes were freed."""
-    known = [name for name in wanted if is_name(name)]
+    known = [name for name in requested if is_name(name)]
     places = [prefix + name for name in known for prefix in (_prefix(tenant), _quarantine(tenant))]
     existing = [entry for entry in bucket.many(bucket.stat, places) if entry is not None]
     bucket.remove([entry.name for entry in existing])

@@ -105,7 +105,7 @@ class Bucket(ABC):
         return [entry for page in self.pages(prefix, after) for entry in page]
 
     def many(self, function: Callable[[A], B], items: Iterable[A]) -> list[B]:
-        """Call a function on items, perhaps several at a time; return the results in order.
+        """Call a function on items, possibly concurrently; return the results in order.
 
         The function must not call this method: nested calls could wait for each other forever.
         """

@@ -124,7 +124,7 @@ def commit(name: str, first: int, data: bytes) -> Commit:
         raise UnsupportedVersionError(message, object=name, format=header.perdure)
     lines = data[end:]
     if not header.cut and (len(lines) != header.bytes or zlib.crc32(lines) != header.sum):
-        raise damage_error(name, f"it should hold {header.bytes} bytes of records, and they differ")
+        raise damage_error(name, f"its records are not the {header.bytes} bytes in its header")
     return Commit(header, lines)
 
 

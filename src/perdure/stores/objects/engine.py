@@ -133,7 +133,7 @@ class OpenBucket:
         return msgspec.structs.replace(self._requests.drain(), beats=beats)
 
     async def append(self, writer: ObjectLogWriter, batch: Batch) -> Outcome:
-        """Append a batch in a thread; merge the commits when there are many."""
+        """Append a batch in a thread; merge the commits once there are many."""
         if writer.log_lock.locked():
             await wait_idle(writer)
 

@@ -137,9 +137,9 @@ def drop_dead_letters(bucket: Bucket, key: SessionKey, op_ids: Collection[str]) 
     """Remove dead letters; return how many."""
     folder = layout.folder_of(key)
     prefix = layout.dead_letters_prefix(folder)
-    wanted = {layout.dead_letter_name(folder, op_id) for op_id in op_ids}
-    wanted |= {f"{prefix}{op_id.removeprefix(UNREADABLE)}" for op_id in op_ids}
-    existing = [entry.name for entry in bucket.listed(prefix) if entry.name in wanted]
+    names = {layout.dead_letter_name(folder, op_id) for op_id in op_ids}
+    names |= {f"{prefix}{op_id.removeprefix(UNREADABLE)}" for op_id in op_ids}
+    existing = [entry.name for entry in bucket.listed(prefix) if entry.name in names]
     bucket.remove(existing)
     return len(existing)
 
@@ -220,7 +220,7 @@ def take(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[Pendin
 def settle(bucket: Bucket, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
     """Remove items; posts after the last of them are not read."""
     _require_lease(bucket, key, epoch)
-    wanted = set(op_ids)
+    pending = set(op_ids)
     names = _names(bucket, key)
     settled: list[str] = []
     for posted in _posts(bucket, names):
@@ -229,8 +229,8 @@ def settle(bucket: Bucket, key: SessionKey, epoch: int, op_ids: Collection[str])
             settled.append(posted.name)
         elif len(remaining) < len(posted.items):
             _replace_items(bucket, key, posted, remaining)
-        wanted.difference_update(item.op_id for item in posted.items)
-        if not wanted:
+        pending.difference_update(item.op_id for item in posted.items)
+        if not pending:
             break
     bucket.remove(settled)
 

@@ -33,7 +33,7 @@ _DIGITS = 16
 INBOX = "inbox/"
 OWNERS = "owners/"
 DEAD_LETTERS = "dead-letters/"
-LIVES = 10
+GENERATION_DIGITS = 10
 """Digits of a generation's number."""
 
 
@@ -45,12 +45,12 @@ def folder_of(key: SessionKey) -> str:
 
 def log_prefix(folder: str, generation: int) -> str:
     """Return the prefix of a generation's commits."""
-    return f"{folder}/log/{generation:0{LIVES}d}/"
+    return f"{folder}/log/{generation:0{GENERATION_DIGITS}d}/"
 
 
 def log_name(folder: str, generation: int, seq: int) -> str:
     """Return the name of the commit whose first record is *seq*."""
-    return f"{folder}/log/{generation:0{LIVES}d}/{seq:0{_DIGITS}d}"
+    return f"{folder}/log/{generation:0{GENERATION_DIGITS}d}/{seq:0{_DIGITS}d}"
 
 
 def first_of(name: str) -> int:
@@ -109,7 +109,7 @@ def directory_prefix(tenant: str) -> str:
 def directory_name(key: SessionKey, generation: int) -> str:
     """Return a session's name in the directory; each generation has its own."""
     names = f"{encode_id(key.agent)}/{encode_id(key.session)}"
-    return f"{directory_prefix(key.tenant)}{names}-{generation:0{LIVES}d}"
+    return f"{directory_prefix(key.tenant)}{names}-{generation:0{GENERATION_DIGITS}d}"
 
 
 def key_of(name: str, tenant: str) -> SessionKey | None:

@@ -99,7 +99,7 @@ def beats(bucket: Bucket, owner: str) -> dict[str, int] | None:
 
 
 def _number(tag: str) -> int:
-    """Return an object's tag as a counter: another one after each write."""
+    """Return an object's tag as a number, which changes with each write."""
     return int.from_bytes(hashlib.sha256(tag.encode()).digest()[:6], "big")
 
 

@@ -1,4 +1,4 @@
-"""The Redis store: sessions on a Redis or Valkey server, for many servers at once."""
+"""Redis store: sessions on a Redis or Valkey server that several hosts share."""
 
 from __future__ import annotations
 

@@ -203,8 +203,6 @@ class RedisLink:
         For idempotent calls: a connection that broke while idle is noticed only when it is
         used; then they are sent again over a new connection.
 
-
-
         Raises:
             StoreUnavailableError: No reply, or a reply says that the server is not ready.
             CorruptRecordError: A key has foreign data.
@@ -229,8 +227,6 @@ class RedisLink:
         """Send calls, and return a reply or an error for each.
 
         With *write*, the replies arrive after the effects are durable.
-
-
 
         Raises:
             StoreUnavailableError: They could not be sent, or not synced in time.
@@ -333,8 +329,6 @@ class RedisLink:
         """Subscribe on a separate connection, and yield for each message.
 
         Yields first when the subscription begins: earlier messages are not received.
-
-
 
         Raises:
             StoreUnavailableError: The connection failed or broke.

@@ -48,11 +48,11 @@ class RedisDocuments:
     async def read(self, key: SessionKey, names: Collection[str] | None) -> Documents:
         keys = self._names.session_keys(key)
         selected = () if names is None else tuple(names) or ("",)
-        ((sealed, *parts),) = await self._link.send(
+        ((encoded, *parts),) = await self._link.send(
             [_READ((keys.session, keys.documents), *selected)]
         )
         documents = dict(zip(map(bytes.decode, parts[::2]), parts[1::2], strict=True))
-        manifest = None if sealed is None else _manifest_of(key, sealed)
+        manifest = None if encoded is None else _manifest_of(key, encoded)
         if manifest is None:  # lost or damaged, so no document can be verified
             return Documents(damaged=tuple(sorted(documents)), remains=documents)
         return matched(manifest, documents, names)
@@ -85,9 +85,9 @@ class RedisDocuments:
             raise lease_lost(key, manifest.epoch, reply[1], deleted=bool(reply[2]))
 
 
-def _manifest_of(key: SessionKey, sealed: bytes) -> Manifest | None:
+def _manifest_of(key: SessionKey, encoded: bytes) -> Manifest | None:
     """Return a manifest; None for a damaged one, which counts as lost."""
-    data = frames.open_sealed(sealed)
+    data = frames.open_sealed(encoded)
     try:
         number = None if data is None else decoder_of(_Format).decode(data)
         if data is None or number is None:

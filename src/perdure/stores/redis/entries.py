@@ -58,7 +58,7 @@ def records_of(key: SessionKey, seed: int, entry: Any) -> list[Record]:
     """Return the records of an entry, as the server returned it.
 
     Raises:
-            CorruptRecordError: It is not exactly what was appended under its id.
+        CorruptRecordError: It is not exactly what was appended under its id.
 
     """
     name, fields = entry
@@ -80,7 +80,7 @@ def log_state(key: SessionKey, reply: Sequence[Any]) -> LogState:
     """Return the state of a session's log, from the reply of ``look.lua``.
 
     Raises:
-            CorruptRecordError: The session's hash and its log contradict each other.
+        CorruptRecordError: The session's hash and its log contradict each other.
 
     """
     epoch, head, deleted, base, moved, first, last, of = reply

@@ -1,9 +1,8 @@
-"""The Redis store: the port of `perdure.store` on a Redis or Valkey server.
+"""Redis store: the port of `perdure.store` on a Redis or Valkey server.
 
 Use it from the event loop that opened it. Each call is one write to the server and one reply
 (a few take two). Each change is one script: atomic, fenced by the epoch, and one entry in the
 server's append-only file. A cancelled call may have its whole effect or none, never a part.
-
 
 What an acknowledged write survives depends on the server's settings: see
 ``capabilities.durability``.
@@ -126,7 +125,7 @@ class RedisStore:
 
     @property
     def location(self) -> str:
-        """The server, without user and password."""
+        """The server's address, without user and password."""
         return self._link.location
 
     async def open(self) -> None:
@@ -175,7 +174,7 @@ class RedisStore:
     # the log
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append each batch, all of them in one write."""
+        """Append all batches in one write."""
         return await self._log.append_many(batches)
 
     async def read_log(
@@ -317,7 +316,7 @@ class RedisStore:
         return await self._directory.sessions(tenant, prefix, after, limit, ListFilter(owner, tag))
 
     async def tenants(self) -> list[str]:
-        """List the tenants that have a session, a blob or old history, by name."""
+        """List the tenants that have a session, a blob or cold history, by name."""
         return sorted({*await self._directory.tenants(), *await self._cold.tenants()})
 
     async def rebuild_directory(self) -> int:

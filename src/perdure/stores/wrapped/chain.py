@@ -181,7 +181,7 @@ class ChainWriter:
 def chain_error(seq: int, reason: str) -> CorruptRecordError:
     """Return the error for a log that is not the one that was written."""
     message = (
-        f"the log is not what was written up to record {seq}: {reason}; records were changed, left "
-        "out or put in without the key: restore the session from a copy"
+        f"the log is not what was written up to record {seq}: {reason}; records were changed, "
+        "removed or inserted without the key: restore the session from a copy"
     )
     return CorruptRecordError(message, seq=seq)
