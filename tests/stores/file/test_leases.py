@@ -17,7 +17,7 @@ from perdure._lib.files import Folder
 from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.store import Status
-from perdure.stores.file import FileStore, documents, leases
+from perdure.stores.file import FileStore, documents, leases, owners
 from perdure.stores.file.held_sessions import HeldSessions
 from perdure.stores.file.home import PARALLELISM
 from perdure.testing.conformance._kit import (
@@ -242,6 +242,23 @@ async def test_an_owner_of_another_boot_is_dead_here(open_store, root: Path) -> 
     assert holder.alive is False
 
 
+async def test_who_knows_no_boot_of_its_own_goes_by_the_lock(
+    open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_store("one")
+    await take(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(owners, "boot_id", lambda: "")
+        other = await open_store("other")
+    holder = await other.holder(KEY)
+    assert holder is not None
+    assert holder.alive is True
+    await store.aclose()
+    holder = await other.holder(KEY)
+    assert holder is not None
+    assert holder.alive is False
+
+
 async def test_on_a_network_only_the_heartbeat_tells_of_other_machines(
     open_store, root: Path
 ) -> None:
@@ -298,6 +315,26 @@ async def test_a_lease_that_is_not_whole_can_be_taken_over(open_store, root: Pat
     assert holder is not None
     assert (holder.epoch, holder.alive, holder.released) == (1, None, False)
     assert (await other.acquire(KEY, after=1)).head == 3
+
+
+async def test_a_store_keeps_nothing_of_a_session_that_it_released(store) -> None:
+    grant = await take(store)
+    assert KEY in store._held_sessions
+    await store.release(KEY, grant.epoch)
+    assert KEY not in store._held_sessions
+    outcome = await append(store, grant, 2, *group("late"))
+    assert outcome.status is Status.CONFLICT
+
+
+async def test_a_store_that_is_closed_leaves_no_file_open(open_store) -> None:
+    before = len(os.listdir("/dev/fd"))
+    store = await open_store("other")
+    for number in range(30):
+        key = SessionKey(f"agent-{number}")
+        await append_ok(store, await take(store, key), 2, *group("a"))
+    assert len(os.listdir("/dev/fd")) > before + 30
+    await store.aclose()
+    assert len(os.listdir("/dev/fd")) < before + 10
 
 
 async def test_only_the_newest_lease_is_kept(open_store, root: Path) -> None:

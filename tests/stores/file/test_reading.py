@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -434,6 +436,31 @@ async def test_what_somebody_planted_raises_nothing_but_our_errors(
     asked = await store.heartbeat()
     assert (asked.handovers, asked.mail) == ((), ())
     assert len(await read(reader)) == 3
+
+
+def test_a_large_log_is_read_on_asyncio_where_trio_is_not_there(tmp_path: Path) -> None:
+    program = """
+import asyncio, sys
+from perdure import Message, Shutdown, connect
+from perdure.stores.file import FileStore
+async def main():
+    async with connect(sys.argv[1], shutdown=Shutdown(signals=False)) as sessions:
+        async with sessions.open("ada") as session:
+            session.append(*(Message.user(f"{n}" + "x" * 400_000) for n in range(10)))
+    store = FileStore(sys.argv[1], owner="reader")
+    await store.open()
+    for reverse in (False, True):
+        chunks = [chunk async for chunk in store.read_log(session.key, reverse=reverse)]
+        assert sum(len(one.records) for one in chunks) == 11, chunks
+        assert len(chunks) > 1, chunks
+    await store.aclose()
+    assert "trio" not in sys.modules
+    print("all of it is there")
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "all of it is there\n"), done.stderr
 
 
 async def test_reading_leaves_no_file_open(store, open_store) -> None:
