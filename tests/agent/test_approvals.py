@@ -135,6 +135,23 @@ async def test_nobody_waits_for_an_answer_that_was_given(
                 await answer("c9")
 
 
+async def test_an_answer_to_another_call_lets_none_run(
+    memory_world: World, configured: Configure
+) -> None:
+    doors = Doors()
+    async with memory_world.agent(doors.config(configured)) as agent:
+        async with agent.events() as events:
+            await agent.post_user_message("go")
+            call_id = await until_asked(events)
+        for answer in (agent.approve, agent.deny):
+            with pytest.raises(SessionError, match="waits for an approval"):
+                await answer("c9")
+        assert [one.call for one in agent.pending_approvals] == [call_id]
+        assert doors.opened == []
+        agent.interrupt()
+        await settled(agent)
+
+
 @pytest.mark.parametrize("when", ["before", "while"])
 @pytest.mark.parametrize("yes", [True, False])
 async def test_after_a_restart_it_is_still_asked_for(

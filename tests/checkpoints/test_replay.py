@@ -107,6 +107,8 @@ def test_a_report_stays_small_whatever_happens() -> None:
     assert len(report.problems) == 1000 < report.problem_count
     assert len(report.capabilities) == 1001
     assert sum(use.used for use in report.capabilities.values()) == 5000
+    replay.feed(ReplayItem(5000, 10000, event(10000, "capability_used", label="capability 7")))
+    assert replay.report("here").capabilities["capability 7"].used == 2
 
 
 # a session

@@ -42,6 +42,9 @@ class Tools:
         if name == "add":
             total = {"result": arguments["a"] + arguments["b"]}
             return {**said(json.dumps(total)), "structuredContent": total}
+        if name == "files.read" and arguments["path"].endswith(".png"):
+            image = {"type": "image", "data": "AAEC", "mimeType": "image/png"}
+            return {"content": [*said("a picture")["content"], image], "isError": False}
         if name == "files.read":
             return said(f"what stands in {arguments['path']}")
         if name == "fail":

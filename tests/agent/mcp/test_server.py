@@ -43,6 +43,10 @@ async def test_a_server_offers_tools_and_is_made_again_when_it_has_died(tmp_path
     async with server(tmp_path) as tools:
         assert {one.name for one in tools.tools()} == {"add", "files_read", "pay", "look", "fail"}
         assert await tools.call("add", {"a": 1, "b": 2}) == {"result": 3}
+        assert await tools.call("files.read", {"path": "x.png"}) == [
+            {"type": "text", "text": "a picture"},
+            {"type": "image", "data": "AAEC", "mimeType": "image/png"},
+        ]
         with pytest.raises(
             ToolServerError, match="fail of MCP server 'tools' failed: no such thing"
         ):
