@@ -751,6 +751,23 @@ async def test_a_turn_that_is_asked_for_again_is_answered_as_before(
         assert [one.text for one in agent.session.context()] == ["go", "once"]
 
 
+async def test_a_turn_that_ended_with_no_answer_is_told_with_what_the_model_said_in_it(
+    memory_world: World, configured: Configure
+) -> None:
+    async with memory_world.connect() as sessions, sessions.open("ada") as session:
+        async with session.turn("noted"):
+            session.append(Message.user("go"), Message.assistant("yes"), Message.system("noted"))
+        async with session.turn("silent"):
+            session.append(Message.user("go on"))
+    model = ScriptedModel("no")
+    async with memory_world.agent(configured(model=model)) as agent:
+        for turn, text in (("noted", "yes"), ("silent", "")):
+            (event,) = [event async for event in agent.stream("go", turn_id=turn)]
+            assert isinstance(event, TurnEnded)
+            assert (event.text, event.replayed, event.message.role) == (text, True, "assistant")
+        assert model.calls == 0
+
+
 async def test_what_a_failed_turn_had_still_to_do_is_not_done_in_the_next(
     memory_world: World, configured: Configure
 ) -> None:

@@ -87,3 +87,4 @@ def test_the_way_back_is_the_other_way_round(before: Any, after: Any) -> None:
 def test_a_path_is_a_json_pointer() -> None:
     found = difference({"a/b": {"c~d": [1]}}, {"a/b": {"c~d": [2]}})
     assert list(found.changed) == ["/a~1b/c~0d/0"]
+    assert found  # a change alone is a difference
