@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+from html import unescape
 from pathlib import Path
 
 import anyio
 import pytest
 
 import perdure
-from perdure import Shutdown
+from perdure import Shutdown, ToolCall
+from perdure.agent import Agent, ScriptedModel
 from tests.cli.conftest import Command
 from tests.cli.test_lives import said
 
@@ -140,3 +143,36 @@ def test_checkpoints_out_of_order_are_refused_before_anything_is_written(
     assert (told.status, "line 2: checkpoint 4 comes after 4" in told.err) == (2, True)
     (folder / "checkpoints.jsonl").unlink()
     assert command("import", str(folder), "--store", str(store)).status == 0
+
+
+def test_a_page_has_what_a_tool_was_called_with_and_what_it_returned(
+    command: Command, tmp_path: Path
+) -> None:
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    calls = [ToolCall("c1", "add", {"a": 20, "b": 3}), ToolCall("c1", "add", {"a": 4, "b": 5})]
+
+    async def work() -> None:
+        async with perdure.connect(tmp_path / "s", shutdown=Shutdown(signals=False)) as sessions:
+            model = ScriptedModel(calls, [ToolCall("c1", "add", {"a": "x"})], "done")
+            agent = Agent.create("ada", model=model, tools=[add], sessions=sessions)
+            async with agent as ada:
+                await ada.ask("add")
+
+    anyio.run(work)
+    page, data = tmp_path / "report.html", tmp_path / "report.json"
+    for report in (page, data):
+        told = command("replay", "ada", "--report", str(report), "--store", str(tmp_path / "s"))
+        assert told.status == 0, told.err
+    rows = json.loads(data.read_text())["rows"]
+    requested = [row["arguments"] for row in rows if row["what"] == "requested"]
+    assert requested[:2] == [{"a": 20, "b": 3}, {"a": 4, "b": 5}]
+    assert [row["result"] for row in rows if row["what"] == "used"] == [23, 9]
+    assert all(row["at"] > 1.7e9 for row in rows)
+    shown = unescape(page.read_text())
+    assert '"arguments":{"a":20,"b":3}' in shown
+    assert '"result":23' in shown
+    year = datetime.datetime.fromtimestamp(rows[0]["at"], datetime.UTC).year
+    assert f"<td>{year}-" in shown

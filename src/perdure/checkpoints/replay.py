@@ -62,6 +62,14 @@ class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The decision's label, or the capability."""
     detail: dict[str, Any] = {}
+    at: float | None = None
+    """When the newest message before it was created, in seconds since 1970, if that is known."""
+    arguments: Any = None
+    """What a tool was requested with."""
+    result: Any = None
+    """What a tool that was used returned."""
+    error: str | None = None
+    """Why there is no result."""
 
 
 class CapabilityUse(msgspec.Struct):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
+import msgspec
 
 from perdure.checkpoints.audit_files import replay_folder
 from perdure.checkpoints.chain import CheckpointChain, problems_of
 from perdure.checkpoints.journal import JournalReader
-from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow
+from perdure.checkpoints.replay import MOST, Replay, ReplayItem, ReplayReport, TimelineRow
 from perdure.checkpoints.verify import state_problems
 from perdure.errors import ConfigError, FormatError, ReplayDivergedError
 from perdure.records.checkpoints import (
@@ -26,7 +28,9 @@ from perdure.records.checkpoints import (
     TimestampPayload,
 )
 from perdure.records.json import decode
-from perdure.records.records import CHECKPOINT, CHECKPOINTS_PRUNED, EVENT, Record
+from perdure.records.message_format import decode_message
+from perdure.records.messages import ToolCall, ToolResult
+from perdure.records.records import CHECKPOINT, CHECKPOINTS_PRUNED, EVENT, MESSAGE_KINDS, Record
 
 
 async def replayed(
@@ -53,21 +57,70 @@ async def replayed(
     for problem in problems_of(chain.links):
         run.problem(f"checkpoint {problem.id}: {problem.what}")
     made: Checkpoint | None = None
+    calls = _ToolCalls()
     log = reading.store.read_log(reading.key, after=after, before=reading.head + 1)
     async with aclosing(log):
         async for chunk in log:
             for record in chunk.records:
                 if record.kind == CHECKPOINT:
                     made = decode(record.payload, Checkpoint)
+                calls.note(record)
                 item = _item(record)
                 if item is None:
                     continue
                 row = run.feed(item)
                 if row is not None and on_row is not None:
-                    on_row(row)
+                    on_row(calls.completed(row))
                 if item.event is not None and item.event.kind == SNAPSHOT_CREATED:
                     await _compare(run, item, made, reading, chain)
     return run.report(str(reading.key), since=since)
+
+
+class _ToolCalls:
+    """What the messages beside the events say: arguments, results and times."""
+
+    def __init__(self) -> None:
+        self._arguments: OrderedDict[str, list[ToolCall]] = OrderedDict()
+        self._results: OrderedDict[str, ToolResult] = OrderedDict()
+        self._at: float | None = None
+
+    def note(self, record: Record) -> None:
+        """Remember a message's calls or its result, and its time."""
+        if record.kind not in MESSAGE_KINDS:
+            return
+        message = decode_message(record.payload)
+        self._at = message.created_at or self._at
+        # An id may come again, also within one message: the newest message counts.
+        for call in message.tool_calls:
+            self._arguments.pop(call.id, None)
+        for call in message.tool_calls:
+            self._arguments.setdefault(call.id, []).append(call)
+        if message.tool_result is not None:
+            self._results[message.tool_result.call_id] = message.tool_result
+        for known in (self._arguments, self._results):
+            while len(known) > MOST:
+                known.popitem(last=False)
+
+    def completed(self, row: TimelineRow) -> TimelineRow:
+        """Return a row with what is known of its call, which its detail names."""
+        row = msgspec.structs.replace(row, at=self._at)
+        id_ = row.detail.get("call")
+        if not isinstance(id_, str):
+            return row
+        if row.what == "requested":
+            calls = self._arguments.get(id_, [])
+            call = next((one for one in calls if one.name == row.name), None)
+            if call is None:
+                return row
+            calls.remove(call)
+            return msgspec.structs.replace(row, arguments=call.arguments)
+        result = self._results.pop(id_, None) if row.what in _ENDS else None
+        if result is None:
+            return row
+        return msgspec.structs.replace(row, result=result.result, error=result.error)
+
+
+_ENDS = ("used", "failed", "denied")
 
 
 async def _start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -115,21 +116,35 @@ def _happened(rows: Sequence[TimelineRow], left_out: int) -> str:
     if not rows:
         return ""
     cells = [
-        (one.timestamp, one.token_id, one.what, one.name, one.detail) for one in map(shown, rows)
+        (one.timestamp, one.token_id, one.what, one.name, one.detail, _clock(one.at))
+        for one in map(shown, rows)
     ]
     kinds = [one.what for one in rows]
-    table = _table(("time", "turn", "what", "name", "detail"), cells, kinds)
+    table = _table(("time", "turn", "what", "name", "detail", "clock (UTC)"), cells, kinds)
     more = f"<p>and {left_out:,} more: the report in JSON has them all</p>" if left_out else ""
     return f"<h2>Decisions, and what was used</h2>{table}{more}"
 
 
 def shown(row: TimelineRow) -> TimelineRow:
     """Return what a page shows of a row: the beginning of whatever is very long."""
-    detail = row.detail
+    call = {"arguments": row.arguments, "result": row.result, "error": row.error}
+    detail = {**row.detail, **{name: one for name, one in call.items() if one is not None}}
     text = msgspec.json.encode(detail).decode()
     if len(text) > DETAIL:
         detail = {"shortened": shortened(text, DETAIL)}
-    return msgspec.structs.replace(row, name=shortened(row.name), detail=detail)
+    return msgspec.structs.replace(
+        row, name=shortened(row.name), detail=detail, arguments=None, result=None, error=None
+    )
+
+
+def _clock(at: float | None) -> str:
+    if at is None:
+        return ""
+    try:
+        when = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    except (OverflowError, ValueError, OSError):  # as somebody imported it
+        return str(at)
+    return f"{when:%Y-%m-%d %H:%M:%S}"
 
 
 def _kinds(report: ReplayReport) -> str:
