@@ -30,6 +30,10 @@ from perdure.stores.objects.head import DocumentRef, MergedSegment, ReadMark, Se
 from perdure.stores.objects.log import ObjectLogWriter, lease_lost
 from perdure.stores.objects.merge import CommitMerge
 
+_LARGE_DOCUMENT = 64 * 1024
+"""Bytes from which on a document is an object of its own, not copied with others."""
+_ATTEMPTS = 50
+
 
 def segments_from(
     bucket: Bucket, writer: ObjectLogWriter, head: SessionHead, below: int
@@ -43,11 +47,7 @@ def segments_from(
     remaining = [segment for segment in head.segments if segment.last >= below]
     if remaining and remaining[0].first < below:
         remaining[0] = _cut_segment(bucket, writer, remaining[0], below)
-    return (
-        None
-        if len(remaining) == len(head.segments) and remaining == list(head.segments)
-        else tuple(remaining)
-    )
+    return None if remaining == list(head.segments) else tuple(remaining)
 
 
 def _cut_segment(
@@ -72,11 +72,6 @@ def _cut_segment(
     name = f"{writer.folder}/seg/{writer.epoch:010d}-{below:016d}-{random_id(10)}"
     bucket.put(name, data[offset:])
     return MergedSegment(name, segment.last, segment.size - offset, tuple(marks))
-
-
-_LARGE_DOCUMENT = 64 * 1024
-"""Bytes from which on a document is an object of its own, not copied with others."""
-_ATTEMPTS = 50
 
 
 def documents(bucket: Bucket, key: SessionKey, names: Collection[str] | None) -> Documents:

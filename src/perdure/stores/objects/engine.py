@@ -136,7 +136,6 @@ class OpenBucket:
         """Append a batch in a thread; merge the commits once there are many."""
         if writer.log_lock.locked():
             await wait_idle(writer)
-
         try:
             outcome = await self._appends.run(writer.append, batch)
         except Exception as error:  # noqa: BLE001  # an error of one session must not affect others

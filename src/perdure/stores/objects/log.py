@@ -147,7 +147,7 @@ class ObjectLogWriter:
         self._commit_firsts.append(first)
         if len(self._commit_firsts) > _MAX_FIRSTS and self.stored_head is not None:
             floor = self.stored_head[0].floor
-            self._commit_firsts = [first for first in self._commit_firsts if first > floor]
+            self._commit_firsts = [seq for seq in self._commit_firsts if seq > floor]
 
     def _require_commits(self) -> None:
         """Raise LeaseLostError if acknowledged commits no longer exist."""
@@ -156,21 +156,14 @@ class ObjectLogWriter:
         # After the listing: what was merged meanwhile is below the floor now.
         current = self.stored_head or reader.read_head(self._bucket, self.key)
         floor = 0 if current is None else current[0].floor
-        missing = [
-            first for first in self._commit_firsts if first > floor and first not in existing
-        ]
+        missing = [seq for seq in self._commit_firsts if seq > floor and seq not in existing]
         last = self._commit(self._commit_firsts[-1])
         if not missing and (last is None or last.crc != self.crc):
             missing = self._commit_firsts[-1:]  # another process has written at its place
         if missing:
-            self._move_aside(
-                [
-                    entry
-                    for entry in self._commit_firsts
-                    if entry > min(missing) and entry in existing
-                ]
-            )
-            raise lease_lost(self.key, self.epoch, missing=min(missing))
+            gap = min(missing)
+            self._move_aside([seq for seq in self._commit_firsts if seq > gap and seq in existing])
+            raise lease_lost(self.key, self.epoch, missing=gap)
         self.is_doubted = False
 
     def _commit(self, first: int) -> commits.Commit | None:

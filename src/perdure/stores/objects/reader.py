@@ -98,10 +98,9 @@ def plan(bucket: Bucket, key: SessionKey) -> ObjectReadPlan | None:
 
 def _same_places(before: SessionHead, after: SessionHead) -> bool:
     """Return whether no commit was removed between two reads of a head."""
-    return (after.floor, after.generation) == (
-        before.floor,
-        before.generation,
-    ) and not after.deleted
+    if after.deleted:
+        return False
+    return (after.floor, after.generation) == (before.floor, before.generation)
 
 
 def loose_commits(bucket: Bucket, key: SessionKey, head: SessionHead) -> list[ListedObject]:
@@ -222,7 +221,7 @@ def newest_commit(bucket: Bucket, loose: Sequence[ListedObject]) -> commits.Comm
     return commit
 
 
-def head_of(bucket: Bucket, key: SessionKey) -> int:
+def last_seq_of(bucket: Bucket, key: SessionKey) -> int:
     """Return the seq of a log's last record, 0 for an unknown session."""
     for _ in range(_ATTEMPTS):
         current = plan(bucket, key)

@@ -201,7 +201,7 @@ class ObjectStore:
 
     async def head(self, key: SessionKey) -> int:
         """Return the seq of the log's last record, 0 for an unknown session."""
-        return await self._read(key, lambda bucket: reader.head_of(bucket, key))
+        return await self._read(key, lambda bucket: reader.last_seq_of(bucket, key))
 
     # documents
 

@@ -66,10 +66,10 @@ _segments: msgspec.msgpack.Decoder[list[ColdEntry]] = msgspec.msgpack.Decoder(li
 class ColdHistory:
     """The cold history of all sessions; without another store, nothing is moved."""
 
-    def __init__(self, link: RedisLink, names: KeyNames, place: Store | None) -> None:
+    def __init__(self, link: RedisLink, names: KeyNames, history: Store | None) -> None:
         self._link = link
         self._names = names
-        self._history = place
+        self._history = history
 
     async def move(self, key: SessionKey, manifest: Manifest) -> None:
         """Move records that all documents include, as the holder; log a failure."""

@@ -91,7 +91,7 @@ class SupportsTransform(Protocol):
     """Whether data that was stored without the wrapper is read unchanged."""
 
     def max_payload_bytes(self, inner_max: int) -> int:
-        """Return the size of the largest payload that has ``inner_max`` bytes once transformed."""
+        """Return the largest payload that has at most ``inner_max`` bytes once transformed."""
         ...
 
     def overhead(self) -> int:
@@ -125,7 +125,7 @@ class SupportsTransform(Protocol):
     async def chain_reader(
         self, store: Store, key: SessionKey, request: ReadRequest, records: Sequence[Record]
     ) -> ChainReader | None:
-        """Return the verifying reader of a log that begins with ``records``; None without chain."""
+        """Return the verifier of a log whose first chunk is ``records``; None without chain."""
         ...
 
     def note_link(self, key: SessionKey, link: ChainLink | None) -> None:
