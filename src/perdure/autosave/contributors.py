@@ -127,9 +127,9 @@ class StateCapture:
             t.contributing = False
 
     def _failed(self, t: Tracked, error: BaseException) -> None:
-        found = exit_in(error)
-        if found is not None:
-            self._host.leave(found)
+        exit_error = exit_in(error)
+        if exit_error is not None:
+            self._host.leave(exit_error)
             return
         if not isinstance(error, Exception):
             error = RuntimeError(f"it ended with {error!r}")

@@ -85,14 +85,14 @@ def whole_groups(
 
     As many whole groups as ``most_records`` and ``most_bytes`` allow, but at least one.
     """
-    size = taken = taken_bytes = 0
+    size = count_taken = taken_bytes = 0
     for count, entry in enumerate(islice(pending, limit), 1):
         size += len(entry.payload) + OVERHEAD
-        if taken and (count > most_records or size > most_bytes):
+        if count_taken and (count > most_records or size > most_bytes):
             break
         if entry.end:
-            taken, taken_bytes = count, size
-    return taken, taken_bytes
+            count_taken, taken_bytes = count, size
+    return count_taken, taken_bytes
 
 
 # How records come in: accepted as a group, or refused as one
@@ -643,9 +643,9 @@ def outcome_of(error: Exception) -> Outcome:
     return Outcome(Status.IN_DOUBT, error)
 
 
-def in_doubt(why: str) -> Outcome:
+def in_doubt(reason: str) -> Outcome:
     """Return the outcome of a save that was given up."""
-    return Outcome(Status.IN_DOUBT, StoreUnavailableError(why))
+    return Outcome(Status.IN_DOUBT, StoreUnavailableError(reason))
 
 
 def complete(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
@@ -653,8 +653,8 @@ def complete(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
     missing = count - len(outcomes)
     if missing <= 0:
         return list(outcomes[:count])
-    why = f"the store answered for {len(outcomes)} of {count} sessions: report it to its author"
-    return [*outcomes, *[in_doubt(why)] * missing]
+    reason = f"the store answered for {len(outcomes)} of {count} sessions: report it to its author"
+    return [*outcomes, *[in_doubt(reason)] * missing]
 
 
 def all_permanent(outcomes: Sequence[Outcome]) -> bool:

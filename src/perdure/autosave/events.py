@@ -201,9 +201,9 @@ class Reporter:
     def deliver(self) -> None:
         """Report what has happened since the last time."""
         while self._waiting:
-            taken = self._waiting.copy()
+            waiting = self._waiting.copy()
             self._waiting.clear()
-            for event in taken:
+            for event in waiting:
                 self._report(event)
 
     def _report(self, event: Event) -> None:

@@ -109,11 +109,11 @@ def _degraded(core: Core) -> list[str]:
             f"{_sessions(registry.failed)} could not be saved, last error: {t.last_error}"
         )
     reasons += registry.warnings
-    gone = [t for t in registry.stuck if t.missing]
-    if gone:
+    records_lost = [t for t in registry.stuck if t.missing]
+    if records_lost:
         reasons.append(
-            f"{_sessions(gone)}: the store no longer has records that it had acknowledged: see "
-            "sessions.lost"
+            f"{_sessions(records_lost)}: the store no longer has records that it had "
+            "acknowledged: see sessions.lost"
         )
     for end in (State.QUARANTINED, State.LOST):
         stuck = [t for t in registry.stuck if t.end is end and not t.missing]
@@ -324,9 +324,9 @@ class Watchdog:
             return f"a save has been with the store for longer than its timeout{cause}"
         t = max(stalled, key=lambda t: now - self._due[t].since)
         more = f" and {len(stalled) - 1} more" if len(stalled) > 1 else ""
-        why = "a job holds it" if t.holds else "no worker has taken it"
+        reason = "a job holds it" if t.holds else "no worker has taken it"
         age = now - (t.oldest_at or now)
-        return f"session {t.key}{more}: due, unsaved for {age:.0f} s, and {why}{cause}"
+        return f"session {t.key}{more}: due, unsaved for {age:.0f} s, and {reason}{cause}"
 
     def _resumed(self) -> None:
         if self._stalled is not None:

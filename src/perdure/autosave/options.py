@@ -290,5 +290,5 @@ def _read(variable: str, text: str) -> Any:
 def _unfit(environment: Mapping[str, str], error: ConfigError) -> ConfigError:
     """Name the variables behind settings that do not fit, or not together."""
     given = {name: environment[name] for name in (PRESET, *VARIABLES) if environment.get(name)}
-    said = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    return ConfigError(f"the environment sets {said}, and so {error}", variables=given)
+    assignments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return ConfigError(f"the environment sets {assignments}, and so {error}", variables=given)

@@ -71,12 +71,12 @@ class Wheel(Generic[T]):
             return NEVER, []
         slot = self._order[0]
         bucket = self._buckets[slot]
-        taken = [bucket.popitem()[0] for _ in range(min(limit, len(bucket)))]
+        popped = [bucket.popitem()[0] for _ in range(min(limit, len(bucket)))]
         if not bucket:
             del self._buckets[slot]
             heapq.heappop(self._order)
             self.next_at = self._order[0] * self.width if self._order else float("inf")
-        return slot, taken
+        return slot, popped
 
 
 # Sessions that are due, earliest deadline first, in two lanes

@@ -103,14 +103,14 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
         """
         if self.clean:
             return
-        keys = tuple(one.key for one in self.not_durable)
-        records = sum([one.records for one in self.not_durable])
+        keys = tuple(entry.key for entry in self.not_durable)
+        records = sum([entry.records for entry in self.not_durable])
         cures = []
         if self.unsaved or self.in_doubt:
             cures.append(_SLOW)
         if self.lost:
             cures.append(_TAKEN)
-        folders = sorted({one.kept_in for one in self.not_durable if one.kept_in is not None})
+        folders = sorted({entry.kept_in for entry in self.not_durable if entry.kept_in is not None})
         if folders:
             cures.append(f"It is kept in {folders[0]}, and the next open of the session appends it")
         message = ". ".join([str(self), *cures, "error.facts['report'] has all of it"])
@@ -118,8 +118,8 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
 
     def __str__(self) -> str:
         parts = [f"{len(ones)} {name}: {_names(ones)}" for name, ones in self._classes() if ones]
-        said = "; ".join(parts) if parts else "nothing unsaved"
-        return f"stopped in {self.duration:.2f} s, saved {self.saved} sessions, {said}"
+        summary = "; ".join(parts) if parts else "nothing unsaved"
+        return f"stopped in {self.duration:.2f} s, saved {self.saved} sessions, {summary}"
 
     def _repr_html_(self) -> str:
         facts: dict[str, object] = {
@@ -143,7 +143,7 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
         """Log one line for each class that is not empty."""
         for name, ones in self._classes():
             if ones:
-                records = sum([one.records for one in ones])
+                records = sum([entry.records for entry in ones])
                 extra = {"sessions": len(ones), "records": records, "some": _names(ones)}
                 level = logging.WARNING if name == "spilled" else logging.ERROR
                 log.log(level, "stopped with sessions %s: %s", name, _names(ones), extra=extra)
@@ -182,12 +182,12 @@ def _unsaved(t: Tracked, now: float) -> Unsaved:
     )
 
 
-def _key(one: Unsaved) -> SessionKey:
-    return one.key
+def _key(entry: Unsaved) -> SessionKey:
+    return entry.key
 
 
 def _names(ones: tuple[Unsaved, ...]) -> str:
-    shown = [f"{one.key} ({one.records} records)" for one in ones[:SHOWN]]
+    shown = [f"{entry.key} ({entry.records} records)" for entry in ones[:SHOWN]]
     more = len(ones) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 

@@ -97,19 +97,19 @@ class Waiters:
 
     def take(self, reached: int) -> list[Waiter]:
         """Return the waiters of versions up to ``reached``, and forget them."""
-        taken = []
+        due = []
         while self._heap and self._heap[0][0] <= reached:
             waiter = self._waiters.pop(heapq.heappop(self._heap)[1], None)
             if waiter is not None:
-                taken.append(waiter)
-        return taken
+                due.append(waiter)
+        return due
 
     def take_all(self) -> list[Waiter]:
         """Return all waiters, and forget them."""
-        taken = list(self._waiters.values())
+        waiters = list(self._waiters.values())
         self._waiters.clear()
         self._heap.clear()
-        return taken
+        return waiters
 
 
 class _Hottest:
@@ -368,10 +368,10 @@ class Tracked(_Hot):
         waiters = self.waiters
         if waiters is None:
             return []
-        taken = waiters.take_all() if reached is None else waiters.take(reached)
+        due = waiters.take_all() if reached is None else waiters.take(reached)
         if not waiters:
             self.waiters = None
-        return taken
+        return due
 
     def give_up(self, number: int, waiters: Waiters) -> None:
         """Forget a waiter, if it still waits."""

@@ -191,12 +191,12 @@ class Writer:
         del self._flights[flight]
         try:
             now = self._clock()
-            took, rest = now - flight.began, iter([(flight.save, outcome)])
+            took, unsettled = now - flight.began, iter([(flight.save, outcome)])
             try:
-                self._settle(rest, now, took)
+                self._settle(unsettled, now, took)
             finally:
                 # Ctrl-C just now must not leave a session with the store for ever.
-                self._finish([flight.save], [outcome], now, took, rest)
+                self._finish([flight.save], [outcome], now, took, unsettled)
         except Exception:
             log.exception("a save was not settled", extra={"session": str(flight.save.t.key)})
         self._now_idle()
@@ -330,13 +330,13 @@ class Writer:
             if outcomes is None:
                 outcomes = [in_doubt(self._why_cut(scope))] * len(saves)
             now = self._clock()
-            rest = iter(zip(saves, outcomes, strict=True))
+            unsettled = iter(zip(saves, outcomes, strict=True))
             try:
-                while not self._settle(rest, now, now - began):
+                while not self._settle(unsettled, now, now - began):
                     await cancel_shielded_checkpoint()
             finally:
                 # A native cancel just now must not leave a session with the store for ever.
-                self._finish(saves, outcomes, now, now - began, rest)
+                self._finish(saves, outcomes, now, now - began, unsettled)
 
     def _finish(
         self,
@@ -344,12 +344,12 @@ class Writer:
         outcomes: list[Outcome],
         now: float,
         took: float,
-        rest: Iterator[tuple[Save, Outcome]] | None = None,
+        unsettled: Iterator[tuple[Save, Outcome]] | None = None,
     ) -> None:
         """Apply what is left of the outcomes, and let others know."""
         self._busy += took
-        rest = zip(saves, outcomes, strict=True) if rest is None else rest
-        while not self._settle(rest, now, took):
+        unsettled = zip(saves, outcomes, strict=True) if unsettled is None else unsettled
+        while not self._settle(unsettled, now, took):
             pass
         self._tell_breaker(outcomes, now)
         self._settled(saves)
@@ -388,10 +388,10 @@ class Writer:
 
     # and back
 
-    def _settle(self, rest: Iterator[tuple[Save, Outcome]], now: float, took: float) -> bool:
+    def _settle(self, unsettled: Iterator[tuple[Save, Outcome]], now: float, took: float) -> bool:
         """Apply outcomes until the time slice is over; return whether all are applied."""
         begun = self._clock()
-        for n, (save, outcome) in enumerate(rest, 1):
+        for n, (save, outcome) in enumerate(unsettled, 1):
             t = save.t
             had_ended = t.end
             self._captured((save,))
@@ -419,6 +419,8 @@ class Writer:
             log.exception("a hook failed", extra={"session": str(t.key)})
 
     def _tell_breaker(self, outcomes: list[Outcome], now: float) -> None:
-        well = outcomes[0].status is Status.OK or any(one.status in ANSWERS for one in outcomes)
-        error = next((one.error for one in outcomes if one.error is not None), None)
+        well = outcomes[0].status is Status.OK or any(
+            outcome.status in ANSWERS for outcome in outcomes
+        )
+        error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
         self._core.answered(well=well, error=None if well else error, now=now)

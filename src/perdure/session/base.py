@@ -301,15 +301,15 @@ class SessionBase(_Hot):
 
 
 def _size(manifest: Manifest | None) -> int:
-    return 0 if manifest is None else sum(one.size for one in manifest.documents.values())
+    return 0 if manifest is None else sum(document.size for document in manifest.documents.values())
 
 
 def _memory_limit(runtime: Runtime, key: SessionKey) -> MemoryLimit:
     """Return how much a session's memory holds; what goes for it is an event."""
 
-    def told(gone: Sequence[MemoryInfo]) -> None:
-        keys = tuple(entry.key for entry in gone)
-        facts = MemoryEvicted(str(key), keys, sum(entry.size_bytes for entry in gone))
+    def report(evicted: Sequence[MemoryInfo]) -> None:
+        keys = tuple(entry.key for entry in evicted)
+        facts = MemoryEvicted(str(key), keys, sum(entry.size_bytes for entry in evicted))
         runtime.hooks.emit("memory_evicted", facts)
 
-    return MemoryLimit(runtime.limits.memory_bytes, told)
+    return MemoryLimit(runtime.limits.memory_bytes, report)

@@ -106,7 +106,7 @@ class ManagerParts:
             try:
                 if not failed:  # else that long has been waited
                     await store.news(self.runtime.lease.heartbeat)
-                asked = await beat(store, self.runtime.watch)
+                requests = await beat(store, self.runtime.watch)
             except BaseException as error:
                 # Without heartbeats every lease is lost; a driver may cancel its own call, too.
                 if was_cancelled(error) or exit_in(error) is not None:
@@ -118,20 +118,20 @@ class ManagerParts:
                 await anyio.sleep(self.runtime.lease.heartbeat)
             else:
                 self._beat_at = self.runtime.clock()
-                self.runtime.saver.warn(asked.warnings)
-                self._heard(asked)
+                self.runtime.saver.warn(requests.warnings)
+                self._heard(requests)
                 if failed:
                     failed = False
                     log.info("the heartbeat works again")
                     self.inbox.again()
                 await anyio.sleep(GATHER)
 
-    def _heard(self, asked: HeartbeatRequests) -> None:
+    def _heard(self, requests: HeartbeatRequests) -> None:
         """Begin with what others want."""
         spawn = self.runtime.host.spawn
-        for key in asked.mail:
+        for key in requests.mail:
             spawn(self.inbox.attend, key)
-        for key in asked.handovers:
+        for key in requests.handovers:
             spawn(self.lifecycle.hand_over, key)
 
     def health(self) -> Health:
@@ -153,7 +153,7 @@ class ManagerParts:
         undelivered, dead = self.inbox.undelivered(), self.inbox.set_aside()
         if not undelivered:
             return msgspec.structs.replace(health, dead_letters=dead) if dead else health
-        reasons = [f"session {key}: {why}" for key, why in list(undelivered.items())[:NAMED]]
+        reasons = [f"session {key}: {reason}" for key, reason in list(undelivered.items())[:NAMED]]
         if len(undelivered) > NAMED:
             reasons.append(f"{len(undelivered) - NAMED} more sessions: posts cannot be taken")
         status: Literal["degraded", "failing"]

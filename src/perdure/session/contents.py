@@ -224,7 +224,7 @@ class Contents:
 
     def changes(self, kinds: Collection[str]) -> list[Record]:
         """Return the records of these kinds that came since the last fold."""
-        return [one for one in self._overlay + self._session_tail if one.kind in kinds]
+        return [record for record in self._overlay + self._session_tail if record.kind in kinds]
 
     def _note_later(self, record: Record) -> None:
         if record.kind == META:
@@ -250,16 +250,16 @@ class Contents:
         self._catch_up()
         for _ in range(MOST_FOLDS):
             documents = judged(await self._store.read_documents(self.key, {name}), self.key)
-            found = documents.found.get(name)
-            as_of = 0 if found is None else found.as_of_seq
+            document = documents.found.get(name)
+            as_of = 0 if document is None else document.as_of_seq
             lost = name in documents.damaged
             if lost:
                 self.damaged.add(name)
                 self.report = self.report.with_damaged(name, documents.why.get(name))
             older = await self._older(name, as_of) if lost else []
             manifest = documents.manifest
-            seen = 0 if manifest is None else manifest.as_of_seq
-            if seen < self._folded:  # a fold came between
+            folded_up_to = 0 if manifest is None else manifest.as_of_seq
+            if folded_up_to < self._folded:  # a fold came between
                 continue
             floor = max(as_of, older[-1].seq if older else 0)
             newer = [
@@ -267,7 +267,7 @@ class Contents:
                 for record in self._overlay
                 if record.seq > floor and name in names_of(record)
             ]
-            return (None if found is None else found.data), older + newer
+            return (None if document is None else document.data), older + newer
         message = (
             f"session {self.key}: what was folded as of record {self._folded} is gone: another "
             "process has deleted or replaced the session; open it again"
@@ -279,7 +279,7 @@ class Contents:
         records: list[Record] = []
         async with contextlib.aclosing(self._store.read_log(self.key, after=as_of)) as log:
             async for chunk in log:
-                records.extend(one for one in chunk.records if name in names_of(one))
+                records.extend(record for record in chunk.records if name in names_of(record))
         return records
 
     async def _load_chain(self) -> CheckpointChain:
@@ -316,18 +316,20 @@ class Contents:
 
         The seq of the record before it, and its messages. ``unsaved`` is newest first.
         """
-        found = _Attempt(turn_id)
-        more = all(map(found.goes_on, unsaved))
+        attempt = _Attempt(turn_id)
+        more = all(map(attempt.goes_on, unsaved))
         if more:
             log = self._store.read_log(self.key, before=durable + 1, reverse=True)
             async with contextlib.aclosing(log):
                 async for chunk in log:
-                    if not all(map(found.goes_on, chunk.records)):
+                    if not all(map(attempt.goes_on, chunk.records)):
                         break
-        if found.begin is None:
+        if attempt.begin is None:
             return None
-        texts = [decode_message(one.payload, self._registry) for one in reversed(found.messages)]
-        return found.begin - 1, tuple(texts)
+        texts = [
+            decode_message(record.payload, self._registry) for record in reversed(attempt.messages)
+        ]
+        return attempt.begin - 1, tuple(texts)
 
     async def history(
         self,

@@ -65,8 +65,8 @@ def kept_of(
     keys = None
     if len(data) > LARGE and not tags and isinstance(state, dict):
         keys = {key: _hash(bytes(raw)) for key, raw in _fields(data).items()}
-    told = data if not tags else data + encode(tags)
-    return StoredContribution(_hash(told), version, keys), data, tags
+    typed_data = data if not tags else data + encode(tags)
+    return StoredContribution(_hash(typed_data), version, keys), data, tags
 
 
 def change_of(
@@ -93,9 +93,9 @@ def change_of(
     now, data, tags = kept_of(state, version, types)
     if (now.digest, now.version) == (before.digest, before.version):
         return None
-    whole = StateSet(document, msgspec.Raw(data), tags, version=version)
+    full_state = StateSet(document, msgspec.Raw(data), tags, version=version)
     if now.keys is None or before.keys is None:
-        return _Change(_entry(whole), now)
+        return _Change(_entry(full_state), now)
     fields = _fields(data)
     changed = {key: fields[key] for key, hash_ in now.keys.items() if before.keys.get(key) != hash_}
     part = StateSet(
@@ -110,12 +110,12 @@ def change_of(
 
 def state_of(bare: bytes | None, beside: bytes | None, types: Types) -> tuple[Any, int] | None:
     """Return a state and its version from its two documents, None if there is none."""
-    said = None if beside is None else decode(beside, StateSet)
-    if said is not None and said.types:
-        return decode_value(bytes(said.value), said.types, types), said.version
+    typed_state = None if beside is None else decode(beside, StateSet)
+    if typed_state is not None and typed_state.types:
+        return decode_value(bytes(typed_state.value), typed_state.types, types), typed_state.version
     if bare is None:
         return None
-    return decode_value(bare, None, types), 1 if said is None else said.version
+    return decode_value(bare, None, types), 1 if typed_state is None else typed_state.version
 
 
 class _Change(msgspec.Struct, frozen=True):
@@ -234,10 +234,10 @@ class Contributors:
             raise ConfigError(message, contributor=name)
         self._coming.add(name)
         try:
-            kept = await self._restore(contributor, wanted=restore)
+            stored = await self._restore(contributor, wanted=restore)
         finally:
             self._coming.discard(name)
-        attachment = self._attached[name] = Attachment(self, contributor, kept)
+        attachment = self._attached[name] = Attachment(self, contributor, stored)
         return attachment
 
     def detach(self, attachment: Attachment) -> None:
@@ -249,8 +249,8 @@ class Contributors:
 
     def forget(self) -> None:
         """Write every state anew: what the log had of them was dropped."""
-        for one in self._attached.values():
-            one.kept = StoredContribution()
+        for attachment in self._attached.values():
+            attachment.kept = StoredContribution()
 
     def set_aside(self) -> None:
         """Ask nobody until `take_back`: what is stored is about to become what it was."""
@@ -267,11 +267,11 @@ class Contributors:
         """
         errors: list[Exception] = []
         try:
-            for one in tuple(self._aside.values()):
+            for attachment in tuple(self._aside.values()):
                 try:
-                    one.kept = await self._restore(one.contributor, wanted=True)
+                    attachment.kept = await self._restore(attachment.contributor, wanted=True)
                 except Exception as error:  # noqa: BLE001  # raised when all are done
-                    errors.append(_named(error, one))
+                    errors.append(_named(error, attachment))
         finally:
             self._attached = {**self._aside, **self._attached}
             self._aside = {}
@@ -297,19 +297,19 @@ class Contributors:
     async def _restore(self, contributor: Contributor, *, wanted: bool) -> StoredContribution:
         session, name = self._session, contributor.name
         types = session._runtime.registry
-        found = state_of(
+        stored_state = state_of(
             await self._read(state_name(name)), await self._read(typed(state_name(name))), types
         )
-        if found is None:
+        if stored_state is None:
             return StoredContribution()
-        state, version = found
-        kept, _, _ = kept_of(state, version, types)
+        state, version = stored_state
+        contribution, _, _ = kept_of(state, version, types)
         if not wanted:
-            return kept
+            return contribution
         migrated = await _migrated(contributor, state, version, session.key)
         context = RestoreContext(key=session.key, stored_version=version)
         await contributor.restore(migrated, context)
-        return kept
+        return contribution
 
     async def _read(self, document: str) -> bytes | None:
         data, records = await self._session._contents._read(document)
@@ -332,50 +332,64 @@ class Contributors:
 
         """
         self._asked = False  # what changes from here on is asked for again
-        asked, takes = tuple(self._attached.values()), self._takes
+        attachments, takes = tuple(self._attached.values()), self._takes
         states: dict[Attachment, Any] = {}
         errors: list[Exception] = []
         try:
             async with anyio.create_task_group() as group:
-                for one in asked:
-                    group.start_soon(self._ask, one, states, errors)
+                for attachment in attachments:
+                    group.start_soon(self._ask, attachment, states, errors)
         except anyio.get_cancelled_exc_class():
-            late = [one.contributor.name for one in asked if one not in states]
+            late = [
+                attachment.contributor.name
+                for attachment in attachments
+                if attachment not in states
+            ]
             facts = {"session": str(self._session.key), "contributors": late}
             log.warning("contributors did not answer in time", extra=facts)
             raise
         finally:
             if takes == self._takes:  # else what they held does not count any more
-                self._keep(asked, states, errors)
+                self._keep(attachments, states, errors)
         _raise_if_any(errors)
 
     async def _ask(
-        self, one: Attachment, states: dict[Attachment, Any], errors: list[Exception]
+        self, attachment: Attachment, states: dict[Attachment, Any], errors: list[Exception]
     ) -> None:
         try:
-            states[one] = await one.contributor.capture()
+            states[attachment] = await attachment.contributor.capture()
         except (KeyboardInterrupt, SystemExit) as error:
             self._session._runtime.host.leave(error)  # raised here it would end the loop at once
         except Exception as error:  # noqa: BLE001  # raised when all are done
-            errors.append(_named(error, one))
+            errors.append(_named(error, attachment))
 
     def _keep(
-        self, asked: tuple[Attachment, ...], states: dict[Attachment, Any], errors: list[Exception]
+        self,
+        attachments: tuple[Attachment, ...],
+        states: dict[Attachment, Any],
+        errors: list[Exception],
     ) -> None:
         """Append what has changed, in the order of attachment: nothing is awaited here."""
-        for one in asked:
-            if one not in states or self._attached.get(one.contributor.name) is not one:
+        for attachment in attachments:
+            if (
+                attachment not in states
+                or self._attached.get(attachment.contributor.name) is not attachment
+            ):
                 continue
-            types, contributor = self._session._runtime.registry, one.contributor
+            types, contributor = self._session._runtime.registry, attachment.contributor
             try:
                 change = change_of(
-                    contributor.name, states[one], contributor.version, one.kept, types
+                    contributor.name,
+                    states[attachment],
+                    contributor.version,
+                    attachment.kept,
+                    types,
                 )
                 if change is not None:
                     self._session._accept((change.entry,))
-                    one.kept = change.kept
+                    attachment.kept = change.kept
             except Exception as error:  # noqa: BLE001  # one's failure is not the others'
-                errors.append(_named(error, one))
+                errors.append(_named(error, attachment))
 
 
 def _checked(contributor: Contributor) -> str:
@@ -416,8 +430,8 @@ async def _migrated(contributor: Contributor, state: Any, version: int, key: Ses
     return state
 
 
-def _named(error: Exception, one: Attachment) -> Exception:
-    error.add_note(f"raised by the contributor {one.contributor.name!r}")
+def _named(error: Exception, attachment: Attachment) -> Exception:
+    error.add_note(f"raised by the contributor {attachment.contributor.name!r}")
     return error
 
 

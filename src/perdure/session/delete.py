@@ -139,14 +139,14 @@ class Forgetter:
     async def ending(self, stack: AsyncExitStack, key: SessionKey, terms: Terms) -> HeldSession:
         """Hold a session to delete it, open here or not, and say so in its log."""
         runtime = self._access.runtime
-        mine = runtime.sessions.get(key)
-        if mine is not None:
+        session = runtime.sessions.get(key)
+        if session is not None:
             # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
             with suppress(PerdureError), anyio.move_on_after(_SAVING):
-                await runtime.saver.save(mine._tracked)
-            await self._access.lifecycle.delete(mine)
+                await runtime.saver.save(session._tracked)
+            await self._access.lifecycle.delete(session)
             head = await self._store.head(key)
-            hold = HeldSession(self._store, key, mine.epoch, head)
+            hold = HeldSession(self._store, key, session.epoch, head)
             stack.push_async_callback(self._let_go, hold)
         else:
             hold = await stack.enter_async_context(self._access.held(key, terms))
@@ -176,13 +176,13 @@ class Forgetter:
     async def _told(self, key: SessionKey, epoch: int) -> set[SessionKey]:
         """Return the forks that its holder has not heard of yet."""
         waiting = await self._store.take(key, epoch, limit=_INBOX)
-        if any(one.damage and one.kind in {"", FORK} for one in waiting):
+        if any(item.damage and item.kind in {"", FORK} for item in waiting):
             message = (
                 f"a post that cannot be read waits for {key}, and may tell of a fork: open the "
                 f"session until the post is set aside, then look at it with `perdure inbox {key}`"
             )
             raise CorruptRecordError(message, key=str(key))
-        return {decode(one.payload, ForkNote).child for one in waiting if one.kind == FORK}
+        return {decode(item.payload, ForkNote).child for item in waiting if item.kind == FORK}
 
     async def _reaching(
         self, key: SessionKey, children: set[SessionKey]
@@ -200,13 +200,13 @@ class Forgetter:
         """Give each fork of a session the history that it goes on behind."""
         async with self._lock, AsyncExitStack() as stack:
             children = await self._noted(key)
-            mine = self._access.runtime.sessions.get(key)
-            if mine is None:
+            session = self._access.runtime.sessions.get(key)
+            if session is None:
                 await stack.enter_async_context(self._access.exclusive(key))
                 hold = await stack.enter_async_context(self._access.held(key, terms))
                 children |= await self._told(key, hold.epoch)
             else:
-                children |= await self._told(key, mine.epoch)
+                children |= await self._told(key, session.epoch)
             for heir, base in await self._reaching(key, children):
                 await self._settle(heir, base, terms)
 
@@ -223,9 +223,9 @@ class Forgetter:
         own = await self._forker.own_base(parent, base.at)
         own = msgspec.structs.replace(own, cut=max(own.cut, base.cut), moved=base.moved)
         async with self._access.exclusive(key):
-            mine = self._access.runtime.sessions.get(key)
-            if mine is not None:
-                await self._access.rebase_open(mine, own)
+            session = self._access.runtime.sessions.get(key)
+            if session is not None:
+                await self._access.rebase_open(session, own)
                 return
             async with self._access.held(key, terms) as hold:
                 await hold.rebase(own)
@@ -258,26 +258,28 @@ class Forgetter:
             sums = {key: await self._sum(key) for key in keys}
             for _, heir, base in heirs:
                 await self._settle(heir, base, terms)
-            named = await self._reach(tenant, set().union(*(one.names for one in sums.values())))
+            named = await self._reach(
+                tenant, set().union(*(total.names for total in sums.values()))
+            )
             shared = await self._reached_elsewhere(tenant, keys, named) if named else {}
-            gone = {name: size for name, size in named.items() if name not in shared}
+            removable = {name: size for name, size in named.items() if name not in shared}
             if not dry_run:
-                await self._store.remove_blobs(tenant, gone)
+                await self._store.remove_blobs(tenant, removable)
                 for hold in holds:
                     await hold.delete()
             spilled = await self._spilled(keys, remove=not dry_run)
             if not dry_run:
                 await self._store.scrub()
-            kept = [_history(parent, heir) for parent, heir, _ in heirs]
-            kept += [_blob(name, *by, sums) for name, by in shared.items()]
-            return self._report(sums, gone, spilled, kept, dry_run=dry_run)
+            retained = [_history(parent, heir) for parent, heir, _ in heirs]
+            retained += [_blob(name, *by, sums) for name, by in shared.items()]
+            return self._report(sums, removable, spilled, retained, dry_run=dry_run)
 
     def _report(
         self,
         sums: dict[SessionKey, _Sum],
         blobs: dict[str, int],
         spilled: list[int],
-        kept: list[RetainedItem],
+        retained: list[RetainedItem],
         *,
         dry_run: bool,
     ) -> ForgetReport:
@@ -285,49 +287,49 @@ class Forgetter:
         spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None
         return ForgetReport(
             sessions=tuple(sorted(sums)),
-            records=sum(one.records for one in sums.values()),
-            documents=sum(one.documents for one in sums.values()),
+            records=sum(total.records for total in sums.values()),
+            documents=sum(total.documents for total in sums.values()),
             blobs=len(blobs),
             spill_files=len(spilled),
-            bytes=sum(one.bytes for one in sums.values()) + sum(blobs.values()) + sum(spilled),
-            kept=tuple(kept),
+            bytes=sum(total.bytes for total in sums.values()) + sum(blobs.values()) + sum(spilled),
+            kept=tuple(retained),
             places=(self._store.location, *((spill,) if spill else ())),
             dry_run=dry_run,
         )
 
     async def _sum(self, key: SessionKey, *, strict: bool = False) -> _Sum:
         """Look through all that is a session's own."""
-        found = _Sum()
+        total = _Sum()
         try:
             async with aclosing(self._store.inner.read_log(key)) as log:
                 async for chunk in log:
-                    found.records += len(chunk.records)
+                    total.records += len(chunk.records)
                     payloads = [record.payload for record in chunk.records]
-                    found.bytes += sum(map(len, payloads))
-                    found.names |= named_in(payloads)
+                    total.bytes += sum(map(len, payloads))
+                    total.names |= named_in(payloads)
             documents = (await self._store.inner.read_documents(key)).found.values()
         except FormatError:
             if strict:
                 raise
-            return found  # damaged: it goes all the same
-        found.documents = len(documents)
-        found.bytes += sum(len(one.data) for one in documents)
-        found.names |= named_in(one.data for one in documents)
-        return found
+            return total  # damaged: it goes all the same
+        total.documents = len(documents)
+        total.bytes += sum(len(document.data) for document in documents)
+        total.names |= named_in(document.data for document in documents)
+        return total
 
     async def _reach(self, tenant: str, names: set[str]) -> dict[str, int]:
         """Return the blobs that are reached from these names, through others too, by size."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         new = names
         while new:
             further: set[str] = set()
             for name in new:
                 data = await blob(self._store, tenant, name)
                 if data is not None:
-                    found[name] = len(data)
+                    sizes[name] = len(data)
                     further |= named_in([data])
-            new = further - found.keys()
-        return found
+            new = further - sizes.keys()
+        return sizes
 
     async def _reached_elsewhere(
         self, tenant: str, keys: list[SessionKey], names: dict[str, int]
@@ -383,7 +385,7 @@ def _history(parent: SessionKey, heir: SessionKey) -> RetainedItem:
 
 
 def _blob(name: str, by: SessionKey, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:
-    of = next((key for key, one in sums.items() if name in one.names), min(sums))
+    of = next((key for key, total in sums.items() if name in total.names), min(sums))
     return RetainedItem("blob", f"{by} {how}: {name}", of, by)
 
 

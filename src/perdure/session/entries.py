@@ -75,9 +75,11 @@ def _plain(name: str, value: Any) -> msgspec.Raw:
     """Return a value of the metadata as JSON, if it is exactly that."""
     data, tags = encode_value(value, at=f"metadata.{name}")
     for path, tag in (tags or {}).items():
-        where = f"metadata.{name}{path}".rstrip("/")
-        message = f"the {tag} at {where} is not JSON and would come back changed: convert it first"
-        raise NotStorableError(message, path=where, type=tag)
+        path_text = f"metadata.{name}{path}".rstrip("/")
+        message = (
+            f"the {tag} at {path_text} is not JSON and would come back changed: convert it first"
+        )
+        raise NotStorableError(message, path=path_text, type=tag)
     return msgspec.Raw(data)
 
 

@@ -139,33 +139,33 @@ class ExclusiveAccess:
 
     def open_here(self, key: SessionKey) -> SessionBase | None:
         """Return a session that is open in this process, and can be saved."""
-        mine = self.runtime.sessions.get(key)
-        saves = mine is not None and mine.is_writable and not mine._tracked.quarantined
-        return mine if saves else None
+        session = self.runtime.sessions.get(key)
+        saves = session is not None and session.is_writable and not session._tracked.quarantined
+        return session if saves else None
 
     async def fold(self, hold: HeldSession) -> None:
         """Have the documents be as of the newest record, and the manifest name the base."""
         limits = self.runtime.limits
         await fold(self.store, hold.key, epoch=hold.epoch, upto=hold.head, limits=limits)
 
-    async def announce_open(self, mine: SessionBase, base: Origin) -> None:
+    async def announce_open(self, session: SessionBase, base: Origin) -> None:
         """Append a base to a session that is open here; it does not count yet."""
-        mine._accept((Entry(BASE, encode(base)),))
-        await mine.save()
+        session._accept((Entry(BASE, encode(base)),))
+        await session.save()
 
-    async def rebase_open(self, mine: SessionBase, base: Origin) -> None:
+    async def rebase_open(self, session: SessionBase, base: Origin) -> None:
         """Append a base to a session that is open here, and fold."""
-        await self.announce_open(mine, base)
-        await self.count_open(mine, base)
+        await self.announce_open(session, base)
+        await self.count_open(session, base)
 
-    async def count_open(self, mine: SessionBase, base: Origin) -> None:
+    async def count_open(self, session: SessionBase, base: Origin) -> None:
         """Have a base that was announced count from now on, and fold."""
-        self.store.rebased(mine.key, mine.epoch, base)
-        await self.fold_open(mine)
+        self.store.rebased(session.key, session.epoch, base)
+        await self.fold_open(session)
 
-    async def fold_open(self, mine: SessionBase) -> None:
+    async def fold_open(self, session: SessionBase) -> None:
         """Fold a session that is open here; a failure is logged."""
-        await self.runtime.saver.exclusive(mine._tracked, lambda: self.lifecycle.fold(mine))
+        await self.runtime.saver.exclusive(session._tracked, lambda: self.lifecycle.fold(session))
 
     async def begun(self, key: SessionKey) -> LogOrigin:
         """Look how a session's own log begins."""
@@ -209,9 +209,9 @@ class ExclusiveAccess:
             SessionNotFoundError: There is no such session.
 
         """
-        mine = self.open_here(key)
-        if mine is not None:
-            await mine.save()
+        session = self.open_here(key)
+        if session is not None:
+            await session.save()
         head = await self.store.head(key)
         if not head:
             raise SessionNotFoundError(f"there is no session {key}", key=str(key))

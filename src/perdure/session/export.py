@@ -113,31 +113,31 @@ def unfold_with(state: FullAgentState, read: StateMemories, *, now: float) -> Ne
 def _newest(state: FullAgentState, read: StateMemories) -> list[Message]:
     """Return what was said since the last compaction; the last item, if no traces tell."""
     if read.active or read.archived:
-        return [one.message for one in read.active]
+        return [trace.message for trace in read.active]
     try:
         return [decode_message(bytes(raw)) for raw in state.context.core.history[-1:]]
     except FormatError:  # somebody else's item, which is no message
         return []
 
 
-def _context(read: StateMemories, said: list[Message]) -> list[Entry]:
+def _context(read: StateMemories, spoken_messages: list[Message]) -> list[Entry]:
     """Return what replaces the context: the one that was saved, else the memories and the tail."""
     if read.context is not None:
         messages = [decode_message(payload) for payload in read.context.messages()]
-        if agrees(messages, said):
+        if agrees(messages, spoken_messages):
             return [Entry(CONTEXT, read.context.as_record("import"))]
     if not read.archived and not read.episodic:
         return []
-    return [_rebuilt(read, said)]
+    return [_rebuilt(read, spoken_messages)]
 
 
-def _rebuilt(read: StateMemories, said: list[Message]) -> Entry:
+def _rebuilt(read: StateMemories, messages: list[Message]) -> Entry:
     old = read.context or WorkingContext(0)
     prompt = system_prompt_of([decode_message(payload) for payload in old.messages()]) or ""
     facts = sorted(read.semantic, key=lambda item: -item.salience)[:FACTS]
     bundle = MemoryBundle(read.episodic[-EPISODES:], tuple(facts))
     return context_entry(
-        CompactionSnapshotBuilder().build(prompt, bundle, said),
+        CompactionSnapshotBuilder().build(prompt, bundle, messages),
         epoch_id=old.epoch_id,
         last_compaction_ts=old.last_compaction_ts,
         system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
@@ -180,9 +180,9 @@ async def export_state(
 
     """
     connected, key = sessions._check(), SessionKey(id, session, tenant)
-    mine = connected.runtime.sessions.get(key)
-    if mine is not None:
-        await mine.save()
+    open_session = connected.runtime.sessions.get(key)
+    if open_session is not None:
+        await open_session.save()
     return await state_from(connected.runtime.store, key, log=log)
 
 

@@ -38,14 +38,14 @@ class SessionFilter(msgspec.Struct, frozen=True):
 
 
 async def chosen(
-    store: Lineage, wanted: SessionFilter, here: Mapping[SessionKey, SessionBase]
+    store: Lineage, wanted: SessionFilter, open_sessions: Mapping[SessionKey, SessionBase]
 ) -> list[SessionKey]:
     """Return the sessions that are meant.
 
     A listing tells of the last fold; where the log has gone on since, it is asked, and a session
     that is open *here* knows what is not durable yet.
     """
-    found: list[SessionKey] = []
+    keys: list[SessionKey] = []
     after: SessionKey | None = None
     prefix = wanted.id or ""
     while page := await store.sessions(
@@ -56,9 +56,9 @@ async def chosen(
             key = info.key
             if wanted.id not in (None, key.agent) or wanted.session not in (None, key.session):
                 continue
-            if await _fits(store, info, wanted, here):
-                found.append(key)
-    return found
+            if await _fits(store, info, wanted, open_sessions):
+                keys.append(key)
+    return keys
 
 
 async def only_posted_to(store: Lineage, wanted: SessionFilter) -> list[SessionKey]:
@@ -75,11 +75,14 @@ async def only_posted_to(store: Lineage, wanted: SessionFilter) -> list[SessionK
 
 
 async def _fits(
-    store: Lineage, info: SessionInfo, wanted: SessionFilter, here: Mapping[SessionKey, SessionBase]
+    store: Lineage,
+    info: SessionInfo,
+    wanted: SessionFilter,
+    open_sessions: Mapping[SessionKey, SessionBase],
 ) -> bool:
     if wanted.owner is None and wanted.tag is None:
         return True
-    session = here.get(info.key)
+    session = open_sessions.get(info.key)
     if session is not None:
         metadata = session.info.metadata
         return wanted.fits(metadata.owner, tuple(metadata.tags))
@@ -92,11 +95,11 @@ async def _fits(
 
 async def _described(store: Lineage, key: SessionKey) -> tuple[str | None, tuple[str, ...]]:
     """Return a session's owner and tags as of its newest durable record."""
-    found = (await store.read_documents(key, {SESSION})).found.get(SESSION)
+    document = (await store.read_documents(key, {SESSION})).found.get(SESSION)
     owner, tags, since = None, tuple[str, ...](), 0
-    if found is not None:
-        metadata = decode(found.data, SessionDocument).metadata
-        owner, tags, since = metadata.owner, tuple(metadata.tags), found.as_of_seq
+    if document is not None:
+        metadata = decode(document.data, SessionDocument).metadata
+        owner, tags, since = metadata.owner, tuple(metadata.tags), document.as_of_seq
     async with aclosing(store.read_log(key, after=since)) as log:
         async for chunk in log:
             for record in chunk.records:

@@ -60,7 +60,9 @@ OFFLOAD = 128 * KIB
 SPREAD = 0.2
 _TOOLS, _PERMISSIONS, _CONFIG = (f"plugins/{name}.json" for name in (TOOLS, PERMISSIONS, CONFIG))
 _OF_AGENT = {
-    one for name in (_TOOLS, _PERMISSIONS, _CONFIG, CARRIED) for one in (name, typed(name))
+    document
+    for name in (_TOOLS, _PERMISSIONS, _CONFIG, CARRIED)
+    for document in (name, typed(name))
 }
 """The documents that session.json repeats."""
 AT_A_TIME = 4 * 1024 * KIB
@@ -208,18 +210,28 @@ class FoldInput(msgspec.Struct):
 
         def state(name: str) -> bytes | None:
             """Return a state as JSON, empty where there is none; None if it was not looked at."""
-            names = [one for one in (name, typed(name)) if one in changed or one in self.old]
-            for one in names:
-                data = changed[one] if one in changed else self._data(one)
+            names = [
+                document_name
+                for document_name in (name, typed(name))
+                if document_name in changed or document_name in self.old
+            ]
+            for document_name in names:
+                data = (
+                    changed[document_name]
+                    if document_name in changed
+                    else self._data(document_name)
+                )
                 if data is not None:
-                    return data if one == name else bytes(decode(data, StateSet).value)
+                    return data if document_name == name else bytes(decode(data, StateSet).value)
             return b"" if names else None
 
         carried = state(CARRIED)
-        said = None if carried is None else decode(carried or b"{}", ForeignFields).instructions
+        instructions = (
+            None if carried is None else decode(carried or b"{}", ForeignFields).instructions
+        )
         return AgentParts(
             system_prompt=_system_prompt(context),
-            instructions=said,
+            instructions=instructions,
             tools=state(_TOOLS),
             permissions=state(_PERMISSIONS),
             config=state(_CONFIG),
@@ -227,27 +239,27 @@ class FoldInput(msgspec.Struct):
 
     def _fold(self, name: str) -> bytes | None:
         data, after = self._data(name), self._after(name)
-        mine = [record for record in after if name in names_of(record)]
+        relevant = [record for record in after if name in names_of(record)]
         if name == MEMORY:
-            document, self.blobs = split_memory(data, mine)
+            document, self.blobs = split_memory(data, relevant)
             return document
         if name in {EPISODIC, SEMANTIC}:
-            return fold_items(data, mine)
+            return fold_items(data, relevant)
         if name == LEDGER:
-            return fold_ledger(data, mine)
+            return fold_ledger(data, relevant)
         if name == CHECKPOINTS:
-            return fold_chain(data, mine)
-        return fold_state(name, data, mine)
+            return fold_chain(data, relevant)
+        return fold_state(name, data, relevant)
 
     def _context(self) -> WorkingContext:
-        found = self.old.get(SNAPSHOT)
+        stored_snapshot = self.old.get(SNAPSHOT)
         context = WorkingContext(self.limits.context_bytes)
         since = 0
-        if found is not None:
-            snapshot = snapshot_of(found.data, self.key, found.as_of_seq)
+        if stored_snapshot is not None:
+            snapshot = snapshot_of(stored_snapshot.data, self.key, stored_snapshot.as_of_seq)
             if not isinstance(snapshot, str):
                 context = WorkingContext.of_snapshot(snapshot, self.limits.context_bytes)
-                since = found.as_of_seq
+                since = stored_snapshot.as_of_seq
         for record in self.records:
             if record.seq > since:
                 context.feed(record.seq, record.kind, record.payload)
@@ -255,12 +267,12 @@ class FoldInput(msgspec.Struct):
         return context
 
     def _data(self, name: str) -> bytes | None:
-        found = self.old.get(name)
-        return None if found is None else found.data
+        document = self.old.get(name)
+        return None if document is None else document.data
 
     def _after(self, name: str) -> list[Record]:
-        found = self.old.get(name)
-        since = 0 if found is None else found.as_of_seq
+        document = self.old.get(name)
+        since = 0 if document is None else document.as_of_seq
         return [record for record in self.records if record.seq > since]
 
 
@@ -271,8 +283,8 @@ def _tells_of_agent(session: Document | None) -> bool:
 def _system_prompt(context: WorkingContext) -> str:
     """Return the system prompt that a context begins with, empty for none."""
     first = next(context.messages(), b"{}")
-    said = decode(first)
-    is_prompt = isinstance(said, dict) and said.get("role") == "system"
+    decoded = decode(first)
+    is_prompt = isinstance(decoded, dict) and decoded.get("role") == "system"
     return decode_message(first).text if is_prompt else ""
 
 
@@ -284,10 +296,10 @@ def manifest_of(
     changed: Mapping[str, bytes | None],
 ) -> Manifest:
     """Return the manifest after a fold: what did not change is as of now, too."""
-    kept = {} if before is None else before.documents
+    documents_before = {} if before is None else before.documents
     documents = {
-        name: FoldedDocument(upto, one.sha256, one.size)
-        for name, one in kept.items()
+        name: FoldedDocument(upto, document.sha256, document.size)
+        for name, document in documents_before.items()
         if name not in changed
     }
     documents |= {

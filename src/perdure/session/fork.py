@@ -155,8 +155,8 @@ class ForkBuilder:
     async def _end_of(self, parent: SessionKey, checkpoint: Checkpoint) -> int:
         """Return the record that ends a checkpoint's group."""
         record = await self._access.record(parent, checkpoint.event_seq + 1)
-        mine = record is not None and record.kind == CHECKPOINT
-        if record is None or not mine or decode(record.payload, Checkpoint) != checkpoint:
+        is_checkpoint = record is not None and record.kind == CHECKPOINT
+        if record is None or not is_checkpoint or decode(record.payload, Checkpoint) != checkpoint:
             message = (
                 f"checkpoint {checkpoint.id} ({checkpoint.label!r}) does not stand in the log of "
                 f"session {parent}: give one of that session's, whose history was not pruned"
@@ -196,10 +196,10 @@ class ForkBuilder:
     async def _note(self, parent: SessionKey, child: SessionKey) -> None:
         """Tell the parent, durably, before the child refers to it; no lease is needed."""
         note = encode(ForkNote(child))
-        mine = self._access.open_here(parent)
-        if mine is not None:
-            mine._accept((Entry(FORK, note),))
-            await mine.save()
+        session = self._access.open_here(parent)
+        if session is not None:
+            session._accept((Entry(FORK, note),))
+            await session.save()
             return
         await self._store.post(parent, [PendingItem(f"fork-{random_id()}/0", FORK, note, 0.0)])
 
@@ -275,10 +275,10 @@ class ForkBuilder:
             raise _no_record(key, at, at)
         above = await store.base_of(key)
         cut = 0 if above is None else min(above.cut, at)
-        kept = await keep_history(store, key, after=cut, upto=at)
+        history = await keep_history(store, key, after=cut, upto=at)
         documents = await store.documents_upto(key, at)
         folded = await keep_documents(store, key.tenant, documents)
-        return Origin(at=at, epoch=point.epoch, kept=kept, cut=cut, folded=folded, moved=moved)
+        return Origin(at=at, epoch=point.epoch, kept=history, cut=cut, folded=folded, moved=moved)
 
 
 def _can_move(entry: Entry) -> bool:

@@ -141,9 +141,9 @@ class Hooks:
             try:
                 result = hook(facts)
             except BaseException as error:
-                found = exit_in(error)
-                if found is not None:
-                    self._host.leave(found)
+                exit_error = exit_in(error)
+                if exit_error is not None:
+                    self._host.leave(exit_error)
                 else:
                     log.exception("a hook failed", extra={"event": event})
             else:

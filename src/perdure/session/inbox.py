@@ -137,7 +137,7 @@ class Inbox:
         """Return a session's dead letters: by their times, those of one post together."""
         store = self._runtime.store
         letters = await store.dead_letters(key) if store.capabilities.dead_letters else []
-        return sorted(letters, key=lambda one: (one.at, one.item.key, one.item.place))
+        return sorted(letters, key=lambda letter: (letter.at, letter.item.key, letter.item.place))
 
     async def retry_dead_letters(self, key: SessionKey, keys: Collection[str] | None) -> int:
         """Post dead letters again, behind what waits; return how many items.
@@ -174,28 +174,28 @@ class Inbox:
         """
         letters = await self._letters(key, keys)
         op_ids = [letter.item.op_id for letter in letters]
-        gone = await self._runtime.store.drop_dead_letters(key, op_ids) if op_ids else 0
-        self._note_gone(key, gone)
-        return gone
+        dropped = await self._runtime.store.drop_dead_letters(key, op_ids) if op_ids else 0
+        self._note_gone(key, dropped)
+        return dropped
 
     async def _letters(self, key: SessionKey, keys: Collection[str] | None) -> list[DeadLetter]:
         letters = await self.dead_letters(key)
         if keys is None:
             return letters
-        there = {letter.item.key for letter in letters}
-        for one in keys:
-            if one not in there:
+        known_keys = {letter.item.key for letter in letters}
+        for letter_key in keys:
+            if letter_key not in known_keys:
                 message = (
-                    f"session {key} has no dead letter {one!r}: `perdure inbox` lists those that "
-                    "there are"
+                    f"session {key} has no dead letter {letter_key!r}: `perdure inbox` lists "
+                    "those that there are"
                 )
-                raise ConfigError(message, key=one)
+                raise ConfigError(message, key=letter_key)
         return [letter for letter in letters if letter.item.key in keys]
 
     def _note_gone(self, key: SessionKey, count: int) -> None:
-        left = self._dead.get(key, 0) - count
-        if left > 0:
-            self._dead[key] = left
+        remaining = self._dead.get(key, 0) - count
+        if remaining > 0:
+            self._dead[key] = remaining
         else:
             self._dead.pop(key, None)
 
@@ -203,15 +203,15 @@ class Inbox:
 
     def undelivered(self) -> dict[str, str]:
         """Say for which sessions that are open here posts cannot be taken, and why."""
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for key in self._runtime.sessions:
             trouble, refused = self._troubles.get(key), self._refused.get(key)
             if trouble is not None:
-                found[str(key)] = f"posts cannot be taken: {trouble.reason}"
+                reasons[str(key)] = f"posts cannot be taken: {trouble.reason}"
             elif refused:
-                name, one = next(iter(refused.items()))
-                found[str(key)] = f"the post {name!r} cannot be taken: {one.reason}"
-        return found
+                name, failure = next(iter(refused.items()))
+                reasons[str(key)] = f"the post {name!r} cannot be taken: {failure.reason}"
+        return reasons
 
     def set_aside(self) -> dict[str, int]:
         """Say how many dead letters each session has got here, as far as they are still there."""
@@ -266,7 +266,7 @@ class Inbox:
         self._troubles.pop(key, None)
         refused = self._refused.get(key)
         if refused:
-            self._later(key, min([one.due for one in refused.values()]))
+            self._later(key, min([failure.due for failure in refused.values()]))
         return came
 
     def _fail(self, key: SessionKey, error: Exception) -> None:
@@ -299,7 +299,7 @@ class Inbox:
         store, key = self._runtime.store, session.key
         now = self._runtime.clock()
         refused = self._refused.get(key, {})
-        passed = {name: one.size for name, one in refused.items() if one.due > now}
+        passed = {name: failure.size for name, failure in refused.items() if failure.due > now}
         came = False
         while True:
             items, more = await self._waiting(session, passed)
@@ -312,8 +312,8 @@ class Inbox:
                 came = True
                 await self._runtime.saver.save(session._tracked)
                 # Not what was discarded while we waited: that is to be taken again.
-                taken, durable = session._contents.taken, session.durable_version
-                done = [op_id for op_id in done if op_id in taken and taken[op_id] <= durable]
+                received, durable = session._contents.taken, session.durable_version
+                done = [op_id for op_id in done if op_id in received and received[op_id] <= durable]
                 await store.settle(key, session.epoch, done)
             if not more:
                 break
@@ -331,16 +331,16 @@ class Inbox:
         size = AT_ONCE
         while True:
             limit = size + sum(passed.values())
-            found = await store.take(session.key, session.epoch, limit=limit)
-            items = [item for item in found if item.key not in passed]
-            if len(found) < limit:
+            pending = await store.take(session.key, session.epoch, limit=limit)
+            items = [item for item in pending if item.key not in passed]
+            if len(pending) < limit:
                 return items, False
             if size >= TAKEN_IDS or not _is_cut(items, size):
                 break
             size = min(2 * size, TAKEN_IDS)
         last = items[-1].key if items else None
-        whole = [item for item in items if item.key != last]
-        return whole or items, True
+        whole_posts = [item for item in items if item.key != last]
+        return whole_posts or items, True
 
     async def _enter(
         self,
@@ -362,10 +362,10 @@ class Inbox:
     def _append(
         self, session: SessionBase, items: Sequence[PendingItem], passed: dict[str, int]
     ) -> list[str]:
-        taken = session._contents.taken
-        done = [item.op_id for item in items if item.op_id in taken]
+        received = session._contents.taken
+        done = [item.op_id for item in items if item.op_id in received]
         keys: list[str] = []
-        for post in to_take(items, taken):
+        for post in to_take(items, received):
             ops = [item.op_id for item in post]
             reason = self._refusal(session, post)
             if reason is not None:
@@ -422,15 +422,15 @@ class Inbox:
     async def _reject(self, session: SessionBase) -> None:
         """Set aside what was tried often enough."""
         key = session.key
-        for name, one in [*self._refused.get(key, {}).items()]:
-            if not one.items:
+        for name, failure in [*self._refused.get(key, {}).items()]:
+            if not failure.items:
                 continue
-            reason, now = one.reason[:MOST_REASON], time.time()
-            letters = [DeadLetter(item, reason, one.tries, now) for item in one.items]
+            reason, now = failure.reason[:MOST_REASON], time.time()
+            letters = [DeadLetter(item, reason, failure.tries, now) for item in failure.items]
             await self._runtime.store.reject(key, session.epoch, letters)
             self._no_longer_refused(key, [name])
             self._dead[key] = self._dead.get(key, 0) + len(letters)
-            extra = {"session": str(key), "post": name, "tries": one.tries, "reason": reason}
+            extra = {"session": str(key), "post": name, "tries": failure.tries, "reason": reason}
             log.error("a post was set aside as a dead letter", extra=extra)
 
 

@@ -288,8 +288,8 @@ class SessionLifecycle:
 
     async def delete(self, session: SessionBase) -> None:
         """Drop a session that is being deleted, unsaved changes and all."""
-        gone = SessionNotFoundError(f"session {session.key} was deleted", key=str(session.key))
-        session._close_with(gone)
+        error = SessionNotFoundError(f"session {session.key} was deleted", key=str(session.key))
+        session._close_with(error)
         await self._runtime.saver.abandon(session._tracked)
         self._forget(session, "deleted")
 
@@ -326,10 +326,10 @@ class SessionLifecycle:
             saver.unseal(tracked)
             raise
 
-    async def _leave(self, session: SessionBase, why: str, closed_by: Exception) -> None:
+    async def _leave(self, session: SessionBase, reason: str, closed_by: Exception) -> None:
         """Fold, release and forget a session that is durable; from here on it is closed."""
         session._close_with(closed_by)
-        hurried = why == "handed over" and not fold_first(
+        hurried = reason == "handed over" and not fold_first(
             tail_bytes=session._tail_bytes,
             tail_records=session._tail_records,
             rewrite_bytes=session._rewrite_bytes,
@@ -339,7 +339,7 @@ class SessionLifecycle:
                 await self._fold_alone(session, urgent=True)
             await self.release(session)
         finally:
-            self._forget(session, why)
+            self._forget(session, reason)
 
     async def release(self, session: SessionBase) -> None:
         """Let others have a session. If that fails they get it when they ask, or when we end."""
@@ -349,11 +349,11 @@ class SessionLifecycle:
             extra = {"session": str(session.key)}
             log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
-    def _forget(self, session: SessionBase, why: str) -> None:
+    def _forget(self, session: SessionBase, reason: str) -> None:
         if self._runtime.sessions.get(session.key) is session:
             del self._runtime.sessions[session.key]
         self._runtime.saver.untrack(session._tracked)
-        facts = SessionClosed(str(session.key), why, session._tracked.durable)
+        facts = SessionClosed(str(session.key), reason, session._tracked.durable)
         self._runtime.hooks.emit("closed", facts)
 
 

@@ -119,8 +119,10 @@ def rescued(session: SessionBase, after: int) -> tuple[list[Entry], Entry]:
     known = [
         (seq, Entry(_kind_of(payload), payload)) for seq, payload in contents.context.by_record()
     ]
-    known += [(one.seq, Entry(one.kind, one.payload)) for one in contents.changes(_MOVABLE)]
-    known.sort(key=lambda one: one[0])
+    known += [
+        (record.seq, Entry(record.kind, record.payload)) for record in contents.changes(_MOVABLE)
+    ]
+    known.sort(key=lambda record: record[0])
     context = Entry(CONTEXT, contents.context.as_record("rescue"))
     return [entry for seq, entry in known if after < seq <= durable], context
 

@@ -126,8 +126,10 @@ class Opener:
                 raise SessionClosedError(message, key=str(wanted.key))
             pending_load = runtime.pending_loads.get(wanted.key)
             session = cast("Session | None", runtime.sessions.get(wanted.key))  # made below
-            mine = session is not None and session._turns.mine and session._closed_by is None
-            if pending_load is None or mine:
+            is_current_turn = (
+                session is not None and session._turns.mine and session._closed_by is None
+            )
+            if pending_load is None or is_current_turn:
                 # Inside of a turn that a handover waits for, too.
                 if session is not None:
                     return self._pinned(session, wanted)
@@ -233,22 +235,22 @@ class Opener:
         folder, key = self._runtime.spill_folder, session.key
         if folder is None or not spill.is_there(folder):
             return
-        for found in await anyio.to_thread.run_sync(spill.find, folder, key):
-            left = await self._left_of(found, key)
-            if isinstance(left, str):
-                session._report_step("spill kept", f"{found.name}: {left}")
+        for spilled in await anyio.to_thread.run_sync(spill.find, folder, key):
+            remaining = await self._left_of(spilled, key)
+            if isinstance(remaining, str):
+                session._report_step("spill kept", f"{spilled.name}: {remaining}")
                 continue
-            for group in _groups(left):
+            for group in _groups(remaining):
                 session._accept(group)
             await self._runtime.saver.save(session._tracked)
             await read_again(session)  # turns that ended there are known by their ids
-            await anyio.to_thread.run_sync(spill.remove, folder, found.name)
-            session._report_step("spill replayed", f"{len(left)} records of {found.name}")
+            await anyio.to_thread.run_sync(spill.remove, folder, spilled.name)
+            session._report_step("spill replayed", f"{len(remaining)} records of {spilled.name}")
 
-    async def _left_of(self, found: SpillFile, key: SessionKey) -> tuple[Record, ...] | str:
+    async def _left_of(self, spill_file: SpillFile, key: SessionKey) -> tuple[Record, ...] | str:
         """Return what the log does not hold yet of a spill file, or why it cannot go on with it."""
         try:
-            spilled = await spill.opened(self._runtime.store, key, found)
+            spilled = await spill.opened(self._runtime.store, key, spill_file)
         except (ConfigError, FormatError) as error:  # sealed for a life whose key is gone
             return str(error)
         if not await is_begun_by(
@@ -264,8 +266,8 @@ class Opener:
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
                 records.extend(chunk.records)
-        left = spill.left_of(spilled, records)
-        return "the log has gone on without it" if left is None else left
+        remaining = spill.left_of(spilled, records)
+        return "the log has gone on without it" if remaining is None else remaining
 
     async def _restore(self, grant: HeldLease, wanted: OpenRequest) -> Session:
         if wanted.new and not grant.created:  # somebody was faster

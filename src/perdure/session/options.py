@@ -108,20 +108,20 @@ async def require_sessions(store: Store) -> None:
     """
     if not store.capabilities.blobs:
         return  # a storage of whole states: there is no place for keys, and no need to read it yet
-    keys, found = keyring_of(""), set[SessionKey]()
+    keys, keys_found = keyring_of(""), set[SessionKey]()
 
     async def look(key: SessionKey) -> None:
         if await store.holder(key) is not None:
-            found.add(key)
+            keys_found.add(key)
 
     await each((keys, BACKUP_JOURNAL), look)
-    if keys in found:
+    if keys in keys_found:
         message = (
             f"{store.location} is encrypted: put encrypted+ before its URL, and set PERDURE_KEY or "
             "PERDURE_KEY_FILE; a store object goes into an EncryptedStore"
         )
         raise ConfigError(message, option="store", location=store.location)
-    if BACKUP_JOURNAL in found:
+    if BACKUP_JOURNAL in keys_found:
         raise _backup(store)
 
 

@@ -112,7 +112,7 @@ async def _mended(memory: _Noting, source: Source) -> Bootstrapped:
 
 
 async def _tail(store: Store, key: SessionKey, have: Documents) -> list[Record]:
-    after = min((one.as_of_seq for one in have.found.values()), default=0)
+    after = min((document.as_of_seq for document in have.found.values()), default=0)
     records: list[Record] = []
     if have.found:
         async with contextlib.aclosing(store.read_log(key, after=after)) as log:

@@ -47,7 +47,7 @@ class HistoricalFold(msgspec.Struct, frozen=True):
     @property
     def data(self) -> dict[str, bytes]:
         """Its documents' bytes."""
-        return {name: one.data for name, one in self.found.items()}
+        return {name: document.data for name, document in self.found.items()}
 
 
 async def folded_at(
@@ -73,7 +73,7 @@ async def folded_at(
     else:
         have, blobs = Documents(onto.manifest, onto.found), onto.blobs
     since = 0 if have.manifest is None or have.damaged else have.manifest.as_of_seq
-    furthest = max((one.as_of_seq for one in have.found.values()), default=0)
+    furthest = max((document.as_of_seq for document in have.found.values()), default=0)
     records: list[Record] = []
     size = 0
     async with aclosing(store.read_log(key, after=since, before=seq + 1)) as log:
@@ -93,14 +93,16 @@ def _folded(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> His
     touched = {name for record in work.records for name in names_of(record)} | set(have.damaged)
     changed = work.documents(touched)
     manifest = manifest_of(work.key, 0, work.upto, have.manifest, changed)
-    found = dict(have.found)
+    documents = dict(have.found)
     for name, new in changed.items():
         if new is not None:
-            found[name] = Document(new, work.upto)
-    found = {name: found[name] for name in manifest.documents}
-    needed = blob_names({name: one.data for name, one in found.items()})
+            documents[name] = Document(new, work.upto)
+    documents = {name: documents[name] for name in manifest.documents}
+    needed = blob_names({name: document.data for name, document in documents.items()})
     known = {**blobs, **work.blobs}
-    return HistoricalFold(found, manifest, {name: known[name] for name in known.keys() & needed})
+    return HistoricalFold(
+        documents, manifest, {name: known[name] for name in known.keys() & needed}
+    )
 
 
 async def require_known(store: Lineage, key: SessionKey, seq: int) -> None:
@@ -143,10 +145,10 @@ async def context_at(store: Store, key: SessionKey, seq: int, limit: int) -> Wor
                 "is not known any more"
             )
             raise ConfigError(message, key=str(key), seq=seq, cut=base.cut)
-        found = (await history.folded(lineage.inner, key, base, {SNAPSHOT})).found.get(SNAPSHOT)
-        snapshot = None if found is None else snapshot_of(found.data, key, found.as_of_seq)
-        if found is not None and snapshot is not None and not isinstance(snapshot, str):
-            context, since = WorkingContext.of_snapshot(snapshot, limit), found.as_of_seq
+        document = (await history.folded(lineage.inner, key, base, {SNAPSHOT})).found.get(SNAPSHOT)
+        snapshot = None if document is None else snapshot_of(document.data, key, document.as_of_seq)
+        if document is not None and snapshot is not None and not isinstance(snapshot, str):
+            context, since = WorkingContext.of_snapshot(snapshot, limit), document.as_of_seq
     async with aclosing(lineage.read_log(key, after=since, before=seq + 1)) as log:
         async for chunk in log:
             for record in chunk.records:

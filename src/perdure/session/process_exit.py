@@ -149,9 +149,9 @@ def _register() -> bool:
 def _before_threads_end() -> None:
     global _main_has_ended  # noqa: PLW0603  # once a process
     _main_has_ended = True
-    handlers = [one for one in tuple(_open) if one.is_ours]
-    running = [one for one in handlers if one.is_running]
-    _close([one for one in handlers if one not in running])
+    handlers = [handler for handler in tuple(_open) if handler.is_ours]
+    running = [handler for handler in handlers if handler.is_running]
+    _close([handler for handler in handlers if handler not in running])
     if not running:
         return
     if _at_work():
@@ -169,24 +169,30 @@ def _watch(handlers: list[ExitHandler]) -> None:
 
 def _close_behind_others(handlers: list[ExitHandler]) -> None:
     """Close each once its loop has stopped, or no thread is at work that could still use it."""
-    left = [one for one in handlers if one in _open and one.is_ours]
-    while left:
+    remaining = [handler for handler in handlers if handler in _open and handler.is_ours]
+    while remaining:
         at_work = _at_work()
-        due = [one for one in left if not (at_work and one.is_running)]
+        due = [handler for handler in remaining if not (at_work and handler.is_running)]
         if due:
             _close(due)
-        left = [one for one in left if one in _open and one.is_ours and one not in due]
-        if left:
+        remaining = [
+            handler
+            for handler in remaining
+            if handler in _open and handler.is_ours and handler not in due
+        ]
+        if remaining:
             time.sleep(_STEP)
 
 
 def _at_work() -> list[threading.Thread]:
     """Return the threads that the interpreter will wait for, and that have not only to wait."""
-    mine = {threading.main_thread(), threading.current_thread()}
+    own_threads = {threading.main_thread(), threading.current_thread()}
     return [
-        one
-        for one in threading.enumerate()
-        if not (one.daemon or one in mine or one.name == THREAD or _is_anyios(one))
+        thread
+        for thread in threading.enumerate()
+        if not (
+            thread.daemon or thread in own_threads or thread.name == THREAD or _is_anyios(thread)
+        )
     ]
 
 
@@ -198,24 +204,24 @@ def _close(handlers: Sequence[ExitHandler]) -> None:
     """Close all of them at once, and wait no longer than the most patient one; then spill."""
     if not handlers:
         return
-    before = {one: one.closing.pending() for one in handlers}
+    before = {handler: handler.closing.pending() for handler in handlers}
     threads: list[threading.Thread] = []
-    for one in handlers:
-        act = one.begin()
+    for handler in handlers:
+        act = handler.begin()
         if act is not None:
             thread = threading.Thread(target=_guarded, args=(act,), name=THREAD, daemon=True)
             threads.append(thread)
             thread.start()
-    end = time.monotonic() + max([one.patience for one in handlers])
+    end = time.monotonic() + max([handler.patience for handler in handlers])
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0.0))
-    for one in handlers:
-        if not one.is_ours:
+    for handler in handlers:
+        if not handler.is_ours:
             continue
-        if not one.is_running:
-            one.release_threads()
-        one.uninstall()
-        one.closing.tell_rest(before[one])
+        if not handler.is_running:
+            handler.release_threads()
+        handler.uninstall()
+        handler.closing.tell_rest(before[handler])
 
 
 def _guarded(act: Callable[[], object]) -> None:
@@ -227,35 +233,35 @@ def _guarded(act: Callable[[], object]) -> None:
 
 def _last() -> None:
     """Spill what is left, once no thread can be started any more."""
-    for one in tuple(_open):
-        one.uninstall()
-        if one.closing.runtime.home.stray() != "fork":
-            one.closing.tell_rest({})
+    for handler in tuple(_open):
+        handler.uninstall()
+        if handler.closing.runtime.home.stray() != "fork":
+            handler.closing.tell_rest({})
 
 
 # what is told
 
 
 def tell(
-    where: str,
+    location: str,
     *,
     saved: dict[str, int],
-    kept: dict[str, int],
+    counts: dict[str, int],
     folder: str | None,
     lost: dict[str, int],
 ) -> None:
     """Say what was saved at exit, spilled to a folder, or lost: records by session."""
-    left = f"nobody closed the manager of {where}"
+    message = f"nobody closed the manager of {location}"
     if saved:
-        _say(f"{left}: saved {_named(saved)} at exit")
-    if kept:
+        _say(f"{message}: saved {_named(saved)} at exit")
+    if counts:
         _say(
-            f"{left}, and it could not save any more: kept {_named(kept)} in {folder}; "
+            f"{message}, and it could not save any more: kept {_named(counts)} in {folder}; "
             "the next open of the session appends it"
         )
     if lost:
         _say(
-            f"{left}: LOST {_named(lost)} at exit. Close it, with `async with connect(…)` or "
+            f"{message}: LOST {_named(lost)} at exit. Close it, with `async with connect(…)` or "
             "`await sessions.aclose()`, which say why something cannot be saved"
         )
 

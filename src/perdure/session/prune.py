@@ -160,23 +160,23 @@ class Pruner:
         dry_run: bool,
     ) -> PruneReport:
         """Prune sessions of a tenant; those of *keys*, or all of them."""
-        now, found = time.time(), _PruneProgress()
+        now, progress = time.time(), _PruneProgress()
         expired = await self._expired(retention, keys, tenant, now)
         for key in expired:
-            with found.unless_refused(key):
+            with progress.unless_refused(key):
                 await self._forgetter.forget([key], tenant, terms, dry_run=dry_run)
-                found.expired.append(key)
+                progress.expired.append(key)
         if retention.cuts:
             chosen = keys if keys is not None else [key async for key in every(self._store, tenant)]
             for key in chosen:
                 if key not in expired:
-                    with found.unless_refused(key):
+                    with progress.unless_refused(key):
                         cut = await self._cut(key, retention, now)
-                        found.kept_for += cut.kept_for
-                        found.pruned += await self._prune(key, cut, terms, dry_run=dry_run)
-        if not dry_run and (found.pruned or found.expired):
+                        progress.kept_for += cut.kept_for
+                        progress.pruned += await self._prune(key, cut, terms, dry_run=dry_run)
+        if not dry_run and (progress.pruned or progress.expired):
             await self._store.scrub()
-        return found.report(dry_run=dry_run)
+        return progress.report(dry_run=dry_run)
 
     async def _expired(
         self, retention: Retention, keys: list[SessionKey] | None, tenant: str, now: float
@@ -184,7 +184,7 @@ class Pruner:
         """Return who goes; a default session, which keeps what all share, not before the others."""
         if retention.expire_days is None:
             return []
-        found, after = list[SessionKey](), None
+        expired, after = list[SessionKey](), None
         used = {key.agent for key in self._access.runtime.sessions if key.tenant == tenant}
         while page := await self._store.sessions(tenant=tenant, after=after, limit=500):
             after = page[-1].key
@@ -192,10 +192,10 @@ class Pruner:
                 if not is_expired(info, retention, now):
                     used.add(info.key.agent)
                 elif keys is None or info.key in keys:
-                    found.append(info.key)
+                    expired.append(info.key)
         return [
             key
-            for key in found
+            for key in expired
             if key not in self._access.runtime.sessions
             and not (key.session == DEFAULT_SESSION and key.agent in used)
         ]
@@ -226,17 +226,17 @@ class Pruner:
         needed = (await self._chain(key)).needed
         if needed is None or needed.event_seq >= after:
             return _Cut(after, sum(turn.seq <= after for turn in turns))
-        left = [turn for turn in turns if turn.seq <= needed.event_seq]
+        remaining = [turn for turn in turns if turn.seq <= needed.event_seq]
         kept_for = (CheckpointHold(key, needed.id),)
-        return _Cut(left[-1].seq if left else 0, len(left), kept_for)
+        return _Cut(remaining[-1].seq if remaining else 0, len(remaining), kept_for)
 
     async def _chain(self, key: SessionKey) -> CheckpointChain:
         """Return the chain of a session's checkpoints, whoever has it."""
         have = await self._store.read_documents(key, {CHECKPOINTS})
-        found = have.found.get(CHECKPOINTS)
+        document = have.found.get(CHECKPOINTS)
         chain, since = CheckpointChain(), 0
-        if found is not None:
-            chain, since = CheckpointChain.of(found.data), found.as_of_seq
+        if document is not None:
+            chain, since = CheckpointChain.of(document.data), document.as_of_seq
         async with aclosing(self._store.read_log(key, after=since)) as log:
             async for chunk in log:
                 for record in chunk.records:
@@ -248,26 +248,26 @@ class Pruner:
         store = self._store
         before = await store.base_of(key) or Origin()
         folded = await self._documents(key, cut)
-        kept = ""
+        history = ""
         if before.at > cut:
-            kept = await keep_history(store, key, after=cut, upto=before.at)
-        return Origin(at=before.at, kept=kept, cut=cut, folded=folded, moved=before.moved)
+            history = await keep_history(store, key, after=cut, upto=before.at)
+        return Origin(at=before.at, kept=history, cut=cut, folded=folded, moved=before.moved)
 
     async def _documents(self, key: SessionKey, cut: int) -> str:
         store = self._store
         was = await folded_at(store, key, cut, self._access.runtime.limits)
         await put_blobs(store, key.tenant, was.blobs)
         await self._keep_values(key, was.data)
-        found = {name: Document(data, cut) for name, data in was.data.items()}
-        return await keep_documents(store, key.tenant, Documents(was.manifest, found))
+        documents = {name: Document(data, cut) for name, data in was.data.items()}
+        return await keep_documents(store, key.tenant, Documents(was.manifest, documents))
 
     async def _keep_values(self, key: SessionKey, data: Mapping[str, bytes]) -> None:
         """Put blobs that are lost again, as long as the log still has what they held."""
         entries = MemoryIndex.of_document(data.get(MEMORY)).entries.values()
         large = [entry for entry in entries if entry.sha256 is not UNSET]
-        there = set(await self._store.blob_names(key.tenant)) if large else set()
+        present = set(await self._store.blob_names(key.tenant)) if large else set()
         for entry in large:
-            if entry.sha256 is not UNSET and entry.sha256 not in there:
+            if entry.sha256 is not UNSET and entry.sha256 not in present:
                 with suppress(CorruptRecordError):  # the log has lost it, too
                     value = await SessionValues(self._store, key).read(entry)
                     await self._store.put_blobs(key.tenant, {entry.sha256: value})
@@ -277,15 +277,15 @@ class Pruner:
         # so each fork is found below, or finds what was announced.
         access, forgetter = self._access, self._forgetter
         async with forgetter.settling(), access.exclusive(key):
-            mine = access.runtime.sessions.get(key)
-            if mine is not None:
-                await access.fold_open(mine)
+            session = access.runtime.sessions.get(key)
+            if session is not None:
+                await access.fold_open(session)
                 await self._require_folded(key, base.cut)
-                await access.announce_open(mine, base)
-                await forgetter.settle_told(key, mine.epoch, terms)
-                await access.count_open(mine, base)
+                await access.announce_open(session, base)
+                await forgetter.settle_told(key, session.epoch, terms)
+                await access.count_open(session, base)
                 await self._require_counted(key, base)
-                return await self._store.trim(key, mine.epoch, base.cut + 1)
+                return await self._store.trim(key, session.epoch, base.cut + 1)
             async with access.held(key, terms) as hold:
                 await access.fold(hold)
                 await self._require_folded(key, base.cut)
@@ -328,14 +328,16 @@ async def remains(store: Store, key: SessionKey) -> list[Record]:
     base = await lineage.base_of(key)
     if base is None or not base.cut:
         return []
-    found = {name: one.data for name, one in (await base_documents(lineage, key)).found.items()}
-    entries = [*_described(found.pop(SESSION, None)), *_items(found)]
+    documents = {
+        name: document.data for name, document in (await base_documents(lineage, key)).found.items()
+    }
+    entries = [*_described(documents.pop(SESSION, None)), *_items(documents)]
     values = SessionValues(lineage, key)
-    memory = decode(found.pop(MEMORY, b"{}"), MemoryDocument)
+    memory = decode(documents.pop(MEMORY, b"{}"), MemoryDocument)
     entries += [_remembered(entry, await values.of(entry)) for entry in memory.entries]
-    snapshot = found.pop(SNAPSHOT, None)
-    found.pop(CHECKPOINTS, None)  # they are of this log, and mean nothing in another
-    entries += _states(found)
+    snapshot = documents.pop(SNAPSHOT, None)
+    documents.pop(CHECKPOINTS, None)  # they are of this log, and mean nothing in another
+    entries += _states(documents)
     if snapshot is not None:
         context = WorkingContext.of_snapshot(decode(snapshot, Snapshot), 2**62)
         entries.append(Entry(CONTEXT, context.as_record("pruned")))
@@ -364,37 +366,37 @@ def _described(data: bytes | None) -> list[Entry]:
         TurnPayload(turn=turn, number=number, phase="end", given=True, at=about.updated_at or 0.0)
         for turn, number in document.turn_ids.items()
     ]
-    if document.turns > max((one.number for one in turns), default=0):
+    if document.turns > max((ended_turn.number for ended_turn in turns), default=0):
         at = about.updated_at or 0.0
         turns.append(TurnPayload(turn="", number=document.turns, phase="end", at=at))
     return [Entry(META, encode(meta)), *(Entry(TURN, encode(turned)) for turned in turns)]
 
 
-def _items(found: dict[str, bytes]) -> list[Entry]:
+def _items(documents: dict[str, bytes]) -> list[Entry]:
     return [
         Entry(ITEM, encode({"memory": memory, "item": msgspec.Raw(line)}))
         for name, memory in ((EPISODIC, "episodic"), (SEMANTIC, "semantic"))
-        for line in found.pop(name, b"").splitlines()
+        for line in documents.pop(name, b"").splitlines()
     ]
 
 
 def _remembered(entry: MemoryEntry, value: bytes) -> Entry:
-    whole = msgspec.structs.replace(entry, value=msgspec.Raw(value), sha256=msgspec.UNSET)
-    return Entry(MEMORY_SET, encode(whole))
+    full_entry = msgspec.structs.replace(entry, value=msgspec.Raw(value), sha256=msgspec.UNSET)
+    return Entry(MEMORY_SET, encode(full_entry))
 
 
-def _states(found: dict[str, bytes]) -> list[Entry]:
+def _states(documents: dict[str, bytes]) -> list[Entry]:
     entries = []
-    for name, data in found.items():
+    for name, data in documents.items():
         if name.startswith("typed/"):
             continue
-        beside = found.get(typed(name))
+        beside = documents.get(typed(name))
         change = encode(StateSet(name, msgspec.Raw(data))) if beside is None else beside
         entries.append(Entry(STATE, change))
-    names = {name for name in found if not name.startswith("typed/")}
+    names = {name for name in documents if not name.startswith("typed/")}
     entries += [
         Entry(STATE, data)
-        for name, data in found.items()
+        for name, data in documents.items()
         if name.startswith("typed/") and name.removeprefix("typed/") not in names
     ]
     return entries

@@ -60,8 +60,10 @@ def fold_afresh(
 def _folded(work: FoldInput) -> dict[str, bytes]:
     touched = {name for record in work.records for name in names_of(record)}
     documents = work.documents(touched)
-    kept = {name: one.data for name, one in work.old.items() if name not in documents}
-    return {**kept, **{name: data for name, data in documents.items() if data is not None}}
+    unchanged = {
+        name: document.data for name, document in work.old.items() if name not in documents
+    }
+    return {**unchanged, **{name: data for name, data in documents.items() if data is not None}}
 
 
 def context_bytes_of(snapshot: bytes | None) -> int:
@@ -100,8 +102,8 @@ async def rebuild(
     have = judged(await store.read_documents(key, None), key)
     require_plain(have.manifest, key)
     stored = have.found.get(SNAPSHOT)
-    held = context_bytes_of(None if stored is None else stored.data)
-    limits = msgspec.structs.replace(limits, context_bytes=max(limits.context_bytes, held))
+    context_bytes = context_bytes_of(None if stored is None else stored.data)
+    limits = msgspec.structs.replace(limits, context_bytes=max(limits.context_bytes, context_bytes))
     records = await _read_all(store, key)
     if not records:
         message = f"session {key} has no records to rebuild from: check its id"
@@ -160,9 +162,9 @@ class WholeLog(msgspec.Struct):
 def differences(log: WholeLog, documents: Documents) -> Iterator[DocumentDifference]:
     """Give what is wrong with the documents."""
     for name in documents.damaged:
-        why = documents.why.get(name)
+        reason = documents.why.get(name)
         lost = f"{name} is lost, or not what its manifest says"
-        yield DocumentDifference(name, f"{name}: {why}" if why else lost)
+        yield DocumentDifference(name, f"{name}: {reason}" if reason else lost)
     manifest = documents.manifest
     if manifest is None:
         return
@@ -242,16 +244,16 @@ async def rebuild_session(
     report = RebuildReport(
         key=key,
         records=records,
-        wrong=tuple(one.detail for one in wrong),
+        wrong=tuple(difference.detail for difference in wrong),
         dry_run=dry_run,
     )
     if dry_run:
         return report
-    names = frozenset(one.name for one in wrong)
+    names = frozenset(difference.name for difference in wrong)
     async with access.exclusive(key):
-        mine = access.runtime.sessions.get(key)
-        if mine is not None:
-            manifest = await _rebuild_open(access, mine, names)
+        session = access.runtime.sessions.get(key)
+        if session is not None:
+            manifest = await _rebuild_open(access, session, names)
         else:
             async with access.held(key, terms) as hold:
                 limits = access.runtime.limits
@@ -262,24 +264,24 @@ async def rebuild_session(
 
 
 async def _rebuild_open(
-    access: ExclusiveAccess, mine: SessionBase, wrong: frozenset[str]
+    access: ExclusiveAccess, session: SessionBase, wrong: frozenset[str]
 ) -> Manifest:
     """Rebuild what lies behind a session that is open here; what it holds stays as it is."""
     runtime = access.runtime
-    await mine.save()
+    await session.save()
 
     async def work() -> Manifest:
-        tail = (mine._tail_bytes, mine._tail_records)
+        tail = (session._tail_bytes, session._tail_records)
         manifest = await rebuild(
-            access.store, mine.key, epoch=mine.epoch, limits=runtime.limits, wrong=wrong
+            access.store, session.key, epoch=session.epoch, limits=runtime.limits, wrong=wrong
         )
-        mine._folded(manifest, tail)
+        session._folded(manifest, tail)
         return manifest
 
-    manifest = await runtime.saver.exclusive(mine._tracked, work, urgent=True)
+    manifest = await runtime.saver.exclusive(session._tracked, work, urgent=True)
     if manifest is None:
-        message = f"session {mine.key} cannot be rebuilt now: the store is not well; try again"
-        raise StoreUnavailableError(message, key=str(mine.key))
+        message = f"session {session.key} cannot be rebuilt now: the store is not well; try again"
+        raise StoreUnavailableError(message, key=str(session.key))
     return manifest
 
 
@@ -295,6 +297,6 @@ async def _compared(
             records += chunk.records
     if not records:
         raise SessionNotFoundError(f"there is no session {key}", key=str(key))
-    whole = WholeLog(key, records, (await base_documents(store, key)).found)
-    wrong = await anyio.to_thread.run_sync(lambda: list(differences(whole, documents)))
+    whole_log = WholeLog(key, records, (await base_documents(store, key)).found)
+    wrong = await anyio.to_thread.run_sync(lambda: list(differences(whole_log, documents)))
     return len(records), wrong

@@ -52,34 +52,34 @@ class Renamer:
 
         """
         require_different(old, new, "rename")
-        mine = self._access.runtime.sessions.get(old)
-        if mine is not None:
-            await self._access.lifecycle.close(mine)
+        session = self._access.runtime.sessions.get(old)
+        if session is not None:
+            await self._access.lifecycle.close(session)
         async with self._forgetter.settling(), AsyncExitStack() as stack:
             for key in sorted((old, new)):
                 await stack.enter_async_context(self._access.exclusive(key))
             if new in self._access.runtime.sessions:
                 raise exists(new)
-            made = (await self._access.begun(new)).base
+            created = (await self._access.begun(new)).base
             if await self._store.inner.head(old) == 0:
-                if made is None or made.moved != old:
+                if created is None or created.moved != old:
                     raise SessionNotFoundError(f"there is no session {old}", key=str(old))
-                return Fork(new, old, made.at)
+                return Fork(new, old, created.at)
             hold = await stack.enter_async_context(self._access.held(old, terms))
-            base = await self._copied(hold, new, made)
+            base = await self._copied(hold, new, created)
             await self._forgetter.end(hold, terms, lambda: self._forward(hold, new))
             return Fork(new, old, base.at)
 
-    async def _copied(self, old: HeldSession, new: SessionKey, made: Origin | None) -> Origin:
+    async def _copied(self, old: HeldSession, new: SessionKey, created: Origin | None) -> Origin:
         """Return the base of the copy, made now or before."""
         begun = await self._access.begun(new)
-        if begun.goes_on and (made is None or made.moved != old.key):
+        if begun.goes_on and (created is None or created.moved != old.key):
             raise exists(new)
-        if made is not None:
-            if made.moved != old.key:
+        if created is not None:
+            if created.moved != old.key:
                 raise exists(new)
-            if not await self._goes_on(old.key, made.at):
-                return made
+            if not await self._goes_on(old.key, created.at):
+                return created
             if begun.goes_on:
                 message = (
                     f"{old.key} was renamed to {new}, and somebody went on under both names: "
@@ -103,14 +103,14 @@ class Renamer:
     async def _forward(self, old: HeldSession, new: SessionKey) -> None:
         """Have what was posted to the old name wait at the new one."""
         waiting = await self._store.take(old.key, old.epoch, limit=1_000_000)
-        mail = [one for one in waiting if one.kind != FORK and not one.damage]
+        mail = [item for item in waiting if item.kind != FORK and not item.damage]
         if mail:
             await self._store.post(new, mail)
         if not self._store.capabilities.dead_letters:
             return
         letters = await self._store.dead_letters(old.key)
         now = time.time()
-        letters += [DeadLetter(one, one.damage, 0, now) for one in waiting if one.damage]
+        letters += [DeadLetter(item, item.damage, 0, now) for item in waiting if item.damage]
         if letters:
             async with self._access.held(new, Terms("raise", 0)) as hold:
                 await self._store.reject(new, hold.epoch, letters)

@@ -39,17 +39,17 @@ async def memory_back(now: Documents, then: Documents, values: SessionValues) ->
     ours = MemoryIndex.of_document(now.get(MEMORY)).entries
     theirs = MemoryIndex.of_document(then.get(MEMORY)).entries
     entries = [Entry(MEMORY_DROP, encode(DroppedPayload(key))) for key in ours if key not in theirs]
-    for key, one in theirs.items():
-        if key not in ours or not _same(ours[key], one):
-            fields = {name: getattr(one, name) for name in MemoryEntry.__struct_fields__}
-            fields |= {"value": msgspec.Raw(await values.read(one)), "sha256": msgspec.UNSET}
+    for key, entry in theirs.items():
+        if key not in ours or not _same(ours[key], entry):
+            fields = {name: getattr(entry, name) for name in MemoryEntry.__struct_fields__}
+            fields |= {"value": msgspec.Raw(await values.read(entry)), "sha256": msgspec.UNSET}
             entries.append(Entry(MEMORY_SET, encode(MemoryChange(**fields))))
     return entries
 
 
-def _same(one: MemoryEntry, other: MemoryEntry) -> bool:
-    return one.sha256 == other.sha256 and all(
-        getattr(one, name) == getattr(other, name) for name in _VALUE
+def _same(left_entry: MemoryEntry, right_entry: MemoryEntry) -> bool:
+    return left_entry.sha256 == right_entry.sha256 and all(
+        getattr(left_entry, name) == getattr(right_entry, name) for name in _VALUE
     )
 
 
@@ -83,7 +83,7 @@ def items_back(now: Documents, then: Documents) -> Iterator[Entry]:
             yield Entry(ITEM, encode(ItemsRestoredPayload(memory, keep, items)))
 
 
-def _common(one: list[bytes], other: list[bytes]) -> int:
+def _common(left: list[bytes], right: list[bytes]) -> int:
     """Return how many lines both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -92,7 +92,7 @@ class Runtime:
 
 def wrong_loop(what: str, stray: Stray) -> WrongLoopError:
     """Return the error for a use from elsewhere, with the cure."""
-    where, cure = {
+    place, cure = {
         "fork": ("process", "connect again in the child process"),
         "thread": (
             "thread",
@@ -100,4 +100,4 @@ def wrong_loop(what: str, stray: Stray) -> WrongLoopError:
         ),
         "loop": ("event loop", "connect again inside this loop"),
     }[stray]
-    return WrongLoopError(f"{what} belongs to another {where}: {cure}", stray=stray)
+    return WrongLoopError(f"{what} belongs to another {place}: {cure}", stray=stray)

@@ -112,19 +112,25 @@ class ManagerShutdown:
     async def _spill(self, report: ShutdownReport) -> ShutdownReport:
         """Keep in local files what the store would not take."""
         folder, is_named = self.runtime.spill_folder, self.runtime.shutdown.spill is not None
-        left = report.unsaved + report.in_doubt
-        tracked = [one._tracked for one in map(self.runtime.sessions.get, _keys(left)) if one]
+        unsaved_sessions = report.unsaved + report.in_doubt
+        tracked = [
+            session._tracked
+            for session in map(self.runtime.sessions.get, _keys(unsaved_sessions))
+            if session
+        ]
         refused = map(self.runtime.sessions.get, _keys(report.quarantined))
-        tracked += [one._tracked for one in refused if one and not _is_refused(one._tracked)]
+        tracked += [
+            session._tracked for session in refused if session and not _is_refused(session._tracked)
+        ]
         if is_named:  # else what becomes of it is up to whoever looks at `sessions.lost`
-            tracked += [one for one in self.runtime.saver.lost if one.pending]
+            tracked += [lost for lost in self.runtime.saver.lost if lost.pending]
         if folder is None or not tracked:
             return report
         spilled: set[_Id] = set()
 
-        async def spill(one: Tracked) -> None:
-            if await to_thread.run_sync(self._spill_one, folder, one):
-                spilled.add((one.key, one.durable, one.version))
+        async def spill(unsaved: Tracked) -> None:
+            if await to_thread.run_sync(self._spill_one, folder, unsaved):
+                spilled.add((unsaved.key, unsaved.durable, unsaved.version))
 
         await each(tracked, spill, at_once=SPILLERS)
         settled = await to_thread.run_sync(_settled, folder)
@@ -157,8 +163,10 @@ class ManagerShutdown:
     def pending(self) -> dict[str, int]:
         """Return how many records each session has that are not durable."""
         counts: dict[str, int] = {}
-        for one in self._rest():
-            counts[str(one.key)] = counts.get(str(one.key), 0) + one.version - one.durable
+        for tracked in self._rest():
+            counts[str(tracked.key)] = (
+                counts.get(str(tracked.key), 0) + tracked.version - tracked.durable
+            )
         return counts
 
     def tell_rest(self, before: dict[str, int]) -> None:
@@ -169,27 +177,41 @@ class ManagerShutdown:
 
         """
         folder, tracked = self.runtime.spill_folder, self._rest()
-        news = [one for one in tracked if _id_of(one) not in self._kept and one.pending]
-        news = [one for one in news if not _is_refused(one)]
+        news = [
+            tracked_session
+            for tracked_session in tracked
+            if _id_of(tracked_session) not in self._kept and tracked_session.pending
+        ]
+        news = [tracked_session for tracked_session in news if not _is_refused(tracked_session)]
         if folder is not None:
-            spilled = {_id_of(one) for one in news if self._spill_one(folder, one)}
+            spilled = {
+                _id_of(tracked_session)
+                for tracked_session in news
+                if self._spill_one(folder, tracked_session)
+            }
             if spilled and _settled(folder):
                 self._kept |= spilled
         if self.runtime.durability == "memory":
             return  # which has nothing to lose
-        kept = {
-            str(one.key): one.version - one.durable for one in tracked if _id_of(one) in self._kept
+        counts = {
+            str(tracked_session.key): tracked_session.version - tracked_session.durable
+            for tracked_session in tracked
+            if _id_of(tracked_session) in self._kept
         }
-        lost = {key: n for key, n in self.pending().items() if key not in kept}
-        saved = {key: n for key, n in before.items() if key not in kept and key not in lost}
+        lost = {key: n for key, n in self.pending().items() if key not in counts}
+        saved = {key: n for key, n in before.items() if key not in counts and key not in lost}
         process_exit.tell(
-            self.runtime.store.location, saved=saved, kept=kept, folder=folder, lost=lost
+            self.runtime.store.location, saved=saved, counts=counts, folder=folder, lost=lost
         )
 
     def _rest(self) -> list[Tracked]:
-        here = [one._tracked for one in self.runtime.sessions.values()]
-        unsaved = [one for one in here if one.version > one.durable and one.end is not State.LOST]
-        return unsaved + [one for one in self.runtime.saver.lost if one.pending]
+        open_here = [tracked._tracked for tracked in self.runtime.sessions.values()]
+        unsaved = [
+            tracked
+            for tracked in open_here
+            if tracked.version > tracked.durable and tracked.end is not State.LOST
+        ]
+        return unsaved + [tracked for tracked in self.runtime.saver.lost if tracked.pending]
 
     async def _turns_end(self, grace: float) -> None:
         """Give open turns, and loads under way, time to come to their end."""
@@ -201,7 +223,7 @@ class ManagerShutdown:
 
     async def _let_go(self, at_most: float) -> None:
         """Fold and release every session that is durable; others' leases expire."""
-        clean = [one for one in self.runtime.sessions.values() if one._tracked.clean]
+        clean = [session for session in self.runtime.sessions.values() if session._tracked.clean]
         at_once = self.runtime.store.capabilities.parallelism
         with anyio.CancelScope(deadline=self._until):
             await each(clean, self._fold, at_once=at_once)
@@ -235,8 +257,8 @@ def _with_folder(report: ShutdownReport, spilled: set[_Id], folder: str) -> Shut
     lists = {
         name: tuple(
             [
-                msgspec.structs.replace(one, kept_in=folder) if _id(one) in spilled else one
-                for one in getattr(report, name)
+                msgspec.structs.replace(entry, kept_in=folder) if _id(entry) in spilled else entry
+                for entry in getattr(report, name)
             ]
         )
         for name in ("unsaved", "in_doubt", "quarantined")
@@ -246,40 +268,40 @@ def _with_folder(report: ShutdownReport, spilled: set[_Id], folder: str) -> Shut
 
 def _with_spilled(report: ShutdownReport, spilled: set[_Id], _folder: str) -> ShutdownReport:
     lists: dict[str, tuple[Unsaved, ...]] = {}
-    kept: list[Unsaved] = []
+    remaining: list[Unsaved] = []
     for name in ("unsaved", "in_doubt", "quarantined", "lost"):
         ones: tuple[Unsaved, ...] = getattr(report, name)
         # A file has what was unsaved, not what a store has lost: that is still to be told.
-        safe = [one for one in ones if _id(one) in spilled and not one.missing]
-        kept += safe
-        lists[name] = tuple([one for one in ones if one not in safe])
+        safe = [entry for entry in ones if _id(entry) in spilled and not entry.missing]
+        remaining += safe
+        lists[name] = tuple([entry for entry in ones if entry not in safe])
     clean = not any(lists.values())
-    return msgspec.structs.replace(report, **lists, spilled=tuple(kept), clean=clean)
+    return msgspec.structs.replace(report, **lists, spilled=tuple(remaining), clean=clean)
 
 
 _Id = tuple[SessionKey, int, int]
 """Which records of which session: one may have been lost more than once."""
 
 
-def _id(one: Unsaved) -> _Id:
-    return one.key, one.durable, one.version
+def _id(unsaved: Unsaved) -> _Id:
+    return unsaved.key, unsaved.durable, unsaved.version
 
 
-def _id_of(one: Tracked) -> _Id:
-    return one.key, one.durable, one.version
+def _id_of(tracked: Tracked) -> _Id:
+    return tracked.key, tracked.durable, tracked.version
 
 
-def _is_refused(one: Tracked) -> bool:
+def _is_refused(tracked: Tracked) -> bool:
     """Say whether the store would refuse a session's records again, wherever they were kept.
 
     Not so where a newer release has changed the format: that takes them from a file.
     """
-    quarantined = one.end is State.QUARANTINED
-    return quarantined and not isinstance(one.last_error, UnsupportedVersionError)
+    quarantined = tracked.end is State.QUARANTINED
+    return quarantined and not isinstance(tracked.last_error, UnsupportedVersionError)
 
 
 def _keys(ones: tuple[Unsaved, ...]) -> list[SessionKey]:
-    return [one.key for one in ones]
+    return [entry.key for entry in ones]
 
 
 # The end of a manager as a killed process has it: for tests of what comes after

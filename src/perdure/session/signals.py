@@ -77,8 +77,8 @@ class SignalWatch:
 
         Those that the same body has opened close behind this one, and see to it then.
         """
-        others = [one for one in signals.waited_for() if one is not self]
-        if any(isinstance(one, SignalWatch) and one._body is self._body for one in others):
+        others = [watch for watch in signals.waited_for() if watch is not self]
+        if any(isinstance(watch, SignalWatch) and watch._body is self._body for watch in others):
             return
         await self.end_process_by_force()
 

@@ -126,7 +126,7 @@ def settle(folder: str) -> None:
 def find(folder: str, key: SessionKey) -> list[SpillFile]:
     """Return a session's spill files, oldest first; damaged ones are left and logged."""
     path = Path(folder).expanduser()
-    found: list[SpillFile] = []
+    files: list[SpillFile] = []
     with contextlib.suppress(FileNotFoundError), Folder.root(str(path)) as place:
         for name in place.names():
             if not name.startswith(_prefix(key)) or not name.endswith(".jsonl"):
@@ -136,8 +136,8 @@ def find(folder: str, key: SessionKey) -> list[SpillFile]:
                 extra = {"session": str(key), "path": str(path / name)}
                 log.error("a spill file is damaged and was left as it is", extra=extra)
             else:
-                found.append(spilled)
-    return sorted(found, key=lambda one: one.base)
+                files.append(spilled)
+    return sorted(files, key=lambda file: file.base)
 
 
 def remove(folder: str, name: str) -> None:
@@ -152,9 +152,9 @@ def forget(folder: str, key: SessionKey, remove: bool) -> list[int]:  # noqa: FB
     sizes: list[int] = []
     with contextlib.suppress(FileNotFoundError), Folder.root(str(Path(folder).expanduser())) as at:
         for name in filter(lambda name: name.startswith(_prefix(key)), at.names()):
-            found = at.stat(name)
-            if found is not None and (not remove or at.remove(name)):
-                sizes.append(found.st_size)
+            file_stat = at.stat(name)
+            if file_stat is not None and (not remove or at.remove(name)):
+                sizes.append(file_stat.st_size)
         at.sync()
     return sizes
 
@@ -169,11 +169,15 @@ def left_of(spilled: SpillFile, log: Sequence[Record]) -> tuple[Record, ...] | N
     """
     if not log or log[0].seq != spilled.base or log[0].epoch > spilled.epoch:
         return None  # another life of the session's: epochs never begin again
-    there = [record for record in log[1:] if record.kind != EPOCH]
-    for mine, theirs in zip(spilled.records, there, strict=False):
-        if (mine.kind, mine.payload, mine.end) != (theirs.kind, theirs.payload, theirs.end):
+    own_records = [record for record in log[1:] if record.kind != EPOCH]
+    for spilled_record, theirs in zip(spilled.records, own_records, strict=False):
+        if (spilled_record.kind, spilled_record.payload, spilled_record.end) != (
+            theirs.kind,
+            theirs.payload,
+            theirs.end,
+        ):
             return None
-    return spilled.records[len(there) :]
+    return spilled.records[len(own_records) :]
 
 
 def sealed(
@@ -186,13 +190,13 @@ def sealed(
 
     """
     transform = getattr(store, "transform_spill", None)
-    kept: Sequence[Entry] | None = (
+    entries_kept: Sequence[Entry] | None = (
         entries if transform is None else transform(key, epoch, base, entries)
     )
-    if kept is None:
+    if entries_kept is None:
         message = f"the key of session {key} is not at hand, and plain text must not be spilled"
         raise OSError(message)
-    return kept
+    return entries_kept
 
 
 async def opened(store: object, key: SessionKey, spilled: SpillFile) -> SpillFile:
@@ -210,7 +214,7 @@ def _prefix(key: SessionKey) -> str:
 
 
 def _read(name: str, data: bytes, key: SessionKey) -> SpillFile | None:
-    line, newline, rest = data.partition(b"\n")
+    line, newline, lines = data.partition(b"\n")
     body = frames.open_sealed(line + newline)
     if body is None:
         return None
@@ -222,8 +226,8 @@ def _read(name: str, data: bytes, key: SessionKey) -> SpillFile | None:
         return None
     start = frames.Position(0, header.base, 0)
     scanner = frames.Scanner(header.epoch, start)
-    records = scanner.feed(rest)
-    whole = scanner.end.offset == len(rest)
-    if not whole:
+    records = scanner.feed(lines)
+    is_whole = scanner.end.offset == len(lines)
+    if not is_whole:
         return None
     return SpillFile(name, header.epoch, header.base, tuple(records), header.owner, header.begun)

@@ -219,10 +219,10 @@ class TurnQueue:
 
     async def used(self, within: float) -> None:
         """Wait until a first turn has begun, or the session has been open for that long."""
-        left = self._since + within - anyio.current_time()
-        if self._used is not True and left > 0:
+        remaining = self._since + within - anyio.current_time()
+        if self._used is not True and remaining > 0:
             first = self._used = self._used or anyio.Event()
-            with anyio.move_on_after(left):
+            with anyio.move_on_after(remaining):
                 await first.wait()
 
     async def enter(self, session: str) -> None:

@@ -65,37 +65,37 @@ def _watch(managers: list[SessionManager]) -> None:
 def _at_exit() -> None:
     global _main_has_ended  # noqa: PLW0603  # once a process
     _main_has_ended = True
-    managers = [one for one in tuple(_open) if one._is_here]
+    managers = [manager for manager in tuple(_open) if manager._is_here]
     if not managers:
         return
     if _at_work():
-        _each(managers, lambda one: one.flush(one._patience))
+        _each(managers, lambda manager: manager.flush(manager._patience))
         _watch(managers)
     else:
-        _each(managers, lambda one: one.close())
+        _each(managers, lambda manager: manager.close())
 
 
 def _when_they_end(managers: list[SessionManager]) -> None:
     for thread in _at_work():
         thread.join()
-    _each([one for one in managers if one in _open], lambda one: one.flush(one._patience))
+    _each([manager for manager in managers if manager in _open], lambda manager: manager.flush(manager._patience))
 
 
 def _at_work() -> list[threading.Thread]:
     """Return the threads that the interpreter will wait for."""
-    mine = {threading.main_thread(), threading.current_thread()}
-    threads = [one for one in threading.enumerate() if not one.daemon and one not in mine]
-    return [one for one in threads if one.name != THREAD]
+    own_threads = {threading.main_thread(), threading.current_thread()}
+    threads = [thread for thread in threading.enumerate() if not thread.daemon and thread not in own_threads]
+    return [thread for thread in threads if thread.name != THREAD]
 
 
 def _each(managers: list[SessionManager], act: Callable[[SessionManager], object]) -> None:
     """Act on all of them at once, and wait no longer than the most patient one."""
     if not managers:
         return
-    threads = [threading.Thread(target=_guarded, args=(act, one), daemon=True) for one in managers]
+    threads = [threading.Thread(target=_guarded, args=(act, manager), daemon=True) for manager in managers]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + max([one._patience for one in managers])
+    end = time.monotonic() + max([manager._patience for manager in managers])
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0.0))
 
