@@ -91,18 +91,20 @@ class Attending:
 
         What was kept of them stays in the history.
         """
-        found = [one for one in self.unfinished if not ids or one.id in ids]
-        for one in found:
-            self.context.ledger.drop(one.id)
+        dismissed = [message for message in self.unfinished if not ids or message.id in ids]
+        for message in dismissed:
+            self.context.ledger.drop(message.id)
         await self.context.session.save()
-        return len(found)
+        return len(dismissed)
 
     # approvals
 
     @property
     def pending_approvals(self) -> tuple[Approval, ...]:
         """The tool calls that wait for `approve` or `deny`; they do so over a restart, too."""
-        return tuple(one for one in self.context.ledger.approvals if one.answer is None)
+        return tuple(
+            approval for approval in self.context.ledger.approvals if approval.answer is None
+        )
 
     async def approve(self, call_id: str, *, always: bool = False) -> None:
         """Let a tool call that waits run; the answer is durable.
@@ -163,7 +165,7 @@ class Attending:
         if decision not in {"done", "skip", "replay"}:
             message = f"resolve_effect: {decision!r} does not fit: choose done, skip or replay"
             raise ConfigError(message, option="decision")
-        going_on = {context.turn_id, *(one.turn for one in ledger.messages)}
+        going_on = {context.turn_id, *(open_message.turn for open_message in ledger.messages)}
         goes_on = not effect.told and effect.turn in going_on
         if decision == "replay" and not (goes_on and self._can_run(effect)):
             message = (
@@ -181,7 +183,7 @@ class Attending:
     def _can_run(self, effect: Effect) -> bool:
         if self.context.toolbox.find(effect.tool) is None:
             return False
-        calls = [call for one in self.context.session.context() for call in one.tool_calls]
+        calls = [call for message in self.context.session.context() for call in message.tool_calls]
         return all(is_intact(call) for call in calls if call.id == effect.call)
 
 
@@ -258,9 +260,9 @@ class Agent(Attending, Keeping):
             "mcp": mcp,
             "instructions": instructions,
         }
-        whole = merged(config, id, **given, options=options)
+        settings = merged(config, id, **given, options=options)
         return AgentCreation(
-            lambda: create(cls, whole, id, sessions, persistent_session, if_exists)
+            lambda: create(cls, settings, id, sessions, persistent_session, if_exists)
         )
 
     def __repr__(self) -> str:

@@ -57,8 +57,8 @@ class McpServerPrewarmingStep:
         """Start the servers, then call ``prewarm(context)`` where there is one, in order."""
         await start_servers(context.config.mcp, context)
         tools = [tool.function for tool in context.toolbox]
-        for one in (context.model, context.config.summarizer, *tools):
-            prewarm = getattr(one, "prewarm", None)
+        for component in (context.model, context.config.summarizer, *tools):
+            prewarm = getattr(component, "prewarm", None)
             if prewarm is not None:
                 await maybe_await(prewarm(context), context)
         return True
@@ -75,8 +75,8 @@ class SystemPromptProcessingStep:
         if custom is not None:
             prompt = "\n\n".join(filter(None, (prompt, await custom.read())))
         for process in context.config.system_prompt_processors:
-            made = await maybe_await(process(prompt, context), context)
-            prompt = require(made, str, process, "system_prompt_processors")
+            prompt_made = await maybe_await(process(prompt, context), context)
+            prompt = require(prompt_made, str, process, "system_prompt_processors")
         context.state.system_prompt = prompt
         return True
 

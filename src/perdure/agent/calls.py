@@ -74,9 +74,9 @@ def barred(call: ToolCall, context: AgentContext) -> str | None:
 
 async def refusal(call: ToolCall, context: AgentContext) -> str | None:
     """Return why a tool may not run, None if it may."""
-    why = barred(call, context)
-    if why is not None:
-        return why
+    reason = barred(call, context)
+    if reason is not None:
+        return reason
     plugins, name, approve = context.plugins, call.name, context.config.approve
     is_allowed = plugins.permissions.verdict(name) == "allowed"
     known = context.ledger.approval_of(context.turn_id, call)
@@ -108,14 +108,14 @@ async def _asked(call: ToolCall, context: AgentContext) -> str | None:
     approval = context.ledger.ask(context.turn_id, call)
     if approval.answer is None:
         await context.session.save()
-        told = {"agent_id": context.agent_id, "turn_id": context.turn_id}
-        context.emit(ApprovalRequested(call=call, **told))
+        context_ids = {"agent_id": context.agent_id, "turn_id": context.turn_id}
+        context.emit(ApprovalRequested(call=call, **context_ids))
         approval = await context.ledger.answered(approval)
     if approval.answer == "approved":
         granted(call, context, "person")
         return None
-    why = f": {approval.why}" if approval.why else ""
-    return f"the tool {call.name!r} was not approved{why}"
+    reason = f": {approval.why}" if approval.why else ""
+    return f"the tool {call.name!r} was not approved{reason}"
 
 
 # Calling tools: approved first, noted before, kept after
@@ -160,23 +160,23 @@ def plan(call: ToolCall, context: AgentContext, *, resumed: bool) -> PlannedCall
 
 async def make(planned: PlannedCall, context: AgentContext) -> ToolResult | None:
     """Do what was decided, and keep the result; None if the call had one already."""
-    call, told = planned.call, {"agent_id": context.agent_id, "turn_id": context.turn_id}
-    context.emit(ToolStarted(call=call, **told))
+    call, context_ids = planned.call, {"agent_id": context.agent_id, "turn_id": context.turn_id}
+    context.emit(ToolStarted(call=call, **context_ids))
     try:
         how, result = await _outcome(planned, context)
     except BaseException:
         _leave(planned, context)
         raise
     try:
-        kept = await _as_kept(result, planned, context)
+        stored = await _as_kept(result, planned, context)
     except anyio.get_cancelled_exc_class():
         _keep(result, how, planned, context)  # it is complete: only its looks are not
         raise
-    is_new = _keep(kept, how, planned, context)
-    context.emit(ToolFinished(call=call, result=kept, **told))
+    is_new = _keep(stored, how, planned, context)
+    context.emit(ToolFinished(call=call, result=stored, **context_ids))
     if planned.effect is not None and planned.effect.told:
         context.emit(EffectUnknown(agent_id=context.agent_id, effect=planned.effect))
-    return kept if is_new else None
+    return stored if is_new else None
 
 
 async def _outcome(planned: PlannedCall, context: AgentContext) -> tuple[str, ToolResult]:
@@ -201,18 +201,18 @@ async def _refused(
 ) -> tuple[str, ToolResult] | None:
     """Return what comes of a call that may not be made; None if it may."""
     if what == "run":
-        why = await refusal(call, context)
-        return None if why is None else ("refused", _failed(call, why))
-    why = barred(call, context)  # by now; what the first call has done stays unknown
-    return None if why is None else ("unknown", _failed(call, f"{SKIPPED}: {why}"))
+        reason = await refusal(call, context)
+        return None if reason is None else ("refused", _failed(call, reason))
+    reason = barred(call, context)  # by now; what the first call has done stays unknown
+    return None if reason is None else ("unknown", _failed(call, f"{SKIPPED}: {reason}"))
 
 
 async def _run(planned: PlannedCall, context: AgentContext) -> tuple[str, ToolResult]:
     call, effect, limit = planned.call, planned.effect, context.config.tool_timeout
-    asked = context.ledger.end_approval(context.turn_id, call)
+    was_approved = context.ledger.end_approval(context.turn_id, call)
     if effect is not None:
         context.ledger.begun(effect)
-    if asked or (effect is not None and effect.state != "begun"):
+    if was_approved or (effect is not None and effect.state != "begun"):
         await context.session.save()  # that it begins, before it does
     key = None if effect is None else effect.id
     with waited_for(context):
@@ -253,10 +253,10 @@ def _leave(planned: PlannedCall, context: AgentContext) -> None:
     if effect is None or planned.verdict == "ask":
         return
     with contextlib.suppress(PerdureError):  # what is begun is as unknown to whoever comes next
-        now = [one for one in context.ledger.effects if one.id == effect.id]
+        now = [known for known in context.ledger.effects if known.id == effect.id]
         if now and now[0].state == "begun":
             context.ledger.unknown(effect)
 
 
-def _failed(call: ToolCall, why: str) -> ToolResult:
-    return ToolResult(call.id, call.name, error=why)
+def _failed(call: ToolCall, reason: str) -> ToolResult:
+    return ToolResult(call.id, call.name, error=reason)

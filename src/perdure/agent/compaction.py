@@ -134,15 +134,15 @@ class LogCompaction:
             for block in frontier.add(turn.blocks):
                 await episodes.add(block)
         opened = await _opening(running, opening)
-        left = 1.0 - MEMORY_SHARE - fixed
-        running = await self._squeeze(frontier, running, opened, left, episodes)
+        share_left = 1.0 - MEMORY_SHARE - fixed
+        running = await self._squeeze(frontier, running, opened, share_left, episodes)
         done = await episodes.finish()
         blocks = (*frontier.raw, *running)
         raw = tuple(message for block in blocks for message in block.messages)
-        if opened is not None and all(one is not opened for one in raw):
+        if opened is not None and all(raw_message is not opened for raw_message in raw):
             raw = (opened, *raw)
-        taken = fixed + sum(self.share_of(message) for message in raw)
-        bundle = self._bundle(known, done, limits, 1.0 - taken)
+        used = fixed + sum(self.share_of(message) for message in raw)
+        bundle = self._bundle(known, done, limits, 1.0 - used)
         if bundle == MemoryBundle() and raw and raw[0].role != "user":
             bundle = _opener(known, done)
         return Compacted(done, bundle, raw)
@@ -161,30 +161,32 @@ class LogCompaction:
         frontier = Frontier(self._policy.keep_turns, max(TARGET_SHARE - fixed - newest.share, 0.0))
         for _ in frontier.add(older):
             pass
-        kept = [message for block in (*frontier.raw, newest) for message in block.messages]
-        asked = next((one for one in reversed(messages) if one.role == "user"), None)
-        if asked is None or any(one is asked for one in kept):
-            return tuple(kept)
-        return (asked, *kept)
+        recent = [message for block in (*frontier.raw, newest) for message in block.messages]
+        question = next(
+            (candidate for candidate in reversed(messages) if candidate.role == "user"), None
+        )
+        if question is None or any(candidate is question for candidate in recent):
+            return tuple(recent)
+        return (question, *recent)
 
     async def _squeeze(
         self,
         frontier: Frontier,
         running: list[TurnBlock],
         opening: Message | None,
-        left: float,
+        room: float,
         episodes: _Episodes,
     ) -> list[TurnBlock]:
         """Let go of what does not fit beside the running turn, then of its own beginning."""
         share = sum(block.share for block in running)
-        for block in frontier.squeeze(left - share):
+        for block in frontier.squeeze(room - share):
             await episodes.add(block)
-        if share <= left or len(running) < 2:
+        if share <= room or len(running) < 2:
             return running
         *older, newest = running
         opens = 0.0 if opening is None else self.share_of(opening)
         frontier.keep_turns += 1
-        frontier.room = left - newest.share - opens
+        frontier.room = room - newest.share - opens
         for block in frontier.add(older):
             await episodes.add(block)
         return [newest]
@@ -279,7 +281,7 @@ class _Episodes:
 
 
 def _flat(parts: Sequence[Compaction], name: str) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(one for part in parts for one in getattr(part, name)))
+    return tuple(dict.fromkeys(entry for part in parts for entry in getattr(part, name)))
 
 
 async def _opening(
@@ -295,4 +297,4 @@ async def _opening(
 def _opener(known: ExistingMemories, done: Compaction) -> MemoryBundle:
     """Return next to nothing of the newest episode: a conversation begins with a user's words."""
     newest = [*known.episodic, *done.episodic][-1:]
-    return MemoryBundle(tuple(msgspec.structs.replace(one, summary="…") for one in newest))
+    return MemoryBundle(tuple(msgspec.structs.replace(part, summary="…") for part in newest))

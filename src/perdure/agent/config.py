@@ -186,7 +186,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(message, option="tool_timeout", value=self.tool_timeout)
         if isinstance(self.model, str):
             msgspec.structs.force_setattr(self, "model", named_model(self.model))
-        servers = tuple(McpServer.of(one) for one in self.mcp)
+        servers = tuple(McpServer.of(server) for server in self.mcp)
         msgspec.structs.force_setattr(self, "mcp", servers)
         if not callable(getattr(self.model, "stream", None)):
             message = (

@@ -306,17 +306,19 @@ async def create(
     featured = True if config.features.persistent_session else None
     configured = persistence_of(config.persistent_session, featured)
     persistence = persistence_of(persistent_session, configured)
-    kept = persistence if isinstance(persistence, PersistentSession) else PersistentSession()
-    if kept.storage is not None and sessions is not None:
+    persistent = persistence if isinstance(persistence, PersistentSession) else PersistentSession()
+    if persistent.storage is not None and sessions is not None:
         message = "two places for one agent: give sessions, or PersistentSession(storage=…)"
         raise ConfigError(message)
     if isinstance(persistence, PersistentSession):
-        memory = memory_of(kept, config.memory_storage)
-        config = msgspec.structs.replace(config, autosave=autosave_of(kept), memory_storage=memory)
+        memory = memory_of(persistent, config.memory_storage)
+        config = msgspec.structs.replace(
+            config, autosave=autosave_of(persistent), memory_storage=memory
+        )
     release: Release | None = None
     if sessions is None or persistence is False:
         # Not persistent: the same road, over a store in memory, and no file anywhere.
-        own = connect(kept.storage if persistence else "memory:")
+        own = connect(persistent.storage if persistence else "memory:")
         sessions = await own
 
         async def release() -> None:
@@ -330,8 +332,8 @@ async def create(
             session,
             config,
             sessions,
-            load=kept.load_on_create,
-            save_on_close=kept.save_on_close,
+            load=persistent.load_on_create,
+            save_on_close=persistent.save_on_close,
             release=release,
         )
     except BaseException:

@@ -38,29 +38,33 @@ log: logging.Logger = logging.getLogger("perdure.agent")
 
 def archives_of(context: AgentContext) -> Archives:
     """Return the archives of an agent's home, with the paths that persistence.yaml names."""
-    found = context.declared.found
-    paths = () if found is None else found.declaration.persist_paths
+    declarations = context.declared.found
+    paths = () if declarations is None else declarations.declaration.persist_paths
     return Archives(context.session, context.config.home, paths=paths)
 
 
 def _wanted(context: AgentContext) -> Archives | None:
     """Return the archives of an agent whose home is kept, None for one whose home is not."""
-    wanted, found = context.config.archive, context.declared.found
-    if found is None or wanted is False:
+    wanted, declarations = context.config.archive, context.declared.found
+    if declarations is None or wanted is False:
         return None  # not started, or told not to
     archives = archives_of(context)
-    declared = bool(found.declaration.persist_paths) and archives.home is not None
+    declared = bool(declarations.declaration.persist_paths) and archives.home is not None
     return archives if wanted or declared else None
 
 
 async def bring_home(context: AgentContext) -> None:
     """Bring back the newest archive at a start, unless the home is it already, or newer."""
-    archives, found = _wanted(context), context.declared.found
+    archives, declarations = _wanted(context), context.declared.found
     facts = {"agent": context.agent_id}
     if archives is not None:
         done = await archives.resume()
         log.info("home resumed", extra={**facts, "changed": done.changed, "kept": done.kept})
-    elif context.config.archive is None and found is not None and found.declaration.persist_paths:
+    elif (
+        context.config.archive is None
+        and declarations is not None
+        and declarations.declaration.persist_paths
+    ):
         log.warning("persist_paths not kept: give AgentConfig(home=...)", extra=facts)
 
 
@@ -161,8 +165,8 @@ class Keeping:
     @property
     def persist_paths(self) -> tuple[str, ...]:
         """The folders in its home that persistence.yaml names, from the agent's start on."""
-        found = self.context.declared.found
-        return () if found is None else found.declaration.persist_paths
+        declarations = self.context.declared.found
+        return () if declarations is None else declarations.declaration.persist_paths
 
     @property
     def archives(self) -> Archives:
@@ -239,9 +243,9 @@ async def declare(context: AgentContext) -> None:
     """
     declared = context.declared
     folder = context.config.agent_dir or declared.code_dir
-    found = await anyio.to_thread.run_sync(partial(declared_beside, folder))
-    declared.found, keys = found, found.declaration.config
-    make = initial_values(found.agent_name or context.config.name)
+    declarations = await anyio.to_thread.run_sync(partial(declared_beside, folder))
+    declared.found, keys = declarations, declarations.declaration.config
+    make = initial_values(declarations.agent_name or context.config.name)
     parts = _parts(context, keys, is_branch=await is_branch(context.session))
     start = partial(in_background, context.session)
     declared.config = await PersistentConfig.of(keys, parts, make, start)
@@ -252,15 +256,15 @@ def _parts(
 ) -> list[ConfigPart]:
     """Return where the values lie: what is regenerated in the session, the rest in the default."""
     session, is_new = context.session, context.sets_aside
-    here = SessionPlace(session)
+    session_place = SessionPlace(session)
     sessions, key = context.declared.sessions, session.key
     owner = f"{key.agent}/{key.session}"
     if session.key.session == DEFAULT_SESSION or sessions is None:
-        return [ConfigPart(here, keys, is_new, session=owner, is_branch=is_branch)]
-    there = AgentPlace(sessions, key.agent, tenant=key.tenant, wait=context.config.wait)
+        return [ConfigPart(session_place, keys, is_new, session=owner, is_branch=is_branch)]
+    agent_place = AgentPlace(sessions, key.agent, tenant=key.tenant, wait=context.config.wait)
     parts = [
-        ConfigPart(there, shared(keys), is_new=False, keeps=keys),
-        ConfigPart(here, own(keys), is_new, session=owner, is_branch=is_branch),
+        ConfigPart(agent_place, shared(keys), is_new=False, keeps=keys),
+        ConfigPart(session_place, own(keys), is_new, session=owner, is_branch=is_branch),
     ]
     return [part for part in parts if part.keys]
 

@@ -75,18 +75,18 @@ def progress(messages: Sequence[Message]) -> EffectProgress:
     >>> progress([Message.user("Hello"), Message.assistant("Hello to you.")]).answer.text
     'Hello to you.'
     """
-    said = [message for message in messages if not is_synthetic(message)]
-    has_input = any(message.role == "user" and not is_memory(message) for message in said)
+    real_messages = [message for message in messages if not is_synthetic(message)]
+    has_input = any(message.role == "user" and not is_memory(message) for message in real_messages)
     open_calls: list[ToolCall] = []
-    for message in said:
+    for message in real_messages:
         if message.role == "assistant":
             open_calls = list(message.tool_calls)
         elif message.tool_result is not None:
             _close(open_calls, message.tool_result.call_id)
-    last = said[-1] if said else None
+    last = real_messages[-1] if real_messages else None
     ended = last is not None and last.role == "assistant" and not last.tool_calls
-    whole = ended and last is not None and "interrupted" not in last.extra
-    return EffectProgress(has_input, tuple(open_calls), last if whole else None)
+    is_complete = ended and last is not None and "interrupted" not in last.extra
+    return EffectProgress(has_input, tuple(open_calls), last if is_complete else None)
 
 
 def without_cut_answers(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -100,9 +100,9 @@ def without_cut_answers(messages: Sequence[Message]) -> tuple[Message, ...]:
     ['Hi']
     """
     return tuple(
-        one
-        for at, one in enumerate(messages)
-        if not ("interrupted" in one.extra and _is_given_anew(messages[at + 1 : at + 2]))
+        message
+        for at, message in enumerate(messages)
+        if not ("interrupted" in message.extra and _is_given_anew(messages[at + 1 : at + 2]))
     )
 
 

@@ -175,25 +175,25 @@ class LLMUserMessageReadyEventHandler:
         try:
             return request, await self._ask(request, reply, specs, context)
         except Exception as error:
-            told = overflow_of(error)
-            if told is None or reply.partial() is not None:
+            overflow = overflow_of(error)
+            if overflow is None or reply.partial() is not None:
                 raise
-            asked = memory.note_overflow(request.messages, told)
+            tokens_before = memory.note_overflow(request.messages, overflow)
             cause = error
         request = await context.assembler.prepare_request(
             context.turn_id, context.state.system_prompt
         )
         tokens = memory.count(request.messages)
         try:
-            if tokens < asked:
+            if tokens < tokens_before:
                 return request, await self._ask(request, ReplyStream(), specs, context)
         except Exception as error:
-            told = overflow_of(error)
-            if told is None:
+            overflow = overflow_of(error)
+            if overflow is None:
                 raise
-            memory.note_overflow(request.messages, told)
+            memory.note_overflow(request.messages, overflow)
             cause = error
-        raise _does_not_fit(context, tokens, told) from cause
+        raise _does_not_fit(context, tokens, overflow) from cause
 
     async def _ask(
         self,
@@ -217,19 +217,19 @@ class LLMUserMessageReadyEventHandler:
         return reply
 
 
-def _does_not_fit(context: AgentContext, tokens: int, told: Overflow) -> ContextOverflowError:
-    window = "" if told.window is None else f" of {told.window} tokens"
+def _does_not_fit(context: AgentContext, tokens: int, overflow: Overflow) -> ContextOverflowError:
+    window = "" if overflow.window is None else f" of {overflow.window} tokens"
     message = (
         f"agent {context.agent_id!r}: turn {context.turn_id} does not fit into the model's window"
-        f"{window}: even compacted, the request has about {told.tokens or tokens} tokens; ask with "
-        "less, have tools return less, or choose a model with a larger window"
+        f"{window}: even compacted, the request has about {overflow.tokens or tokens} tokens; ask "
+        "with less, have tools return less, or choose a model with a larger window"
     )
     return ContextOverflowError(
         message,
         agent=context.agent_id,
         turn=context.turn_id,
-        tokens=told.tokens or tokens,
-        window=told.window,
+        tokens=overflow.tokens or tokens,
+        window=overflow.window,
     )
 
 
@@ -268,8 +268,8 @@ class ToolInvocationRequestEventHandler:
         await context.memory.persist_working_context_snapshot()
         results: list[ToolResult] = []
         async with anyio.create_task_group() as group:
-            for one in planned:
-                group.start_soon(self._call, one, context, results)
+            for call_planned in planned:
+                group.start_soon(self._call, call_planned, context, results)
         context.enqueue(ToolResultEvent(tuple(results)))
 
     async def _call(

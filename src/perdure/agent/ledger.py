@@ -42,24 +42,24 @@ from perdure.session.view import SessionView
 async def whole_ledger(session: Session | SessionView) -> Ledger:
     """Return what is under way, with all messages; one that is not in the store is left out."""
     ledger = await ledger_of(session)
-    for one in ledger.messages():
-        if not one.message:
-            ledger.fill(one.id, await _said(session, one))
+    for message in ledger.messages():
+        if not message.message:
+            ledger.fill(message.id, await _said(session, message))
     return ledger
 
 
-async def _said(session: Session | SessionView, one: Admitted) -> bytes | None:
+async def _said(session: Session | SessionView, message: Admitted) -> bytes | None:
     """Return a message from where its turn has it; None if that turn is not there."""
-    if one.seq is None:
+    if message.seq is None:
         return None
     payload = None
-    log = store_of(session).read_log(session.key, before=one.seq + 1, reverse=True)
+    log = store_of(session).read_log(session.key, before=message.seq + 1, reverse=True)
     async with contextlib.aclosing(log) as chunks:
         async for chunk in chunks:
             for record in chunk.records:
                 if payload is not None and record.kind == TURN:
-                    return payload if begun_by(record) == one.turn else None
-                if payload is None and (record.seq, record.kind) != (one.seq, MESSAGE):
+                    return payload if begun_by(record) == message.turn else None
+                if payload is None and (record.seq, record.kind) != (message.seq, MESSAGE):
                     return None
                 payload = payload or record.payload
     return None
@@ -169,30 +169,36 @@ class AgentLedger:
     def begin(self, id: str | None, turn: str) -> None:
         """Note that a message's turn has begun; what was half done before is passed over."""
         self._beginning = None if id is None else (id, turn)
-        for one in self.messages:
-            if one.id == id:
-                self._change(ADMITTED, id, turn=turn, attempts=one.attempts + 1, error=None)
-            elif one.turn is not None:
-                self._change(ADMITTED, one.id, state=OVER, how="passed over")
-        turns = {one.turn for one in self.effects} | {one.turn for one in self.approvals}
+        for message in self.messages:
+            if message.id == id:
+                self._change(ADMITTED, id, turn=turn, attempts=message.attempts + 1, error=None)
+            elif message.turn is not None:
+                self._change(ADMITTED, message.id, state=OVER, how="passed over")
+        turns = {message.turn for message in self.effects} | {
+            message.turn for message in self.approvals
+        }
         over = [entry for other in sorted(turns - {turn}) for entry in self._leftovers(other)]
         if over:
             accept(self._session, tuple(over))
 
     def drop(self, id: str) -> None:
         """Note that a message shall not be answered, and that nobody waits for its turn."""
-        turns = [one.turn for one in self.messages if one.id == id and one.turn is not None]
-        rest = [entry for turn in turns for entry in self._leftovers(turn)]
-        accept(self._session, (*rest, self._noted(ADMITTED, id, state=OVER, how="dismissed")))
+        turns = [
+            message.turn
+            for message in self.messages
+            if message.id == id and message.turn is not None
+        ]
+        leftovers = [entry for turn in turns for entry in self._leftovers(turn)]
+        accept(self._session, (*leftovers, self._noted(ADMITTED, id, state=OVER, how="dismissed")))
 
     def closing(self, id: str | None, turn: str, *, how: str) -> tuple[Entry, ...]:
         """Return what to append with the end of a message's turn."""
-        rest = self._leftovers(turn)
+        leftovers = self._leftovers(turn)
         was_noted = id is not None and self._fresh.pop(id, None) is None
         return (
-            rest
+            leftovers
             if id is None or not was_noted
-            else (*rest, self._noted(ADMITTED, id, state=OVER, how=how))
+            else (*leftovers, self._noted(ADMITTED, id, state=OVER, how=how))
         )
 
     def failing(self, id: str | None, error: BaseException) -> tuple[Entry, ...]:
@@ -203,14 +209,14 @@ class AgentLedger:
         """End what nobody waits for once a turn is over; an unknown effect stays."""
         return (
             *(
-                self._noted(APPROVAL, one.id, state=OVER, how="withdrawn")
-                for one in self.approvals
-                if one.turn == turn
+                self._noted(APPROVAL, approval.id, state=OVER, how="withdrawn")
+                for approval in self.approvals
+                if approval.turn == turn
             ),
             *(
-                self._noted(EFFECT, one.id, state=OVER, how=one.decision or "not begun")
-                for one in self.effects
-                if one.turn == turn and not is_unknown(one)
+                self._noted(EFFECT, approval.id, state=OVER, how=approval.decision or "not begun")
+                for approval in self.effects
+                if approval.turn == turn and not is_unknown(approval)
             ),
         )
 
@@ -223,8 +229,10 @@ class AgentLedger:
 
     def effect_of(self, turn: str, call: ToolCall) -> Effect | None:
         """Return what is known of a call that has no result; None for nothing."""
-        found = [one for one in self.effects if (one.turn, one.call) == (turn, call.id)]
-        return _newest([one for one in found if not one.told])
+        effects = [
+            effect for effect in self.effects if (effect.turn, effect.call) == (turn, call.id)
+        ]
+        return _newest([effect for effect in effects if not effect.told])
 
     def effect(self, id: str) -> Effect:
         """Return the effect of an id, or the newest of a call's id.
@@ -233,11 +241,11 @@ class AgentLedger:
             SessionError: There is none whose outcome is not known.
 
         """
-        found = [one for one in self.effects if id in {one.id, one.call}]
-        if not found:
+        effects = [effect for effect in self.effects if id in {effect.id, effect.call}]
+        if not effects:
             message = f"agent {self._session.id!r} knows of no effect {id!r} that is unknown"
             raise SessionError(message, agent=self._session.id, effect=id)
-        return found[-1]
+        return effects[-1]
 
     def plan(self, turn: str, call: ToolCall, policy: Policy, *, begun: bool) -> Effect:
         """Note a call before it is made."""
@@ -282,7 +290,13 @@ class AgentLedger:
 
     def approval_of(self, turn: str, call: ToolCall) -> Approval | None:
         """Return what is known of a call's approval, None for nothing."""
-        return _newest([one for one in self.approvals if (one.turn, one.call) == (turn, call.id)])
+        return _newest(
+            [
+                approval
+                for approval in self.approvals
+                if (approval.turn, approval.call) == (turn, call.id)
+            ]
+        )
 
     def ask(self, turn: str, call: ToolCall) -> Approval:
         """Note that a call waits for somebody's approval."""
@@ -300,7 +314,11 @@ class AgentLedger:
             SessionError: No such call waits.
 
         """
-        waiting = [one for one in self.approvals if one.call == call_id and one.answer is None]
+        waiting = [
+            approval
+            for approval in self.approvals
+            if approval.call == call_id and approval.answer is None
+        ]
         if not waiting:
             message = f"no call {call_id!r} of agent {self._session.id!r} waits for an approval"
             raise SessionError(message, agent=self._session.id, call=call_id)
@@ -311,7 +329,7 @@ class AgentLedger:
     async def answered(self, approval: Approval) -> Approval:
         """Wait until somebody has answered."""
         while True:
-            now = next(one for one in self.approvals if one.id == approval.id)
+            now = next(known for known in self.approvals if known.id == approval.id)
             if now.answer is not None:
                 return now
             await self._woken(approval.id)

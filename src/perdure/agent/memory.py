@@ -214,8 +214,8 @@ class MemoryManager:
         """Keep the model's wish to call tools, before anybody calls them."""
         self._enter(turn_id)
         self.turn_tracker.asked(turn_id, message.tool_calls)
-        kept = without_credentials(message, self._redact)
-        return self._append(with_source(kept, source_event))
+        redacted = without_credentials(message, self._redact)
+        return self._append(with_source(redacted, source_event))
 
     def ingest_tool_result(
         self, message: Message, turn_id: str, source_event: str | None = None
@@ -232,8 +232,8 @@ class MemoryManager:
         try:
             self._append(message)
         except NotStorableError as error:
-            why = f"the tool's result cannot be stored: {error}"
-            self._append(Message.tool(result.call_id, name=result.name, error=why))
+            reason = f"the tool's result cannot be stored: {error}"
+            self._append(Message.tool(result.call_id, name=result.name, error=reason))
         return True
 
     def ingest_assistant_response(
@@ -398,25 +398,25 @@ class MemoryManager:
             log.warning("the context of %s nears the model's window", self.agent_id, extra=facts)
         self._warned = near
 
-    def note_overflow(self, asked_with: Sequence[Message], told: Overflow) -> int:
+    def note_overflow(self, asked_with: Sequence[Message], overflow: Overflow) -> int:
         """Take note that the model was asked with too much, and return how much that was.
 
         The next request compacts to what fits: to what the provider says, as tokens are counted
         here; to half of it, where it says nothing.
         """
         count = self.compaction_policy.count_tokens
-        asked = tokens_of(asked_with, count) + self._beside
-        if told.window and told.tokens:
-            self._scale = asked / told.tokens
-            room = told.window * self._scale * SPARE
-        elif told.window:
-            room = min(told.window * SPARE, asked * HALF)
+        tokens = tokens_of(asked_with, count) + self._beside
+        if overflow.window and overflow.tokens:
+            self._scale = tokens / overflow.tokens
+            room = overflow.window * self._scale * SPARE
+        elif overflow.window:
+            room = min(overflow.window * SPARE, tokens * HALF)
         else:
-            room = asked * HALF
-        self._window, self._room = told.window or self._window, max(int(room), 1)
+            room = tokens * HALF
+        self._window, self._room = overflow.window or self._window, max(int(room), 1)
         self._beside = 0  # it is part of what the scale was made of
         self.request_compaction()
-        return asked
+        return tokens
 
     def note_tools(self, specs: Sequence[ToolSpec]) -> None:
         """Take note of the tools that the next request has, until the model says what they took."""
@@ -464,8 +464,8 @@ class MemoryManager:
             return
         context = self.get_working_context_messages()
         begins = [at for at, message in enumerate(context) if _is_same(message, opening)]
-        said = context[begins[-1] :] if begins else context
-        if any(message.tool_result is not None for message in said):
+        turn_messages = context[begins[-1] :] if begins else context
+        if any(message.tool_result is not None for message in turn_messages):
             return
         await self.session.retract(after=seq - 1)
         if begins:
@@ -494,14 +494,14 @@ class MemoryManager:
         """
         if not self._history:
             return self._cut(system_prompt, notes)
-        found, late = await self._compacted(_head(system_prompt, notes), exclude_turn_id)
+        compacted, late = await self._compacted(_head(system_prompt, notes), exclude_turn_id)
         while late is None:  # what was summed up is not what the session holds by now
-            found, late = await self._compacted(_head(system_prompt, notes), exclude_turn_id)
-        self._write(found, late, system_prompt)
+            compacted, late = await self._compacted(_head(system_prompt, notes), exclude_turn_id)
+        self._write(compacted, late, system_prompt)
         await self.persist_working_context_snapshot()
         self.compaction_required = False
         fold_soon(self.session)
-        return found.done
+        return compacted.done
 
     async def _compacted(
         self, head: Sequence[Message], current: str | None
@@ -515,7 +515,7 @@ class MemoryManager:
         compacting = self._compacting(await self._raw.count(after, upto) if are_many else 0)
         blocks = self._raw.blocks(after, upto, current, compacting)
         async with aclosing(blocks) as turns:
-            found = await compacting.run(
+            compacted = await compacting.run(
                 turns,
                 known,
                 head=head,
@@ -523,7 +523,9 @@ class MemoryManager:
                 limits=(self._options.max_episodic, self._options.max_semantic),
             )
         late, types = working_context(self.session).since(upto), registry_of(self.session)
-        return found, late if late is None else [decode_message(one, types) for one in late]
+        return compacted, late if late is None else [
+            decode_message(payload, types) for payload in late
+        ]
 
     def _compacting(self, turns: int = 0) -> LogCompaction:
         parts = (self.policy, self.compactor, self.builder, self._clock)
@@ -539,12 +541,12 @@ class MemoryManager:
         self.compaction_required = False
         return Compaction()
 
-    def _write(self, found: Compacted, late: Sequence[Message], prompt: str) -> None:
-        raw = (*found.raw, *late)
+    def _write(self, compacted: Compacted, late: Sequence[Message], prompt: str) -> None:
+        raw = (*compacted.raw, *late)
         dangling = self._options.dangling_calls
-        messages = self.builder.build(prompt, found.bundle, raw, dangling=dangling)
+        messages = self.builder.build(prompt, compacted.bundle, raw, dangling=dangling)
         was_cut = working_context(self.session).cut  # by something larger than all of it
-        if not found.done.episodic and (was_cut or messages == self.safe_messages()):
+        if not compacted.done.episodic and (was_cut or messages == self.safe_messages()):
             return
         replaced = context_entry(
             messages,
@@ -554,7 +556,10 @@ class MemoryManager:
             reason="compaction",
             types=registry_of(self.session),
         )
-        items: list[EpisodicItem | SemanticItem] = [*found.done.episodic, *found.done.semantic]
+        items: list[EpisodicItem | SemanticItem] = [
+            *compacted.done.episodic,
+            *compacted.done.semantic,
+        ]
         self._accept(*map(item_entry, items), replaced)
 
     def safe_messages(self) -> tuple[Message, ...]:
@@ -566,8 +571,8 @@ def _is_same(message: Message, other: Message | None) -> bool:
     """Say whether messages are one, whenever it was kept."""
     if other is None:
         return False
-    said = msgspec.structs.replace(message, created_at=other.created_at)
-    return said == other
+    same_time = msgspec.structs.replace(message, created_at=other.created_at)
+    return same_time == other
 
 
 def _head(*texts: str) -> list[Message]:
@@ -591,8 +596,8 @@ def without_credentials(message: Message, keys: Sequence[str]) -> Message:
 
 
 def _redacted(call: ToolCall, keys: Sequence[str]) -> ToolCall:
-    arguments, where = redact(call.arguments, keys)
-    if not where:
+    arguments, paths = redact(call.arguments, keys)
+    if not paths:
         return call
-    extra = {**call.extra, "redacted": msgspec.Raw(encode(where))}
+    extra = {**call.extra, "redacted": msgspec.Raw(encode(paths))}
     return msgspec.structs.replace(call, arguments=arguments, extra=extra)

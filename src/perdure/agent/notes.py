@@ -127,9 +127,13 @@ class InContextMemory:
     async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
         """Take over what was stored; what this release does not know is kept."""
         entries = list(state.get("entries") or ())
-        mine = [one for one in entries if isinstance(one, dict) and isinstance(one.get("key"), str)]
-        self._entries = {one["key"]: one for one in mine}
-        self._others = [one for one in entries if one not in mine]
+        notes = [
+            entry
+            for entry in entries
+            if isinstance(entry, dict) and isinstance(entry.get("key"), str)
+        ]
+        self._entries = {entry["key"]: entry for entry in notes}
+        self._others = [entry for entry in entries if entry not in notes]
         self._config = dict(state.get("config") or {})
         known = ("entries", "config")
         self._beyond = {key: value for key, value in state.items() if key not in known}

@@ -64,7 +64,9 @@ def persistence_of(given: Persistence, configured: Persistence) -> Persistence:
     """
     if given is None or configured is None:
         return configured if given is None else given
-    objects = [one for one in (given, configured) if isinstance(one, PersistentSession)]
+    objects = [
+        candidate for candidate in (given, configured) if isinstance(candidate, PersistentSession)
+    ]
     if len(objects) == 1 and True in (given, configured):
         return objects[0]
     if given == configured:
@@ -76,20 +78,26 @@ def persistence_of(given: Persistence, configured: Persistence) -> Persistence:
     raise ConfigError(message)
 
 
-def memory_of(kept: PersistentSession, configured: MemoryStorage | None) -> MemoryStorage | None:
+def memory_of(
+    persistence: PersistentSession, configured: MemoryStorage | None
+) -> MemoryStorage | None:
     """Return the storage of memory that counts.
 
     Raises:
         ConfigError: There are two.
 
     """
-    if kept.memory is not None and configured is not None and kept.memory is not configured:
+    if (
+        persistence.memory is not None
+        and configured is not None
+        and persistence.memory is not configured
+    ):
         message = (
             "the storage of memory is given twice: give it in the config or in "
             "PersistentSession, not both"
         )
         raise ConfigError(message, option="memory_storage")
-    return configured if kept.memory is None else kept.memory
+    return configured if persistence.memory is None else persistence.memory
 
 
 def autosave_of(persistence: PersistentSession) -> Autosave | None:

@@ -248,12 +248,15 @@ class AgentPlugins:
 
 
 def _settings_of(config: AgentConfig) -> dict[str, Any]:
-    said = {
+    settings = {
         "model": getattr(config.model, "name", None) or type(config.model).__name__,
         "maxContextTokens": config.compaction.max_tokens,
         "strategy": "compaction",
     }
-    return {**{key: value for key, value in said.items() if value is not None}, **config.settings}
+    return {
+        **{key: value for key, value in settings.items() if value is not None},
+        **config.settings,
+    }
 
 
 def _instructions_path(config: AgentConfig, session: Session) -> str:

@@ -132,10 +132,10 @@ class InputQueues:
     def abandon(self) -> tuple[QueuedMessage, ...]:
         """Take no more, and return the messages that nobody has handled."""
         self.close()
-        left = (*self._first, *self._inbox)
+        unhandled = (*self._first, *self._inbox)
         self._first.clear()
         self._inbox.clear()
-        return left
+        return unhandled
 
     def _check_open(self) -> None:
         if self._closed:

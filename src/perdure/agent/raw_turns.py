@@ -33,12 +33,14 @@ class RawTurns:
 
     async def opening_of(self, turn_id: str) -> Message | None:
         """Return what a user opened a turn with, None if nobody did."""
-        said = await self._said_in(turn_id)
-        return said[0] if said and said[0].role == "user" else None
+        messages = await self._said_in(turn_id)
+        return messages[0] if messages and messages[0].role == "user" else None
 
     async def answer_of(self, turn_id: str) -> Message | None:
         """Return the last that the model said in a turn, None if it said nothing."""
-        answers = [one for one in await self._said_in(turn_id) if one.role == "assistant"]
+        answers = [
+            message for message in await self._said_in(turn_id) if message.role == "assistant"
+        ]
         return answers[-1] if answers else None
 
     async def newest(self, count: int, *, exclude: str | None = None) -> list[Message]:
@@ -51,8 +53,8 @@ class RawTurns:
         """Give what was said behind a record, oldest first."""
         async with aclosing(self._read(after)) as turns:
             async for turn in turns:
-                said = zip(turn.seqs, self._decoded(turn), strict=True)
-                for trace in traces_of(turn.id, said):
+                numbered = zip(turn.seqs, self._decoded(turn), strict=True)
+                for trace in traces_of(turn.id, numbered):
                     yield trace
 
     async def count(self, after: int, upto: int) -> int:
@@ -81,8 +83,11 @@ class RawTurns:
             yield self._blocks_of(waiting, compacting, running=running)
 
     def _blocks_of(self, turn: RawTurn, compacting: LogCompaction, *, running: bool) -> TurnBlocks:
-        said = zip(turn.seqs, self._decoded(turn), turn.messages, strict=True)
-        parts = [(seq, one, compacting.share_of(one, len(payload))) for seq, one, payload in said]
+        numbered = zip(turn.seqs, self._decoded(turn), turn.messages, strict=True)
+        parts = [
+            (seq, message, compacting.share_of(message, len(payload)))
+            for seq, message, payload in numbered
+        ]
         return TurnBlocks(blocks_of(turn.id, parts, last=turn.last), running)
 
     def _read(self, after: int, upto: int | None = None) -> AsyncGenerator[RawTurn, None]:

@@ -96,10 +96,14 @@ class LLMRequestAssembler:
                 memory.context_bytes + apart + reference.bytes, None
             ):
                 continue
-            whole = [*shown[:at], *await resolved(memory.session, [shown[at]]), *shown[at + 1 :]]
-            if not memory.is_over_budget(whole):
+            resolved_messages = [
+                *shown[:at],
+                *await resolved(memory.session, [shown[at]]),
+                *shown[at + 1 :],
+            ]
+            if not memory.is_over_budget(resolved_messages):
                 apart += reference.bytes
-                shown = whole
+                shown = resolved_messages
         return tuple(shown)
 
     def _messages(self) -> tuple[Message, ...]:

@@ -151,5 +151,5 @@ def _value(data: bytes, reference: ResultReference, types: Types) -> Any:
 
 
 def _with(result: ToolResult, value: Any, extra: Extra | None = None) -> ToolResult:
-    kept = result.extra if extra is None else extra
-    return ToolResult(result.call_id, result.name, value, result.error, kept)
+    new_extra = result.extra if extra is None else extra
+    return ToolResult(result.call_id, result.name, value, result.error, new_extra)

@@ -48,28 +48,28 @@ class OpenMatters(msgspec.Struct, frozen=True):
 async def open_matters(session: Session | SessionView) -> OpenMatters:
     """Return what is under way in a session: for whoever looks at it without its agent."""
     ledger, types = await whole_ledger(session), registry_of(session)
-    left = tuple(_unfinished(one, types) for one in ledger.messages())
-    return OpenMatters(left, ledger.effects(), ledger.approvals())
+    unfinished_left = tuple(_unfinished(message, types) for message in ledger.messages())
+    return OpenMatters(unfinished_left, ledger.effects(), ledger.approvals())
 
 
 def unfinished(context: AgentContext) -> tuple[UnfinishedMessage, ...]:
     """Return the messages that are not answered, the running turn's aside; oldest first."""
     types = registry_of(context.session)
     return tuple(
-        _unfinished(one, types)
-        for one in context.ledger.messages
-        if one.id not in context.ledger.underway
+        _unfinished(message, types)
+        for message in context.ledger.messages
+        if message.id not in context.ledger.underway
     )
 
 
-def _unfinished(one: Admitted, types: Types) -> UnfinishedMessage:
+def _unfinished(admitted: Admitted, types: Types) -> UnfinishedMessage:
     return UnfinishedMessage(
-        id=one.id,
-        message=decode_message(bytes(one.message), types),
-        at=one.at,
-        turn_id=one.turn or one.asked,
-        attempts=one.attempts,
-        error=one.error,
+        id=admitted.id,
+        message=decode_message(bytes(admitted.message), types),
+        at=admitted.at,
+        turn_id=admitted.turn or admitted.asked,
+        attempts=admitted.attempts,
+        error=admitted.error,
     )
 
 
@@ -77,18 +77,22 @@ def unknown(context: AgentContext) -> tuple[Effect, ...]:
     """Return the effects of which nobody knows, those that run just now aside."""
     running = context.turn_id
     return tuple(
-        one
-        for one in context.ledger.effects
-        if is_unknown(one) and not (one.turn == running and one.state == "begun")
+        effect
+        for effect in context.ledger.effects
+        if is_unknown(effect) and not (effect.turn == running and effect.state == "begun")
     )
 
 
-def to_resume(found: tuple[UnfinishedMessage, ...]) -> tuple[UnfinishedMessage, ...]:
+def to_resume(unfinished_messages: tuple[UnfinishedMessage, ...]) -> tuple[UnfinishedMessage, ...]:
     """Return those that an agent goes on with by itself when it starts.
 
     Not what has failed, since whoever posted it was told, nor what may have killed the process.
     """
-    return tuple(one for one in found if one.error is None and one.attempts < MOST_ATTEMPTS)
+    return tuple(
+        message
+        for message in unfinished_messages
+        if message.error is None and message.attempts < MOST_ATTEMPTS
+    )
 
 
 def report(context: AgentContext) -> None:
@@ -98,9 +102,13 @@ def report(context: AgentContext) -> None:
         context.emit(EffectUnknown(agent_id=agent_id, effect=effect))
         detail = f"{effect.tool}, call {effect.call} of {effect.turn}: {effect.policy}"
         steps.append(RestoreStep("unknown effect", detail))
-    for one in unfinished(context):
-        context.emit(TurnUnfinished(agent_id=agent_id, turn_id=one.turn_id or "", unfinished=one))
-        steps.append(RestoreStep("unfinished", one.turn_id or "a message that no turn had begun"))
+    for message in unfinished(context):
+        context.emit(
+            TurnUnfinished(agent_id=agent_id, turn_id=message.turn_id or "", unfinished=message)
+        )
+        steps.append(
+            RestoreStep("unfinished", message.turn_id or "a message that no turn had begun")
+        )
     for approval in context.ledger.approvals:
         if approval.answer is None:
             detail = f"{approval.tool}, call {approval.call} of {approval.turn}"
@@ -108,38 +116,38 @@ def report(context: AgentContext) -> None:
     for step in steps:
         report_step(context.session, step.what, step.detail)
     if context.restore_report is not None:
-        whole = (*context.restore_report.steps, *steps)
-        context.restore_report = msgspec.structs.replace(context.restore_report, steps=whole)
+        all_steps = (*context.restore_report.steps, *steps)
+        context.restore_report = msgspec.structs.replace(context.restore_report, steps=all_steps)
 
 
 async def go_on(event: ResumeEvent, context: AgentContext) -> EffectProgress:
     """Return how far a turn had come."""
-    one = event.unfinished
-    if one.turn_id is None or not one.attempts:
+    message = event.unfinished
+    if message.turn_id is None or not message.attempts:
         return EffectProgress()
     session = context.session
     await session.save()  # the turns are read from the store
     types = registry_of(session)
-    turns = await newest_turns(store_of(session), session.key, one.attempts + 1)
+    turns = await newest_turns(store_of(session), session.key, message.attempts + 1)
     return progress(
         [
             decode_message(payload, types)
             for turn in turns
-            if turn.id == one.turn_id
+            if turn.id == message.turn_id
             for payload in turn.messages
         ]
     )
 
 
 def first_event(
-    done: EffectProgress, one: UnfinishedMessage
+    done: EffectProgress, message: UnfinishedMessage
 ) -> UserMessageReceivedEvent | ToolInvocationRequestEvent:
     """Return what a resumed turn goes on with; for one that has an answer, nothing has to be done.
 
     The calls without a result come before the model, as in a turn that was never stopped.
     """
     if not done.has_input:
-        return UserMessageReceivedEvent(one.message)
+        return UserMessageReceivedEvent(message.message)
     if done.open_calls:
         return ToolInvocationRequestEvent(done.open_calls, resumed=True)
     return UserMessageReceivedEvent(None, sender="tool")

@@ -125,7 +125,9 @@ class AgentRuntime:
         busy = self.worker is None or self.worker.busy or inputs.has_posted
         return self._is_usual and not (busy or self._of.config.input_processors)
 
-    async def resume(self, found: Sequence[UnfinishedMessage]) -> tuple[EventStream, ...]:
+    async def resume(
+        self, unfinished_messages: Sequence[UnfinishedMessage]
+    ) -> tuple[EventStream, ...]:
         """Go on with messages that were not answered, ahead of the inbox; return their events.
 
         Raises:
@@ -135,18 +137,20 @@ class AgentRuntime:
         """
         self._inputs()
         refuse_to_wait(self._of, *_LATER)
-        streams = tuple(EventStream(TurnEnded, TurnInterrupted, TurnFailed) for _ in found)
-        for one, stream in zip(found, streams, strict=True):
-            self._go_on(one, stream)
+        streams = tuple(
+            EventStream(TurnEnded, TurnInterrupted, TurnFailed) for _ in unfinished_messages
+        )
+        for message, stream in zip(unfinished_messages, streams, strict=True):
+            self._go_on(message, stream)
         return streams
 
     def _unfinished(self, turn_id: str) -> UnfinishedMessage | None:
-        found = [one for one in unfinished(self._of) if one.turn_id == turn_id]
-        return found[0] if found else None
+        matching = [message for message in unfinished(self._of) if message.turn_id == turn_id]
+        return matching[0] if matching else None
 
-    def _go_on(self, one: UnfinishedMessage, stream: EventStream | None) -> None:
-        self._inputs().put_first(QueuedMessage(ResumeEvent(one), stream, one.id))
-        self._of.ledger.underway.add(one.id)
+    def _go_on(self, message: UnfinishedMessage, stream: EventStream | None) -> None:
+        self._inputs().put_first(QueuedMessage(ResumeEvent(message), stream, message.id))
+        self._of.ledger.underway.add(message.id)
 
     async def load(self) -> bool:
         """Restore the stored conversation of an agent that was made without it.

@@ -103,9 +103,11 @@ class ModelSummarizer:
             count = sum(len(turn.messages) for turn in turns)
             share = max(self._max_chars // count - _LABEL_CHARS, _LEAST_CHARS)
             text = _cut(transcript(turns, share), self._max_chars)  # there may be very many
-        asked = (Message.system(self._instructions), Message.user(text))
+        prompt = (Message.system(self._instructions), Message.user(text))
         reply = ReplyStream()
-        stream = self._model.stream(asked if self._renderer is None else self._renderer(asked), ())
+        stream = self._model.stream(
+            prompt if self._renderer is None else self._renderer(prompt), ()
+        )
         try:
             async for chunk in stream:
                 reply.take(chunk)
@@ -154,10 +156,11 @@ def summary_of(answer: str) -> Summary:
 def _shown(message: Message, chars: int) -> str:
     result = message.tool_result
     if result is not None:
-        said = f"failed: {result.error}" if result.error is not None else _json(result.result)
-        return f"tool {result.name or result.call_id}: {_cut(said, chars)}"
+        outcome = f"failed: {result.error}" if result.error is not None else _json(result.result)
+        return f"tool {result.name or result.call_id}: {_cut(outcome, chars)}"
     calls = "".join(
-        f" [calls {one.name} with {_json(one.arguments)}]" for one in message.tool_calls
+        f" [calls {tool_call.name} with {_json(tool_call.arguments)}]"
+        for tool_call in message.tool_calls
     )
     return f"{message.role}: {_cut(message.text + calls, chars)}"
 

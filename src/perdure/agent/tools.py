@@ -194,12 +194,12 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function, with options as for `Tool`: also a decorator."""
 
-    def made(function: Callable[..., Any]) -> Tool:
+    def decorate(function: Callable[..., Any]) -> Tool:
         return Tool(
             function, name=name, description=description, effect=effect, unstorable=unstorable
         )
 
-    return made if function is None else made(function)
+    return decorate if function is None else decorate(function)
 
 
 @final
@@ -226,13 +226,15 @@ class Toolbox:
             ConfigError: A function cannot be a tool, or two have the same name.
 
         """
-        for one in tools:
-            made = one if isinstance(one, Tool) else Tool(one)
-            if made.name in self._tools:
-                message = f"two tools are named {made.name!r}: give one another, with tool(name=…)"
-                raise ConfigError(message, tool=made.name)
-            self._tools[made.name] = made
-        self.specs = tuple(one.spec for one in self._tools.values())
+        for tool in tools:
+            new_tool = tool if isinstance(tool, Tool) else Tool(tool)
+            if new_tool.name in self._tools:
+                message = (
+                    f"two tools are named {new_tool.name!r}: give one another, with tool(name=…)"
+                )
+                raise ConfigError(message, tool=new_tool.name)
+            self._tools[new_tool.name] = new_tool
+        self.specs = tuple(tool.spec for tool in self._tools.values())
 
     def find(self, name: str) -> Tool | None:
         """Return the tool of a name, None if there is none."""
@@ -247,18 +249,18 @@ class Toolbox:
         idempotency_key: str | None = None,
     ) -> ToolResult:
         """Call a tool, for at most some seconds; whatever goes wrong is a result with an error."""
-        found = self._tools.get(call.name)
-        if found is None:
+        tool = self._tools.get(call.name)
+        if tool is None:
             known = ", ".join(self._tools) or "none"
             return _failed(call, f"there is no tool {call.name!r}; there are: {known}")
         try:
             with _within(limit):
-                result = await found.run(call.arguments, context, idempotency_key=idempotency_key)
+                result = await tool.run(call.arguments, context, idempotency_key=idempotency_key)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             return _failed(call, f"the arguments do not fit: {error}")
         except TimeoutError as error:
-            why = _clipped(str(error)) or f"no result within {limit} s"
-            return _failed(call, f"{TIMEOUT}: {why}")
+            reason = _clipped(str(error)) or f"no result within {limit} s"
+            return _failed(call, f"{TIMEOUT}: {reason}")
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the model's to deal with
             return _failed(call, f"{type(error).__name__}: {_clipped(str(error))}")
         return ToolResult(call.id, call.name, result)
@@ -281,8 +283,11 @@ def is_certain(result: ToolResult) -> bool:
 
 
 def _takes_key(function: Callable[..., Any]) -> bool:
-    found = inspect.signature(function).parameters.get(KEY)
-    return found is not None and found.kind in {found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY}
+    parameter = inspect.signature(function).parameters.get(KEY)
+    return parameter is not None and parameter.kind in {
+        parameter.POSITIONAL_OR_KEYWORD,
+        parameter.KEYWORD_ONLY,
+    }
 
 
 def _clipped(text: str) -> str:
@@ -291,8 +296,8 @@ def _clipped(text: str) -> str:
     return f"{text[:LONGEST_ERROR]} [… {len(text)} characters in all]"
 
 
-def _failed(call: ToolCall, why: str) -> ToolResult:
-    return ToolResult(call.id, call.name, error=why)
+def _failed(call: ToolCall, reason: str) -> ToolResult:
+    return ToolResult(call.id, call.name, error=reason)
 
 
 def _fields(
@@ -350,16 +355,16 @@ def _schema(name: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
 
 def _told(docstring: str) -> str:
     """Return what a docstring says before its sections, a line a paragraph."""
-    said = _SECTION.split(docstring, maxsplit=1)[0].strip()
-    return "\n".join(" ".join(part.split()) for part in said.split("\n\n") if part.strip())
+    lines = _SECTION.split(docstring, maxsplit=1)[0].strip()
+    return "\n".join(" ".join(part.split()) for part in lines.split("\n\n") if part.strip())
 
 
 def _described(docstring: str) -> dict[str, str]:
     """Return what a docstring's Args section says of each parameter."""
-    _, found, section = docstring.partition("Args:\n")
+    _, marker, section = docstring.partition("Args:\n")
     described: dict[str, str] = {}
     last = None
-    for line in section.splitlines() if found else ():
+    for line in section.splitlines() if marker else ():
         if not line.strip() or not line.startswith(" "):
             break
         match = _ARGUMENT.match(line)
@@ -433,26 +438,26 @@ async def maybe_await(value: Any, context: AgentContext) -> Any:
         return await value
 
 
-def require(made: Any, kind: type[T], process: Any, option: str) -> T:
+def require(value: Any, kind: type[T], process: Any, option: str) -> T:
     """Return what a processor has made.
 
     Raises:
         ConfigError: It is of another kind, as where a ``return`` was forgotten.
 
     """
-    if isinstance(made, kind):
-        return made
+    if isinstance(value, kind):
+        return value
     name = getattr(process, "__qualname__", type(process).__name__)
-    shown = "None" if made is None else f"a {type(made).__name__}"
+    shown = "None" if value is None else f"a {type(value).__name__}"
     message = f"{option}: {name} returned {shown}: it must return a {kind.__name__}"
-    raise ConfigError(message, option=option, value=made)
+    raise ConfigError(message, option=option, value=value)
 
 
 async def received(message: Message, context: AgentContext) -> Message:
     """Return a user's message as the input processors make it."""
     for process in context.config.input_processors:
-        made = await maybe_await(process(message, context), context)
-        message = require(made, Message, process, "input_processors")
+        processed = await maybe_await(process(message, context), context)
+        message = require(processed, Message, process, "input_processors")
     return message
 
 
@@ -460,12 +465,12 @@ async def processed(result: ToolResult, call: ToolCall, context: AgentContext) -
     """Return a result as the processors make it; one that fails makes it an error."""
     try:
         for process in context.config.tool_result_processors:
-            made = await maybe_await(process(result, context), context)
-            result = require(made, ToolResult, process, "tool_result_processors")
+            changed = await maybe_await(process(result, context), context)
+            result = require(changed, ToolResult, process, "tool_result_processors")
             result = replace(result, call_id=call.id)  # whatever it made, this call is answered
     except Exception as error:  # noqa: BLE001  # as if the tool itself had failed
-        why = f"the result could not be processed: {type(error).__name__}: {error}"
-        return ToolResult(call.id, call.name, error=why)
+        reason = f"the result could not be processed: {type(error).__name__}: {error}"
+        return ToolResult(call.id, call.name, error=reason)
     return result
 
 

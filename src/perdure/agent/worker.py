@@ -139,9 +139,9 @@ class AgentWorker:
     def _resume_what_is_left(self) -> None:
         context = self._context
         if context.config.on_unfinished == "resume" and not context.sets_aside:
-            for one in to_resume(unfinished(context)):
-                context.ledger.underway.add(one.id)
-                self._inputs.put_first(QueuedMessage(ResumeEvent(one), admitted=one.id))
+            for message in to_resume(unfinished(context)):
+                context.ledger.underway.add(message.id)
+                self._inputs.put_first(QueuedMessage(ResumeEvent(message), admitted=message.id))
 
     async def _drain_internal(self) -> None:
         while (event := self._inputs.next_internal()) is not None:

@@ -275,17 +275,17 @@ def blocks_of(
         last: The seq of the turn's last record.
 
     """
-    found: list[TurnBlock] = []
+    blocks: list[TurnBlock] = []
     part: list[tuple[int, Message, float]] = []
-    for one in messages:
-        if part and _opens(one[1], part[-1][1]):
-            found.append(_block(turn_id, part, first=not found))
+    for message in messages:
+        if part and _opens(message[1], part[-1][1]):
+            blocks.append(_block(turn_id, part, first=not blocks))
             part = []
-        part.append(one)
+        part.append(message)
     if part:
-        block = _block(turn_id, part, first=not found)
-        found.append(msgspec.structs.replace(block, last=max(last, block.last)))
-    return found
+        block = _block(turn_id, part, first=not blocks)
+        blocks.append(msgspec.structs.replace(block, last=max(last, block.last)))
+    return blocks
 
 
 def _opens(message: Message, before: Message) -> bool:
@@ -371,8 +371,8 @@ class Frontier:
         waiting: set[str] = set()
         for count in range(1, limit + 1):
             waiting |= blocks[count - 1].open_calls()
-            rest = blocks[count:]
-            if not waiting or not any(waiting & block.orphans() for block in rest):
+            remaining = blocks[count:]
+            if not waiting or not any(waiting & block.orphans() for block in remaining):
                 return count
         return 0
 

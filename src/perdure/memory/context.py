@@ -180,17 +180,17 @@ class WorkingContext:
 
     def _trim(self) -> None:
         """Drop the oldest atoms until the others fit; the newest stays."""
-        end, left = 0, self.size
+        end, kept_bytes = 0, self.size
         for at, (_, payload, begins) in enumerate(self._kept):
             if begins:
-                end, self.size = at, left
-                if left <= self.limit:
+                end, self.size = at, kept_bytes
+                if kept_bytes <= self.limit:
                     break
-            left -= len(payload)
-        for kept in self._kept[:end]:
+            kept_bytes -= len(payload)
+        for kept_messages in self._kept[:end]:
             self.cut = True
-            if _role(kept[1]) == "system":
-                self.system = kept
+            if _role(kept_messages[1]) == "system":
+                self.system = kept_messages
         del self._kept[:end]
 
     def _replace(self, seq: int, payload: bytes) -> None:
@@ -210,7 +210,7 @@ class WorkingContext:
 
     def snapshot(self, agent_id: str, session_id: str) -> bytes:
         """Return the stored form, as of the last record that was fed."""
-        kept = self._kept if self.system is None else [self.system, *self._kept]
+        retained = self._kept if self.system is None else [self.system, *self._kept]
         return msgspec.json.encode(
             Snapshot(
                 schema_version=SCHEMA_VERSION,
@@ -220,8 +220,8 @@ class WorkingContext:
                 last_compaction_ts=self.last_compaction_ts,
                 seq=self.seq,
                 system_prompt_sha256=self.system_prompt_sha256,
-                messages=[msgspec.Raw(payload) for _, payload, _ in kept],
-                message_seqs=[seq for seq, _, _ in kept],
+                messages=[msgspec.Raw(payload) for _, payload, _ in retained],
+                message_seqs=[seq for seq, _, _ in retained],
                 atoms=self._lengths(),
                 pinned=self.system is not None,
                 cut=self.cut,
@@ -231,15 +231,15 @@ class WorkingContext:
 
     def _lengths(self) -> list[int]:
         """Return how many messages each atom has."""
-        begins = [at for at, kept in enumerate(self._kept) if kept[2]]
+        begins = [at for at, retained in enumerate(self._kept) if retained[2]]
         return [end - at for at, end in pairwise([*begins, len(self._kept)])]
 
     def as_record(self, reason: str) -> bytes:
         """Return the payload of a record that brings this context back."""
-        kept = self._kept if self.system is None else [self.system, *self._kept]
+        retained = self._kept if self.system is None else [self.system, *self._kept]
         return msgspec.json.encode(
             _Rebuilt(
-                messages=[msgspec.Raw(payload) for _, payload, _ in kept],
+                messages=[msgspec.Raw(payload) for _, payload, _ in retained],
                 epoch_id=self.epoch_id,
                 last_compaction_ts=self.last_compaction_ts,
                 system_prompt_sha256=self.system_prompt_sha256,
@@ -252,13 +252,13 @@ class WorkingContext:
         """Return the context that a valid snapshot holds."""
         context = cls(limit)
         seqs = snapshot.message_seqs or [snapshot.seq] * len(snapshot.messages)
-        kept = [(seq, bytes(raw)) for seq, raw in zip(seqs, snapshot.messages, strict=True)]
+        retained = [(seq, bytes(raw)) for seq, raw in zip(seqs, snapshot.messages, strict=True)]
         if snapshot.pinned:
-            context.system = (*kept.pop(0), True)
+            context.system = (*retained.pop(0), True)
         if snapshot.atoms:
-            context._regroup(kept, snapshot.atoms)
+            context._regroup(retained, snapshot.atoms)
         else:  # written by somebody else: the roles tell the atoms
-            for seq, message in kept:
+            for seq, message in retained:
                 context._add(seq, message)
         context.cut = snapshot.cut
         context.rebuilt_at = min(snapshot.rebuilt_at, snapshot.seq)

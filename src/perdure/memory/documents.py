@@ -313,10 +313,10 @@ def _newest(new: T | None, old: T | msgspec.UnsetType, usual: T) -> T:
 
 def _part(new: bytes | None, old: msgspec.Raw | msgspec.UnsetType, usual: bytes) -> msgspec.Raw:
     """Return a part with all the fields that it has to have, if it is an object at all."""
-    found = _newest(None if new is None else msgspec.Raw(new), old, msgspec.Raw(usual))
-    if bytes(found)[:1] != b"{":
-        found = msgspec.Raw(usual)
-    fields = decode(usual, dict[str, msgspec.Raw]) | decode(bytes(found), dict[str, msgspec.Raw])
+    decoded = _newest(None if new is None else msgspec.Raw(new), old, msgspec.Raw(usual))
+    if bytes(decoded)[:1] != b"{":
+        decoded = msgspec.Raw(usual)
+    fields = decode(usual, dict[str, msgspec.Raw]) | decode(bytes(decoded), dict[str, msgspec.Raw])
     return msgspec.Raw(msgspec.json.encode(fields))
 
 
@@ -369,11 +369,11 @@ def note_turn(turn_ids: dict[str, int], turned: TurnPayload) -> None:
             del turn_ids[next(iter(turn_ids))]
 
 
-def note_taken(taken: dict[str, int], seq: int, payload: bytes) -> None:
+def note_taken(received: dict[str, int], seq: int, payload: bytes) -> None:
     """Remember what was posted and is in the log."""
-    taken.update(dict.fromkeys(decode(payload, InboxTakenPayload).ops, seq))
-    while len(taken) > TAKEN_IDS:
-        del taken[next(iter(taken))]
+    received.update(dict.fromkeys(decode(payload, InboxTakenPayload).ops, seq))
+    while len(received) > TAKEN_IDS:
+        del received[next(iter(received))]
 
 
 def _describe(metadata: SessionLabels, meta: MetadataPayload) -> None:
@@ -402,8 +402,8 @@ def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:
         if back.keep < 0:
             parts.append(bytes(decode(record.payload, _Item).item) + b"\n")
         else:
-            kept = b"".join(parts).splitlines(keepends=True)[: back.keep]
-            parts = kept + [bytes(item) + b"\n" for item in back.items]
+            retained = b"".join(parts).splitlines(keepends=True)[: back.keep]
+            parts = retained + [bytes(item) + b"\n" for item in back.items]
     return b"".join(parts)
 
 

@@ -64,11 +64,11 @@ def evicted(
         raise TooLargeError(message, memory_key=key, size=size, limit=limit)
     others = [entry for entry in entries if entry.key != key]
     used = sum(entry.size_bytes for entry in others) if total + size > limit else 0
-    gone: list[MemoryEntry] = []
-    for entry in sorted((one for one in others if not one.pinned), key=_order):
+    removed: list[MemoryEntry] = []
+    for entry in sorted((other for other in others if not other.pinned), key=_order):
         if used + size <= limit:
             break
-        gone.append(entry)
+        removed.append(entry)
         used -= entry.size_bytes
     if used + size > limit:
         message = (
@@ -76,7 +76,7 @@ def evicted(
             f"of the {limit} there are: unpin or drop some, or raise Limits(memory_bytes=…)"
         )
         raise TooLargeError(message, memory_key=key, size=size, limit=limit, pinned=used)
-    return gone
+    return removed
 
 
 def _order(entry: MemoryEntry) -> tuple[int, int]:

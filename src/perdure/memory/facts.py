@@ -107,18 +107,20 @@ def distilled(
     best: dict[str, Fact] = {}
     for fact in facts:
         category = fact.category if fact.category in _SALIENCE else "durable_fact"
-        one = Fact(_shortened(fact.text, limits.chars), category)
-        key, weight = key_of(one.text), salience_of(category)
-        if _is_noise(one.text, key) or known.get(key, -1.0) >= weight:
+        distilled_fact = Fact(_shortened(fact.text, limits.chars), category)
+        key, weight = key_of(distilled_fact.text), salience_of(category)
+        if _is_noise(distilled_fact.text, key) or known.get(key, -1.0) >= weight:
             continue
         if key not in best or salience_of(best[key].category) < weight:
-            best[key] = one
+            best[key] = distilled_fact
     return tuple(
         fact
         for category in _SALIENCE
-        for fact in [one for one in best.values() if one.category == category][
-            : limits.per_category
-        ]
+        for fact in [
+            distilled_fact
+            for distilled_fact in best.values()
+            if distilled_fact.category == category
+        ][: limits.per_category]
     )
 
 

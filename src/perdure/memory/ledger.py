@@ -135,9 +135,9 @@ class Ledger:
 
     def messages(self) -> tuple[Admitted, ...]:
         """Return the messages that are not answered, first the one whose turn has begun."""
-        found = [_typed(one, Admitted) for one in self._document.messages.values()]
+        admitted = [_typed(message, Admitted) for message in self._document.messages.values()]
         # One that is answered at once is noted with its turn, and so behind those that wait.
-        return tuple(sorted(found, key=lambda one: one.turn is None))
+        return tuple(sorted(admitted, key=lambda message: message.turn is None))
 
     def fill(self, id: str, message: bytes | None) -> None:
         """Take in a message that stands in its turn; None if it is there no more."""
@@ -149,11 +149,11 @@ class Ledger:
 
     def effects(self) -> tuple[Effect, ...]:
         """Return the effects whose outcome is not known."""
-        return tuple(_typed(one, Effect) for one in self._document.effects.values())
+        return tuple(_typed(effect, Effect) for effect in self._document.effects.values())
 
     def approvals(self) -> tuple[Approval, ...]:
         """Return the approvals of calls that have no result."""
-        return tuple(_typed(one, Approval) for one in self._document.approvals.values())
+        return tuple(_typed(approval, Approval) for approval in self._document.approvals.values())
 
     def document(self) -> bytes | None:
         """Return ledger.json; None for an empty one."""

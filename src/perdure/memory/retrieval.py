@@ -205,10 +205,10 @@ class Retriever:
         if kind != "episodic":
             items += await self.semantic()
         matches = await self._matches(query, [text_of(item) for item in items])
-        found = scored(items, matches, self._weights)
+        memories = scored(items, matches, self._weights)
         if query.strip():
-            found = [one for one in found if one.match > 0]
-        return found[: max(limit, 0)]
+            memories = [memory for memory in memories if memory.match > 0]
+        return memories[: max(limit, 0)]
 
     async def episodic(self) -> list[EpisodicItem]:
         """Return all episodes, oldest first."""
@@ -240,13 +240,13 @@ class Retriever:
         """Return the vectors of a query and of texts; what is not known yet is asked for."""
         known = {text: self._vectors[text] for text in texts if text in self._vectors}
         missing = [text for text in dict.fromkeys(texts) if text not in known]
-        found: list[Sequence[float]] = []
+        embedded: list[Sequence[float]] = []
         for at in range(0, len(missing) + 1, EMBEDDED):
             part = [query, *missing][at : at + EMBEDDED]
-            found += _checked(await embed(part), part, [*known.values(), *found])
+            embedded += _checked(await embed(part), part, [*known.values(), *embedded])
             # Kept at once: the next part may fail, and another search may have added some.
-            self._vectors.update(zip(missing, found[1:], strict=False))
-        wanted, *vectors = found
+            self._vectors.update(zip(missing, embedded[1:], strict=False))
+        wanted, *vectors = embedded
         return wanted, {**known, **dict(zip(missing, vectors, strict=True))}
 
 
@@ -271,7 +271,7 @@ def scored(
     """Return items with their scores, the best first; of equals the newest."""
     by_age = sorted(range(len(items)), key=lambda at: (items[at].ts, at))
     recency = {at: (place + 1) / len(items) for place, at in enumerate(by_age)}
-    found = [
+    memories = [
         RetrievedMemory(
             item,
             weights.text * match
@@ -281,15 +281,15 @@ def scored(
         )
         for at, (item, match) in enumerate(zip(items, matches, strict=True))
     ]
-    order = sorted(range(len(found)), key=lambda at: (-found[at].score, -recency[at]))
-    return [found[at] for at in order]
+    order = sorted(range(len(memories)), key=lambda at: (-memories[at].score, -recency[at]))
+    return [memories[at] for at in order]
 
 
-def cosine(one: Sequence[float], other: Sequence[float]) -> float:
+def cosine(left: Sequence[float], right: Sequence[float]) -> float:
     """Return how alike two vectors are, from 0 to 1.
 
     >>> cosine([1.0, 0.0], [2.0, 0.0])
     1.0
     """
-    length = sqrt(sum(map(mul, one, one)) * sum(map(mul, other, other)))
-    return max(sum(map(mul, one, other)) / length, 0.0) if length else 0.0
+    length = sqrt(sum(map(mul, left, left)) * sum(map(mul, right, right)))
+    return max(sum(map(mul, left, right)) / length, 0.0) if length else 0.0

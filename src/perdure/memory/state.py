@@ -90,8 +90,8 @@ class States:
     async def keys(self) -> list[str]:
         """Return the keys in order."""
         names = {name.removeprefix("typed/") for name in await self._names()}
-        found = {name for name in names if name.startswith(FOLDER)}
-        return sorted(name[len(FOLDER) : -len(".json")] for name in found)
+        stored_names = {name for name in names if name.startswith(FOLDER)}
+        return sorted(name[len(FOLDER) : -len(".json")] for name in stored_names)
 
 
 @final

@@ -84,15 +84,19 @@ class ExtractiveSummarizer:
         return Summary("\n".join(lines), tuple(facts)[: self._max_facts])
 
     def _lines(self, turn: TurnTrace) -> Iterable[str]:
-        asked = [one.text for one in turn.messages if one.role == "user" and one.text]
+        questions = [
+            spoken.text for spoken in turn.messages if spoken.role == "user" and spoken.text
+        ]
         tools = [call.name for message in turn.messages for call in message.tool_calls]
         failed = [
-            one.tool_result.name or one.tool_result.call_id
-            for one in turn.messages
-            if one.tool_result is not None and one.tool_result.error is not None
+            spoken.tool_result.name or spoken.tool_result.call_id
+            for spoken in turn.messages
+            if spoken.tool_result is not None and spoken.tool_result.error is not None
         ]
-        answers = [one.text for one in turn.messages if one.role == "assistant" and one.text]
-        yield from (f"User: {self._quote(text)}" for text in asked)
+        answers = [
+            spoken.text for spoken in turn.messages if spoken.role == "assistant" and spoken.text
+        ]
+        yield from (f"User: {self._quote(text)}" for text in questions)
         if tools:
             yield f"Tools used: {', '.join(dict.fromkeys(tools))}"
         if failed:

@@ -50,13 +50,13 @@ def words_of(text: str) -> list[str]:
     >>> words_of("我的船")
     ['我的', '的船']
     """
-    found: list[str] = []
+    words_found: list[str] = []
     for run in _RUN.findall(text):
         if _CHARACTER.match(run) and len(run) > 2:
-            found += (run[at : at + 2] for at in range(len(run) - 1))
+            words_found += (run[at : at + 2] for at in range(len(run) - 1))
         else:
-            found.append(run)
-    return list(dict.fromkeys(found))
+            words_found.append(run)
+    return list(dict.fromkeys(words_found))
 
 
 def spaced(text: str) -> str:
@@ -87,9 +87,9 @@ def bm25(query: str, texts: Sequence[str]) -> list[float]:
     """
     words = [spaced(word) for word in words_of(query)[:_MOST_WORDS]]
     begins = [f'"{word}"*' for word in words if len(word) >= _LEAST_OF_A_WORD]
-    found = _ranked([f'"{word}"' for word in words], texts, "porter unicode61")
+    rows = _ranked([f'"{word}"' for word in words], texts, "porter unicode61")
     scores = [0.0] * len(texts)
-    for row, rank in found or _ranked(begins, texts, "unicode61"):
+    for row, rank in rows or _ranked(begins, texts, "unicode61"):
         scores[row] = -rank
     best = max(scores, default=0.0)
     return [score / best if best > 0 else 0.0 for score in scores]
@@ -114,10 +114,10 @@ def _ranked(wanted: Sequence[str], texts: Sequence[str], tokens: str) -> list[tu
             raise ConfigError(message, option="rank") from error
         rows = ((at, spaced(text)) for at, text in enumerate(texts))
         database.executemany("INSERT INTO texts (rowid, text) VALUES (?, ?)", rows)
-        found = database.execute(
+        matches = database.execute(
             "SELECT rowid, rank FROM texts WHERE texts MATCH ?", (" OR ".join(wanted),)
         )
-        return found.fetchall()
+        return matches.fetchall()
 
 
 _KEY, _KEY_WORD, _IN_KEY = 16, 8, 4
@@ -160,13 +160,13 @@ class QueryWords:
         )
 
 
-def ranked(found: Iterable[tuple[int, MemoryEntry]]) -> list[MemoryEntry]:
+def ranked(matches: Iterable[tuple[int, MemoryEntry]]) -> list[MemoryEntry]:
     """Return entries by their points, the best first."""
-    return [entry for _, entry in sorted(found, key=_place)]
+    return [entry for _, entry in sorted(matches, key=_place)]
 
 
-def _place(one: tuple[int, MemoryEntry]) -> tuple[int, int, int, str]:
-    points, entry = one
+def _place(match: tuple[int, MemoryEntry]) -> tuple[int, int, int, str]:
+    points, entry = match
     return -points, -weight_of(entry.base_priority), -entry.last_accessed_at, entry.key
 
 

@@ -112,9 +112,9 @@ async def read_turns(
                     over = turns.feed(record)
                     if over is not None:
                         yield over
-    rest = turns.rest()
-    if rest is not None:
-        yield rest
+    unfinished = turns.rest()
+    if unfinished is not None:
+        yield unfinished
 
 
 async def newest_turns(
@@ -131,8 +131,10 @@ async def newest_turns(
             users += record.kind in MESSAGE_KINDS and _opens(record)
             if begins >= wanted or (begins == 0 and users >= wanted):
                 break
-    found = [turn for turn in _grouped(newest) if turn.messages and turn.id != (exclude or None)]
-    return found[-count:] if count > 0 else []
+    turns_found = [
+        turn for turn in _grouped(newest) if turn.messages and turn.id != (exclude or None)
+    ]
+    return turns_found[-count:] if count > 0 else []
 
 
 async def find_turn(store: Store, key: SessionKey, turn_id: str) -> RawTurn | None:
@@ -167,8 +169,8 @@ async def _live_spans(
     """Return which records behind one still count, as (after, up to), newest span first."""
     live, spans, high, last = _Live(), list[tuple[int, int]](), 0, 0
     before = None if upto is None else upto + 1
-    found = store.read_log(key, after=after, before=before, reverse=True)
-    async with contextlib.aclosing(found) as log:
+    chunks = store.read_log(key, after=after, before=before, reverse=True)
+    async with contextlib.aclosing(chunks) as log:
         async for chunk in log:
             for record in chunk.records:
                 if live.sees(record):
@@ -217,8 +219,8 @@ def begun_by(record: Record) -> str | None:
 
 def _grouped(records: Iterable[Record]) -> list[RawTurn]:
     turns = Turns()
-    found = [turns.feed(record) for record in records]
-    return [turn for turn in (*found, turns.rest()) if turn is not None]
+    grouped = [turns.feed(record) for record in records]
+    return [turn for turn in (*grouped, turns.rest()) if turn is not None]
 
 
 def _opens(record: Record) -> bool:

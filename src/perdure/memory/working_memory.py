@@ -81,10 +81,10 @@ class SessionValues:
         name = entry.sha256
         if name is UNSET or not entry.is_apart:
             return bytes(entry.value)
-        kept = self._kept.get(name)
-        if kept is not None:
+        value_of_name = self._kept.get(name)
+        if value_of_name is not None:
             self._kept.move_to_end(name)
-            return kept
+            return value_of_name
         flight = self._flights.get(name)
         if flight is None:  # it stays until it has landed: whoever comes meanwhile joins it
             flight = self._flights[name] = Lazy(lambda: self._load(entry, name))
@@ -252,23 +252,26 @@ class WorkingMemory:
 
         """
         words, index = QueryWords(query), await self._index.get()
-        found: list[tuple[int, MemoryEntry]] = []
+        matches: list[tuple[int, MemoryEntry]] = []
         for entry in list(index.entries.values()) if words else ():
             if scope is not None and entry.scope != scope:
                 continue
             text = entry_text(await self._values.read(entry)) if values else ""
             points = words.points(entry.key, entry.description, text)
             if points:
-                found.append((points, entry))
-        return [self._info(entry) for entry in ranked(found)[: max(limit, 0)]]
+                matches.append((points, entry))
+        return [self._info(entry) for entry in ranked(matches)[: max(limit, 0)]]
 
     # inside
 
-    def _change(self, change: MemoryChange, gone: Sequence[MemoryEntry]) -> int:
+    def _change(self, change: MemoryChange, evicted: Sequence[MemoryEntry]) -> int:
         """Append an entry, and in the same group the end of others."""
-        infos = [self._info(entry) for entry in gone]
+        infos = [self._info(entry) for entry in evicted]
         touched = change.touched = self._noted()
-        drops = [Entry(MEMORY_DROP, encode(DroppedPayload(one.key)), end=False) for one in gone]
+        drops = [
+            Entry(MEMORY_DROP, encode(DroppedPayload(dropped.key)), end=False)
+            for dropped in evicted
+        ]
         version = self._accept((*drops, Entry(MEMORY_SET, encode(change))))
         self._forget(touched)
         if infos and self._room.told is not None:

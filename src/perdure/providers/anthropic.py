@@ -75,35 +75,35 @@ def settled(turns: Turns, stop_reason: str | None) -> Turns:
         stop_reason: Why the newest answer ended; None where that is not known.
 
     """
-    gone: set[str] = set()
+    dropped: set[str] = set()
     waiting: set[str] = set()
     for role, blocks in turns:
         if role == "user" and any(block.get("type") != "tool_result" for block in blocks):
-            gone |= waiting
+            dropped |= waiting
             waiting.clear()
         for block in blocks if role == "assistant" else ():
             called, answered = _ids(block)
             if called:
                 waiting.add(called)
             elif answered and answered not in waiting:
-                gone.add(answered)
+                dropped.add(answered)
             else:
                 waiting.discard(answered)
     if waiting and stop_reason != _OPEN_AFTER.get(turns[-1][0]):
-        gone |= waiting
-    return [(role, list(_without(blocks, gone))) for role, blocks in turns] if gone else turns
+        dropped |= waiting
+    return [(role, list(_without(blocks, dropped))) for role, blocks in turns] if dropped else turns
 
 
 _OPEN_AFTER: Final = {"assistant": "pause_turn", "user": "tool_use"}
 """Why an answer has ended that goes on, by whose turn is the last one."""
 
 
-def _without(blocks: Sequence[Block], gone: set[str]) -> Iterator[Block]:
+def _without(blocks: Sequence[Block], dropped: set[str]) -> Iterator[Block]:
     for block in blocks:
         caller = block.get("caller")
-        if not gone.isdisjoint(_ids(block)):
+        if not dropped.isdisjoint(_ids(block)):
             continue
-        if isinstance(caller, dict) and str(caller.get("tool_id")) in gone:
+        if isinstance(caller, dict) and str(caller.get("tool_id")) in dropped:
             yield {name: value for name, value in block.items() if name != "caller"}
         else:
             yield block
@@ -133,8 +133,11 @@ THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
     """Return exchanges as the messages of a request, and the instructions."""
     given = [turn for turn in _turns(exchanges, target) if turn[1]]
-    said = settled(given, _stop_reason(exchanges, target))
-    turns = alternating(((role, _ended(role, one)) for role, one in said), _text_block(OPENING))
+    turns_said = settled(given, _stop_reason(exchanges, target))
+    turns = alternating(
+        ((role, _ended(role, said_blocks)) for role, said_blocks in turns_said),
+        _text_block(OPENING),
+    )
     _trim_end(turns)
     messages = [_message(role, blocks) for role, blocks in turns]
     return RenderedContext(target.format, messages, _system(exchanges, target))
@@ -189,7 +192,9 @@ def _results(
 def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[Block] | None:
     """Return all instructions: as text, or as blocks where they are given as parts."""
     given = [
-        (one.head, target.own(stamp_of(one.head))) for one in exchanges if one.head.role == "system"
+        (exchange.head, target.own(stamp_of(exchange.head)))
+        for exchange in exchanges
+        if exchange.head.role == "system"
     ]
     apart = [(head, own) for head, own in given if not _stands_among(head, own)]
     heads = [head for head, _ in apart]
@@ -212,13 +217,13 @@ def _user(message: Message, own: Issued | None = None) -> list[Block]:
 
 def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) -> list[Block]:
     if own is None or not own.items:
-        said = [_text_block(words_of(message))]
+        blocks = [_text_block(words_of(message))]
         calls = [
             _call(call, call_id, {})
             for call, call_id in zip(message.tool_calls, call_ids, strict=True)
         ]
-        return [block for block in (*said, *calls) if not _is_blank(block)]
-    placed = (_own_block(one, message, call_ids) for one in laid_out(message, own))
+        return [block for block in (*blocks, *calls) if not _is_blank(block)]
+    placed = (_own_block(part, message, call_ids) for part in laid_out(message, own))
     return [block for block in placed if block is not None]
 
 
@@ -344,34 +349,34 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         FormatError: It is none.
 
     """
-    whole = as_dict(reply)
-    check_role(FORMAT, whole, "assistant")
-    if not isinstance(whole.get("content"), list):
+    fields = as_dict(reply)
+    check_role(FORMAT, fields, "assistant")
+    if not isinstance(fields.get("content"), list):
         raise not_a_reply(FORMAT, "its content is no list of blocks")
-    blocks = listed(FORMAT, whole, "content")
+    blocks = listed(FORMAT, fields, "content")
     items = tuple(map(_item, blocks))
-    by = issuer_of(FORMAT, issuer, whole.get("model"))
+    by = issuer_of(FORMAT, issuer, fields.get("model"))
     stamp = Issued(
         by.provider,
         FORMAT,
         by.model,
         items=() if _is_plain(blocks) else items,
-        reply=fields_of(whole, frozenset({"type", "role", "content", "model"})),
+        reply=fields_of(fields, frozenset({"type", "role", "content", "model"})),
     )
     return _answer(blocks, stamped(stamp))
 
 
 def _answer(blocks: Sequence[Mapping[str, Any]], extra: Extra) -> Message:
-    texts = [one["text"] for one in blocks if one.get("type") == "text"]
-    thoughts = [one["thinking"] for one in blocks if one.get("type") == "thinking"]
+    texts = [block["text"] for block in blocks if block.get("type") == "text"]
+    thoughts = [block["thinking"] for block in blocks if block.get("type") == "thinking"]
     return Message(
         role="assistant",
         content="".join(texts) if texts else None,
         reasoning="".join(thoughts) if thoughts else None,
         tool_calls=tuple(
-            ToolCall(one["id"], one["name"], one["input"])
-            for one in blocks
-            if one.get("type") == "tool_use"
+            ToolCall(block["id"], block["name"], block["input"])
+            for block in blocks
+            if block.get("type") == "tool_use"
         ),
         extra=extra,
     )
@@ -400,13 +405,13 @@ def _field(block: Mapping[str, Any], name: str) -> str:
 
 def _rest(block: Mapping[str, Any], *without: str) -> Any:
     return raw(
-        {name: one for name, one in block.items() if name not in without and one is not None}
+        {name: value for name, value in block.items() if name not in without and value is not None}
     )
 
 
 def _is_plain(blocks: Sequence[Mapping[str, Any]]) -> bool:
     """Say whether text and then calls is all there is, so that the message says it itself."""
-    shapes = [{name for name, one in block.items() if one is not None} for block in blocks]
+    shapes = [{name for name, value in block.items() if value is not None} for block in blocks]
     calls = shapes[1:] if shapes[:1] == [{"type", "text"}] else shapes
     if any(block.get("type") not in {"text", "tool_use"} for block in blocks):
         return False  # a call of the provider's own tool looks like one of the user's
@@ -420,30 +425,30 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
         FormatError: Something in them does not fit.
 
     """
-    found: list[Message] = []
+    messages: list[Message] = []
     names: dict[str, str] = {}
     if given.system is not None:
         content = content_in(FORMAT, {"content": given.system}, "system")
-        found.append(Message(role="system", content=content, extra=sent_stamp(by, FORMAT)))
+        messages.append(Message(role="system", content=content, extra=sent_stamp(by, FORMAT)))
     for at, entry in enumerate(given.entries):
-        where = f"history[{at}]"
-        role = role_in(FORMAT, entry, where, ("user", "assistant", "system"))
-        content = content_in(FORMAT, entry, where)
+        path = f"history[{at}]"
+        role = role_in(FORMAT, entry, path, ("user", "assistant", "system"))
+        content = content_in(FORMAT, entry, path)
         extra = fields_of(entry, frozenset({"role", "content"}))
         if role == "assistant":
-            message = _sent_answer(content, where, by, extra)
+            message = _sent_answer(content, path, by, extra)
             names |= {call.id: call.name for call in message.tool_calls}
-            found.append(message)
+            messages.append(message)
         elif role == "system":
             stamp = sent_stamp(by, FORMAT, extra, role="system")
-            found.append(Message(role="system", content=content, extra=stamp))
+            messages.append(Message(role="system", content=content, extra=stamp))
         else:
-            found += _sent_user(content, where, by, extra, names)
-    return found
+            messages += _sent_user(content, path, by, extra, names)
+    return messages
 
 
 def _sent_user(
-    content: Any, where: str, by: Issuer, extra: Extra, names: Mapping[str, str]
+    content: Any, path: str, by: Issuer, extra: Extra, names: Mapping[str, str]
 ) -> Iterator[Message]:
     """Return the results in a message of the user's, and what the user says beside them."""
     blocks = [] if isinstance(content, str) else content
@@ -452,26 +457,26 @@ def _sent_user(
         if block.get("type") != "tool_result":
             continue
         fields = {} if follows else extra
-        yield _sent_result(block, f"{where}.content[{at}]", by, names, fields, follows=follows)
+        yield _sent_result(block, f"{path}.content[{at}]", by, names, fields, follows=follows)
         follows = True
-    rest = [block for block in blocks if block.get("type") != "tool_result"]
-    if rest or not follows:
-        said = content if isinstance(content, str) else rest
+    other_blocks = [block for block in blocks if block.get("type") != "tool_result"]
+    if other_blocks or not follows:
+        text = content if isinstance(content, str) else other_blocks
         stamp = sent_stamp(by, FORMAT, {} if follows else extra, follows=follows)
-        yield Message(role="user", content=said, extra=stamp)
+        yield Message(role="user", content=text, extra=stamp)
 
 
 def _sent_result(
     block: Entry,
-    where: str,
+    path: str,
     by: Issuer,
     names: Mapping[str, str],
     extra: Extra,
     *,
     follows: bool,
 ) -> Message:
-    call_id = text_in(FORMAT, block, "tool_use_id", where)
-    content = content_in(FORMAT, block, where, may_lack=True)
+    call_id = text_in(FORMAT, block, "tool_use_id", path)
+    content = content_in(FORMAT, block, path, may_lack=True)
     result, error = content, None
     items: tuple[IssuedPart, ...] = ()
     if block.get("is_error"):
@@ -480,7 +485,10 @@ def _sent_result(
         error = "".join(map(str, texts)) if parts else content or ""
         result = content if len(texts) < len(parts) else None
         if parts and result is None:
-            bare = [{name: one[name] for name in one if name != "text"} for one in parts]
+            bare = [
+                {name: text_part[name] for name in text_part if name != "text"}
+                for text_part in parts
+            ]
             items = (IssuedPart(raw(bare), texts=tuple(map(len, texts))),)
     beside = fields_of(block, frozenset({"type", "tool_use_id", "content"}))
     shape = "bare" if content is None else None
@@ -489,11 +497,11 @@ def _sent_result(
     return Message(role="tool", tool_result=answer, extra=stamp)
 
 
-def _sent_answer(content: Any, where: str, by: Issuer, extra: Extra) -> Message:
+def _sent_answer(content: Any, path: str, by: Issuer, extra: Extra) -> Message:
     if isinstance(content, str):
         return Message(role="assistant", content=content, extra=sent_stamp(by, FORMAT, extra))
     for at, block in enumerate(content):
-        place, kind = f"{where}.content[{at}]", block.get("type")
+        place, kind = f"{path}.content[{at}]", block.get("type")
         for name in _NEEDED.get(str(kind), ()):
             text_in(FORMAT, block, name, place)
         if kind == "tool_use" and not isinstance(block.get("input"), dict):

@@ -39,7 +39,7 @@ def function_name(name: str, most: int = MAX_NAME, *, more: str = "") -> str:
     >>> function_name("multi_tool_use.parallel")
     'multi_tool_use_parallel'
     """
-    fit = "".join(one if one in _IN_NAMES or one in more else "_" for one in name)
+    fit = "".join(char if char in _IN_NAMES or char in more else "_" for char in name)
     return fit[:most] or "unnamed"
 
 
@@ -51,17 +51,17 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     >>> arguments_of(ToolCall("a", "look", '{"at": "har'))
     {'invalid_json': '{"at": "har'}
     """
-    found: Any = call.arguments
-    if isinstance(found, str):
+    arguments: Any = call.arguments
+    if isinstance(arguments, str):
         try:
-            found = read_json(found) if found.strip() else {}
+            arguments = read_json(arguments) if arguments.strip() else {}
         except msgspec.DecodeError:
-            return {"invalid_json": found}
+            return {"invalid_json": arguments}
     else:
-        found = json_value(found)
-    if found is None:
+        arguments = json_value(arguments)
+    if arguments is None:
         return {}
-    return found if isinstance(found, dict) else {"value": found}
+    return arguments if isinstance(arguments, dict) else {"value": arguments}
 
 
 STYLE: Final = "perdure_arguments"
@@ -100,12 +100,12 @@ def sent_arguments(call: ToolCall) -> str:
 
     A provider finds the beginning of a request in its cache only if it is the same to the letter.
     """
-    given, found = call.arguments, arguments_of(call)
+    given, arguments = call.arguments, arguments_of(call)
     if isinstance(given, str):
-        return text_of(found) if "invalid_json" in found or not _is_object(given) else given
+        return text_of(arguments) if "invalid_json" in arguments or not _is_object(given) else given
     name = call.extra.get(STYLE)
     style = None if name is None else _STYLES.get(msgspec.json.decode(name))
-    return text_of(found) if style is None else json.dumps(found, **style)
+    return text_of(arguments) if style is None else json.dumps(arguments, **style)
 
 
 def _is_object(text: str) -> bool:
@@ -169,19 +169,19 @@ class CallIds:
     def of(self, calls: tuple[ToolCall, ...]) -> list[str]:
         """Return the ids of a message's calls, in their order."""
         within: set[str] = set()
-        found: list[str] = []
+        ids: list[str] = []
         for call in calls:
-            taken = self._used if self._unique else within
-            fit = self._fit(call.id, taken)
-            taken.add(fit)
-            found.append(fit)
-        return found
+            used = self._used if self._unique else within
+            fit = self._fit(call.id, used)
+            used.add(fit)
+            ids.append(fit)
+        return ids
 
-    def _fit(self, call_id: str, taken: set[str]) -> str:
-        if call_id not in taken and self._allowed.fullmatch(call_id):
+    def _fit(self, call_id: str, used: set[str]) -> str:
+        if call_id not in used and self._allowed.fullmatch(call_id):
             return call_id
         number = self._renamed.get(call_id, 0) if self._unique else 0
-        while (fit := _made_of(call_id, number)) in taken:
+        while (fit := _made_of(call_id, number)) in used:
             number += 1
         self._renamed[call_id] = number
         return fit
@@ -225,24 +225,26 @@ def alternating(
 
     What a history had in messages of their own stays so.
     """
-    found: Turns = []
+    turns_found: Turns = []
     for role, blocks in turns:
         if not blocks:
             continue
         is_whole = isinstance(blocks, MessageBlocks)
         if (
-            found
-            and found[-1][0] == role
-            and not (is_whole and isinstance(found[-1][1], MessageBlocks))
+            turns_found
+            and turns_found[-1][0] == role
+            and not (is_whole and isinstance(turns_found[-1][1], MessageBlocks))
         ):
-            found[-1][1].extend(blocks)
+            turns_found[-1][1].extend(blocks)
         else:
-            found.append((role, blocks if is_whole else list(blocks)))
-    if found and found[0][0] != "user":
-        found.insert(0, ("user", [opening]))
-    return found
+            turns_found.append((role, blocks if is_whole else list(blocks)))
+    if turns_found and turns_found[0][0] != "user":
+        turns_found.insert(0, ("user", [opening]))
+    return turns_found
 
 
 def system_texts(messages: Iterable[Message]) -> list[str]:
     """Return the instructions among messages, in their order."""
-    return [one.text for one in messages if one.role == "system" and one.text.strip()]
+    return [
+        message.text for message in messages if message.role == "system" and message.text.strip()
+    ]

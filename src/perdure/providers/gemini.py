@@ -82,7 +82,7 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
 
 def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[Block] | None:
     """Return the instructions: as text, or as parts where one message of a history has several."""
-    heads = [one.head for one in exchanges if one.head.role == "system"]
+    heads = [exchange.head for exchange in exchanges if exchange.head.role == "system"]
     if len(heads) == 1 and isinstance(heads[0].content, list) and len(heads[0].content) > 1:
         own = target.own(stamp_of(heads[0]))
         if own is not None and own.sent:
@@ -100,14 +100,14 @@ def _turns(
             parts = [_part(part, source) for part, source in parts_of(head)]
             if own is not None and own.sent and isinstance(head.content, list):
                 parts = head.content
-            said = [part for part in parts if not _is_blank(part)] or [{"text": EMPTY}]
-            yield _role(own, "user"), _as_sent(head, own, said)
+            parts_said = [part for part in parts if not _is_blank(part)] or [{"text": EMPTY}]
+            yield _role(own, "user"), _as_sent(head, own, parts_said)
         elif head.role == "assistant":
             placed = _placed(head, own)
-            said = [_own_part(one, head) for one in placed]
-            yield "model", _as_sent(head, own, _model(said, own))
-            answers = [target.own(stamp_of(one)) for one in exchange.results]
-            if all(one is not None and one.sent for one in answers):
+            parts_said = [_own_part(own_part, head) for own_part in placed]
+            yield "model", _as_sent(head, own, _model(parts_said, own))
+            answers = [target.own(stamp_of(own_part)) for own_part in exchange.results]
+            if all(own_part is not None and own_part.sent for own_part in answers):
                 yield from _sent_responses(exchange, target)
             else:
                 yield "user", list(_responses(exchange, placed))
@@ -127,19 +127,19 @@ def _as_sent(message: Message, own: Issued | None, parts: list[Block]) -> list[B
 def _placed(message: Message, own: Issued | None) -> list[PlacedPart]:
     if own is not None and own.items:
         return laid_out(message, own)
-    said = PlacedPart({}, (words_of(message),))
-    return [said, *(PlacedPart({}, call=at) for at in range(len(message.tool_calls)))]
+    placed = PlacedPart({}, (words_of(message),))
+    return [placed, *(PlacedPart({}, call=at) for at in range(len(message.tool_calls)))]
 
 
 def _model(parts: list[Block], own: Issued | None) -> list[Block]:
-    said = [part for part in parts if not _is_blank(part)]
+    shown = [part for part in parts if not _is_blank(part)]
     if own is not None and own.sent:
-        return said
-    for at, part in enumerate(said):
+        return shown
+    for at, part in enumerate(shown):
         if "functionCall" in part:
-            said[at] = {"thoughtSignature": UNSIGNED, **part}
+            shown[at] = {"thoughtSignature": UNSIGNED, **part}
             break
-    return [] if all(part.get("thought") for part in said) else said
+    return [] if all(part.get("thought") for part in shown) else shown
 
 
 def _own_part(placed: PlacedPart, message: Message) -> Block:
@@ -157,8 +157,11 @@ def _call(call: ToolCall, block: Block) -> Block:
     known = {"name": _name(call.name), "args": arguments_of(call)}
     if issued.get("args", {}) is None and not known["args"]:
         del known["args"]  # it was called without any
-    said = {**issued, **known}
-    return {**block, "functionCall": {name: said[name] for name in said if said[name] is not None}}
+    fields = {**issued, **known}
+    return {
+        **block,
+        "functionCall": {name: fields[name] for name in fields if fields[name] is not None},
+    }
 
 
 def _name(name: str) -> str:
@@ -169,13 +172,13 @@ def _name(name: str) -> str:
 def _responses(exchange: Exchange, placed: list[PlacedPart]) -> Iterator[Block]:
     """Return the results in the order of their calls, under the calls' names and ids."""
     results = dict(zip(exchange.answered(), exchange.results, strict=True))
-    for one in placed:
-        if one.call is None:
+    for part in placed:
+        if part.call is None:
             continue
-        result = results[one.call].tool_result
+        result = results[part.call].tool_result
         assert result is not None
-        named = {"name": _name(exchange.head.tool_calls[one.call].name)}
-        issued = one.block.get("functionCall", {}).get("id")
+        named = {"name": _name(exchange.head.tool_calls[part.call].name)}
+        issued = part.block.get("functionCall", {}).get("id")
         named |= {} if issued is None else {"id": issued}
         response: Block = {"output": json_value(result.result)}
         if result.error is not None:
@@ -242,12 +245,12 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         FormatError: It is neither.
 
     """
-    whole = as_dict(reply)
-    content, around = _content_in(whole)
+    fields = as_dict(reply)
+    content, around = _content_in(fields)
     check_role(FORMAT, content, "model")
     parts = [_camel(part) for part in content["parts"]]
-    by = issuer_of(FORMAT, issuer, whole.get("modelVersion", whole.get("model_version")))
-    reply_id = whole.get("responseId", whole.get("response_id", "call"))
+    by = issuer_of(FORMAT, issuer, fields.get("modelVersion", fields.get("model_version")))
+    reply_id = fields.get("responseId", fields.get("response_id", "call"))
     calls = _parsed_calls(parts, reply_id if isinstance(reply_id, str) else "call")
     ids = iter(call.id for call in calls)
     stamp = Issued(
@@ -272,19 +275,19 @@ def _answer(parts: list[Block], calls: tuple[ToolCall, ...], extra: Extra) -> Me
     )
 
 
-def _content_in(whole: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _content_in(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the model's content, and what stands around it."""
-    candidates = whole.get("candidates")
+    candidates = fields.get("candidates")
     if isinstance(candidates, list) and candidates:
         candidate = as_dict(candidates[0])
         content = as_dict(candidate.get("content") or {})
-        around = {**whole, **candidate}
+        around = {**fields, **candidate}
     else:
-        content, around = whole, {}
+        content, around = fields, {}
     parts = content.get("parts")
     if parts is None and around:  # it was stopped before it said anything
         parts = []
-    if not isinstance(parts, list) or not all(isinstance(one, Mapping) for one in parts):
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
         raise not_a_reply(FORMAT, "it has no candidates with parts")
     return {**content, "parts": parts}, around
 
@@ -326,10 +329,10 @@ def _item(part: Block, ids: Iterator[str]) -> IssuedPart:
         return IssuedPart(raw({**part, "functionCall": beside}), call=next(ids))
     if not _says(part):
         return IssuedPart(raw(part))
-    rest = raw({name: value for name, value in part.items() if name != "text"})
+    other_fields = raw({name: value for name, value in part.items() if name != "text"})
     if part.get("thought"):
-        return IssuedPart(rest, reasoning=len(part["text"]))
-    return IssuedPart(rest, texts=(len(part["text"]),))
+        return IssuedPart(other_fields, reasoning=len(part["text"]))
+    return IssuedPart(other_fields, texts=(len(part["text"]),))
 
 
 _FREE: Final = frozenset({"args", "response", "partMetadata"})
@@ -339,11 +342,13 @@ _FREE: Final = frozenset({"args", "response", "partMetadata"})
 def _rest_names(value: Any) -> Any:
     """Return a value under the names of the REST API, however deep they stand."""
     if isinstance(value, list):
-        return [_rest_names(one) for one in value]
+        return [_rest_names(member) for member in value]
     if not isinstance(value, dict):
         return value
-    named = {_HUMP.sub(lambda at: at[1].upper(), name): one for name, one in value.items()}
-    return {name: one if name in _FREE else _rest_names(one) for name, one in named.items()}
+    named = {_HUMP.sub(lambda at: at[1].upper(), name): member for name, member in value.items()}
+    return {
+        name: member if name in _FREE else _rest_names(member) for name, member in named.items()
+    }
 
 
 _HUMP: Final = re.compile("(?<=[a-z0-9])_([a-z0-9])")
@@ -356,26 +361,26 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
         FormatError: Something in them does not fit.
 
     """
-    found: list[Message] = []
-    asked: list[tuple[str, str]] = []
+    messages: list[Message] = []
+    calls_waiting: list[tuple[str, str]] = []
     if given.system is not None:
-        found.append(_sent_system(given.system, by))
+        messages.append(_sent_system(given.system, by))
     for at, entry in enumerate(given.entries):
-        where = f"history[{at}]"
+        path = f"history[{at}]"
         content: Entry = {"parts": [{"text": entry}]} if isinstance(entry, str) else entry
-        role = role_in(FORMAT, {"role": content.get("role") or "user"}, where, ROLES)
-        parts = _sent_parts(content, where)
+        role = role_in(FORMAT, {"role": content.get("role") or "user"}, path, ROLES)
+        parts = _sent_parts(content, path)
         extra = fields_of(content, frozenset({"role", "parts"}))
         if role == "model":
-            calls = _sent_calls(parts, where, at)
+            calls = _sent_calls(parts, path, at)
             ids = iter(call.id for call in calls)
             items = tuple(_item(part, ids) for part in parts)
-            found.append(_answer(parts, calls, sent_stamp(by, FORMAT, extra, items=items)))
-            asked = [(call.id, call.name) for call in calls]
+            messages.append(_answer(parts, calls, sent_stamp(by, FORMAT, extra, items=items)))
+            calls_waiting = [(call.id, call.name) for call in calls]
         else:
             own = None if role == "user" else role
-            found += _sent_user(parts, where, by, (extra, own), asked)
-    return found
+            messages += _sent_user(parts, path, by, (extra, own), calls_waiting)
+    return messages
 
 
 ROLES: Final = ("user", "model", "function", "tool")
@@ -389,32 +394,32 @@ def _sent_system(system: Any, by: Issuer) -> Message:
     return Message(role="system", content=parts, extra=sent_stamp(by, FORMAT))
 
 
-def _sent_parts(content: Entry, where: str) -> list[Block]:
+def _sent_parts(content: Entry, path: str) -> list[Block]:
     if "parts" not in content:
         cure = "give {'role': 'user', 'parts': [{'text': …}]}"
-        raise misfit(FORMAT, f"{where}.parts", "is missing", cure)
+        raise misfit(FORMAT, f"{path}.parts", "is missing", cure)
     given = content["parts"]
     if isinstance(given, list):
         given = [{"text": part} if isinstance(part, str) else part for part in given]
-    parts: list[Block] = _rest_names(objects_in(FORMAT, {"parts": given}, "parts", where))
-    return [{name: one for name, one in part.items() if one is not None} for part in parts]
+    parts: list[Block] = _rest_names(objects_in(FORMAT, {"parts": given}, "parts", path))
+    return [{name: value for name, value in part.items() if value is not None} for part in parts]
 
 
-def _sent_calls(parts: list[Block], where: str, index: int) -> tuple[ToolCall, ...]:
+def _sent_calls(parts: list[Block], path: str, index: int) -> tuple[ToolCall, ...]:
     for at, part in enumerate(parts):
         call = part.get("functionCall")
         if call is not None:
-            place = f"{where}.parts[{at}].functionCall"
+            place = f"{path}.parts[{at}].functionCall"
             text_in(FORMAT, call if isinstance(call, dict) else {}, "name", place)
     return _parsed_calls(parts, f"history_{index}")
 
 
 def _sent_user(
     parts: list[Block],
-    where: str,
+    path: str,
     by: Issuer,
     own: tuple[Extra, str | None],
-    asked: list[tuple[str, str]],
+    calls_waiting: list[tuple[str, str]],
 ) -> Iterator[Message]:
     """Return the results in a content of the user's, and what the user says beside them."""
     extra, role = own
@@ -422,35 +427,35 @@ def _sent_user(
     for at, part in enumerate(parts):
         if "functionResponse" not in part:
             continue
-        place = f"{where}.parts[{at}].functionResponse"
-        result, shape = _sent_result(part["functionResponse"], place, asked)
-        beside = {name: one for name, one in part.items() if name != "functionResponse"}
+        place = f"{path}.parts[{at}].functionResponse"
+        result, shape = _sent_result(part["functionResponse"], place, calls_waiting)
+        beside = {name: value for name, value in part.items() if name != "functionResponse"}
         items = (IssuedPart(raw(beside)),) if beside else ()
         how = {"role": role, "shape": shape, "follows": follows, "items": items}
         stamp = sent_stamp(by, FORMAT, {} if follows else extra, **how)
         yield Message(role="tool", tool_result=result, extra=stamp)
         follows = True
-    rest = [part for part in parts if "functionResponse" not in part]
-    if rest or not follows:
+    other_parts = [part for part in parts if "functionResponse" not in part]
+    if other_parts or not follows:
         stamp = sent_stamp(by, FORMAT, {} if follows else extra, role=role, follows=follows)
-        yield Message(role="user", content=rest, extra=stamp)
+        yield Message(role="user", content=other_parts, extra=stamp)
 
 
 def _sent_result(
-    given: Any, where: str, asked: list[tuple[str, str]]
+    given: Any, path: str, calls_waiting: list[tuple[str, str]]
 ) -> tuple[ToolResult, str | None]:
     """Return what a function gave, and in which shape its response said so."""
-    name = text_in(FORMAT, given if isinstance(given, dict) else {}, "name", where)
-    at = next((at for at, call in enumerate(asked) if call[0] == given.get("id")), None)
+    name = text_in(FORMAT, given if isinstance(given, dict) else {}, "name", path)
+    at = next((at for at, call in enumerate(calls_waiting) if call[0] == given.get("id")), None)
     if at is None:  # it answers the first call of its name that has no answer yet
-        at = next((at for at, call in enumerate(asked) if call[1] == name), None)
-    call_id = given.get("id") or f"{where}" if at is None else asked.pop(at)[0]
+        at = next((at for at, call in enumerate(calls_waiting) if call[1] == name), None)
+    call_id = given.get("id") or f"{path}" if at is None else calls_waiting.pop(at)[0]
     extra = fields_of(given, frozenset({"name", "response"}))
     response = given.get("response")
     if response is None:
         return ToolResult(call_id, name, None, None, extra), "bare"
     if not isinstance(response, dict):
-        raise misfit(FORMAT, f"{where}.response", "is no object", "give {'output': …}")
+        raise misfit(FORMAT, f"{path}.response", "is no object", "give {'output': …}")
     (key, value), *more = response.items() if response else [("", None)]
     if key == "error" and isinstance(value, str) and not more:
         return ToolResult(call_id, name, None, value, extra), "error"

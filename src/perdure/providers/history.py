@@ -60,33 +60,35 @@ def entries_of(history: object, format: str) -> PlainHistory:
         history = history.request
     if isinstance(history, Mapping):
         names = _LISTS[format]
-        found = next((history[name] for name in names if history.get(name) is not None), None)
-        if found is None:
+        entries_found = next(
+            (history[name] for name in names if history.get(name) is not None), None
+        )
+        if entries_found is None:
             wanted = f"a list of messages, or a request with {names[0]!r}"
             raise misfit(format, "history", f"is a dict without {names[0]!r}", f"give {wanted}")
         for name in _INSTRUCTIONS[format]:
             system = history.get(name) if system is None else system
-        history = [found] if isinstance(found, str) else found
+        history = [entries_found] if isinstance(entries_found, str) else entries_found
     if isinstance(history, (str, bytes)) or not isinstance(history, Iterable):
         is_a = f"is a {type(history).__name__}"
         raise misfit(format, "history", is_a, "give the list of messages that a request has")
-    entries = [_entry(one, format, f"history[{at}]") for at, one in enumerate(history)]
+    entries = [_entry(entry, format, f"history[{at}]") for at, entry in enumerate(history)]
     return PlainHistory(entries, None if system is None else _plain(system, format, "system"))
 
 
-def _entry(value: object, format: str, where: str) -> Any:
+def _entry(value: object, format: str, path: str) -> Any:
     if isinstance(value, Message):
         cure = "append what is a Message already with session.append(*messages)"
-        raise misfit(format, where, "is a Message of perdure's", cure)
-    found = _plain(value, format, where)
-    if isinstance(found, dict):
-        return found
-    if isinstance(found, str) and format in {"gemini", "openai-responses"}:
-        return found
-    raise misfit(format, where, f"is a {type(value).__name__}", "give each message as a dict")
+        raise misfit(format, path, "is a Message of perdure's", cure)
+    plain = _plain(value, format, path)
+    if isinstance(plain, dict):
+        return plain
+    if isinstance(plain, str) and format in {"gemini", "openai-responses"}:
+        return plain
+    raise misfit(format, path, f"is a {type(value).__name__}", "give each message as a dict")
 
 
-def _plain(value: object, format: str, where: str) -> Any:
+def _plain(value: object, format: str, path: str) -> Any:
     """Return what a dict, or an object of an SDK, holds."""
     value = _leaf(value)
     if value is None or isinstance(value, (str, bool, int, float)):
@@ -97,12 +99,12 @@ def _plain(value: object, format: str, where: str) -> Any:
     if isinstance(value, Mapping):
         odd = next((name for name in value if not isinstance(name, str)), "")
         if odd != "":
-            raise misfit(format, where, f"has the key {odd!r}", "give text as keys")
-        return {clean(name): _plain(one, format, f"{where}.{name}") for name, one in value.items()}
+            raise misfit(format, path, f"has the key {odd!r}", "give text as keys")
+        return {clean(name): _plain(item, format, f"{path}.{name}") for name, item in value.items()}
     if isinstance(value, Iterable):
-        return [_plain(one, format, f"{where}[{at}]") for at, one in enumerate(value)]
+        return [_plain(item, format, f"{path}[{at}]") for at, item in enumerate(value)]
     is_a = f"is a {type(value).__name__}, which is no JSON"
-    raise misfit(format, where, is_a, "give text, numbers, lists and dicts, or the SDK's objects")
+    raise misfit(format, path, is_a, "give text, numbers, lists and dicts, or the SDK's objects")
 
 
 def _leaf(value: object) -> object:
@@ -113,83 +115,83 @@ def _leaf(value: object) -> object:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
-def misfit(format: str, where: str, why: str, cure: str) -> FormatError:
+def misfit(format: str, path: str, reason: str, cure: str) -> FormatError:
     """Return the error for what does not fit into a history."""
-    message = f"invalid history in the format {format!r}: {where} {why}; {cure}"
-    index = where.partition("[")[2].partition("]")[0]
-    field = where.partition("].")[2]
+    message = f"invalid history in the format {format!r}: {path} {reason}; {cure}"
+    index = path.partition("[")[2].partition("]")[0]
+    field = path.partition("].")[2]
     return FormatError(
         message, format=format, index=int(index) if index else None, field=field or None
     )
 
 
-def role_in(format: str, entry: Mapping[str, Any], where: str, roles: Sequence[str]) -> str:
+def role_in(format: str, entry: Mapping[str, Any], path: str, roles: Sequence[str]) -> str:
     """Return the role of a message, one of those that its provider knows."""
     role = entry.get("role")
     if role in roles:
         return str(role)
-    why = f"is {role!r}" if "role" in entry else "is missing"
+    reason = f"is {role!r}" if "role" in entry else "is missing"
     other = _other_format(format, entry)
     cure = f"give one of {', '.join(map(repr, roles))}"
-    raise misfit(format, f"{where}.role", why, f"{cure}, or say {other!r}" if other else cure)
+    raise misfit(format, f"{path}.role", reason, f"{cure}, or say {other!r}" if other else cure)
 
 
 def _other_format(format: str, entry: Mapping[str, Any]) -> str | None:
     """Return the format that a message looks like, if that is another one."""
     if "parts" in entry:
-        found = "gemini"
+        other = "gemini"
     elif "call_id" in entry or "encrypted_content" in entry:
-        found = "openai-responses"
+        other = "openai-responses"
     elif entry.get("role") in {"developer", "tool", "function"}:
-        found = "openai"
+        other = "openai"
     else:
         return None
-    return None if found == format else found
+    return None if other == format else other
 
 
-def content_in(format: str, entry: Mapping[str, Any], where: str, *, may_lack: bool = False) -> Any:
+def content_in(format: str, entry: Mapping[str, Any], path: str, *, may_lack: bool = False) -> Any:
     """Return a message's content: text, or a list of parts."""
     content = entry.get("content")
     if isinstance(content, str) or (content is None and may_lack):
         return content
     if content is None:
-        raise misfit(format, f"{where}.content", "is missing", "give text, or a list of parts")
-    return objects_in(format, entry, "content", where)
+        raise misfit(format, f"{path}.content", "is missing", "give text, or a list of parts")
+    return objects_in(format, entry, "content", path)
 
 
-def objects_in(format: str, owner: Mapping[str, Any], name: str, where: str) -> list[Entry]:
+def objects_in(format: str, owner: Mapping[str, Any], name: str, path: str) -> list[Entry]:
     """Return the objects of a list; none if it is not there."""
-    found = owner.get(name)
-    if found is None:
+    objects = owner.get(name)
+    if objects is None:
         return []
-    if not isinstance(found, list):
-        is_a = f"is a {type(found).__name__}"
-        raise misfit(format, f"{where}.{name}", is_a, "give a list of objects")
-    for at, one in enumerate(found):
-        if not isinstance(one, dict):
-            is_a = f"is a {type(one).__name__}"
-            raise misfit(format, f"{where}.{name}[{at}]", is_a, "give an object, as the API has it")
-        if not isinstance(one.get("type", ""), str):
-            why = f"is {one['type']!r}"
-            raise misfit(format, f"{where}.{name}[{at}].type", why, "give the type as text")
-    return found
+    if not isinstance(objects, list):
+        is_a = f"is a {type(objects).__name__}"
+        raise misfit(format, f"{path}.{name}", is_a, "give a list of objects")
+    for at, item in enumerate(objects):
+        if not isinstance(item, dict):
+            is_a = f"is a {type(item).__name__}"
+            raise misfit(format, f"{path}.{name}[{at}]", is_a, "give an object, as the API has it")
+        if not isinstance(item.get("type", ""), str):
+            reason = f"is {item['type']!r}"
+            raise misfit(format, f"{path}.{name}[{at}].type", reason, "give the type as text")
+    return objects
 
 
-def text_in(format: str, owner: Mapping[str, Any], name: str, where: str) -> str:
+def text_in(format: str, owner: Mapping[str, Any], name: str, path: str) -> str:
     """Return a field that has to be text."""
-    found = owner.get(name)
-    if isinstance(found, str) and (found or name not in {"id", "call_id", "tool_call_id", "name"}):
-        return found
-    why = "is missing" if found is None else f"is {found!r}"
-    raise misfit(format, f"{where}.{name}", why, "give the text that the provider had there")
+    text = owner.get(name)
+    if isinstance(text, str) and (text or name not in {"id", "call_id", "tool_call_id", "name"}):
+        return text
+    reason = "is missing" if text is None else f"is {text!r}"
+    raise misfit(format, f"{path}.{name}", reason, "give the text that the provider had there")
 
 
-def require_apart(format: str, extra: Extra, where: str) -> None:
+def require_apart(format: str, extra: Extra, path: str) -> None:
     """Refuse a field beside a call's own that could not be told from one of them."""
     for name in extra:
         if name in CALL_FIELDS:
             cure = "leave it out, or write it where the provider has it"
-            raise misfit(format, f"{where}.{name}", "stands beside the function", cure)
+            raise misfit(format, f"{path}.{name}", "stands beside the function", cure)
 
 
 def written_call(call_id: str, name: str, text: Any, extra: Extra | None = None) -> ToolCall:

@@ -88,17 +88,17 @@ def sent_stamp(by: Issuer, format: str, extra: Extra | None = None, **how: Any) 
     """
     given = extra or {}
     clash = {name: value for name, value in given.items() if name in MESSAGE_FIELDS}
-    rest = {name: value for name, value in given.items() if name not in MESSAGE_FIELDS}
-    return stamped(Issued(by.provider, format, by.model, reply=clash, sent=True, **how), rest)
+    own_fields = {name: value for name, value in given.items() if name not in MESSAGE_FIELDS}
+    return stamped(Issued(by.provider, format, by.model, reply=clash, sent=True, **how), own_fields)
 
 
 def stamp_of(message: Message) -> Issued | None:
     """Return a message's stamp; None if it has none."""
-    found = message.extra.get(STAMP)
-    if found is None:
+    stamp = message.extra.get(STAMP)
+    if stamp is None:
         return None
     try:
-        return decoder_of(Issued).decode(found)
+        return decoder_of(Issued).decode(stamp)
     except msgspec.DecodeError:  # the field is somebody else's
         return None
 
@@ -145,12 +145,12 @@ def pieces(text: str, lengths: Sequence[int]) -> list[str] | None:
     """
     if sum(lengths) != len(text):
         return None
-    found: list[str] = []
+    texts: list[str] = []
     start = 0
     for length in lengths:
-        found.append(text[start : start + length])
+        texts.append(text[start : start + length])
         start += length
-    return found
+    return texts
 
 
 # A stamped message, taken apart again into the parts of the reply that it was
@@ -175,23 +175,23 @@ def laid_out(message: Message, own: Issued) -> list[PlacedPart]:
     """
     texts = _texts(message, own.items)
     thoughts = _thoughts(message, own.items)
-    left: list[ToolCall | None] = list(message.tool_calls)
-    found: list[PlacedPart] = []
+    unplaced: list[ToolCall | None] = list(message.tool_calls)
+    parts_placed: list[PlacedPart] = []
     if message.text and not any(item.texts for item in own.items):
-        found.append(PlacedPart({}, (message.text,)))
+        parts_placed.append(PlacedPart({}, (message.text,)))
     for item in own.items:
-        placed = _placed(item, texts, thoughts, left)
+        placed = _placed(item, texts, thoughts, unplaced)
         if placed is not None:
-            found.append(placed)
-    added = (PlacedPart({}, call=at) for at, call in enumerate(left) if call is not None)
-    return [*found, *added]
+            parts_placed.append(placed)
+    added = (PlacedPart({}, call=at) for at, call in enumerate(unplaced) if call is not None)
+    return [*parts_placed, *added]
 
 
 def _placed(
     item: IssuedPart,
     texts: Iterator[str],
     thoughts: Iterator[str] | None,
-    left: list[ToolCall | None],
+    unplaced: list[ToolCall | None],
 ) -> PlacedPart | None:
     block = msgspec.json.decode(item.block)
     if item.texts:
@@ -200,9 +200,9 @@ def _placed(
         return None if thoughts is None else PlacedPart(block, reasoning=next(thoughts))
     if item.call is None:
         return PlacedPart(block)
-    for at, call in enumerate(left):
+    for at, call in enumerate(unplaced):
         if call is not None and call.id == item.call:
-            left[at] = None
+            unplaced[at] = None
             return PlacedPart(block, call=at)
     return None
 

@@ -155,27 +155,27 @@ def _assistant(
 
 def _sent(message: Message, call_ids: Sequence[str], own: Issued) -> dict[str, Any] | None:
     """Return an answer of a history in the shape in which it came."""
-    said: dict[str, Any] = opaque(message.extra)
+    sent: dict[str, Any] = opaque(message.extra)
     content = message.content
     if own.shape in {"refusal", "refusal-blank"}:
-        said["refusal"], content = words_of(message), None if own.shape == "refusal" else ""
+        sent["refusal"], content = words_of(message), None if own.shape == "refusal" else ""
     elif own.shape == "audio":
-        said["audio"], content = {"id": said["audio"].get("id")}, None
+        sent["audio"], content = {"id": sent["audio"].get("id")}, None
     if own.reasoning_field is not None:
-        said[own.reasoning_field] = message.reasoning
+        sent[own.reasoning_field] = message.reasoning
     calls = [
         _call(call, call_id, own)
         for call, call_id in zip(message.tool_calls, call_ids, strict=True)
     ]
     for call in calls:
         if call["type"] == "function_call":
-            said["function_call"] = call["function"]
+            sent["function_call"] = call["function"]
     listed_calls = [call for call in calls if call["type"] != "function_call"]
     if listed_calls:
-        said["tool_calls"] = listed_calls
-    if not said and not content and content != "":
+        sent["tool_calls"] = listed_calls
+    if not sent and not content and content != "":
         return None
-    return {**said, "role": "assistant", "content": content}
+    return {**sent, "role": "assistant", "content": content}
 
 
 def _said(message: Message, own: Issued | None) -> Any:
@@ -212,10 +212,10 @@ def _marks(source: Any, target: ContextTarget) -> dict[str, Any]:
     """Return what a text part says beside its text; OpenAI refuses the marks of others."""
     if not isinstance(source, dict) or source.get("type") != "text":
         return {}
-    kept = {"prompt_cache_breakpoint"}
+    kept_fields = {"prompt_cache_breakpoint"}
     if target.issuer.provider != FORMAT:
-        kept.add("cache_control")
-    return {name: value for name, value in source.items() if name in kept}
+        kept_fields.add("cache_control")
+    return {name: value for name, value in source.items() if name in kept_fields}
 
 
 def _media(media: Media) -> dict[str, Any]:
@@ -238,11 +238,11 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         FormatError: It is neither.
 
     """
-    whole = as_dict(reply)
-    said, around = _message_in(whole)
-    check_role(FORMAT, said, "assistant")
-    by = issuer_of(FORMAT, issuer, whole.get("model"))
-    field = next((name for name in REASONING if isinstance(said.get(name), str)), None)
+    fields = as_dict(reply)
+    message, around = _message_in(fields)
+    check_role(FORMAT, message, "assistant")
+    by = issuer_of(FORMAT, issuer, fields.get("model"))
+    field = next((name for name in REASONING if isinstance(message.get(name), str)), None)
     stamp = Issued(
         by.provider,
         FORMAT,
@@ -252,40 +252,40 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
     )
     return Message(
         role="assistant",
-        content=_heard(said),
-        reasoning=None if field is None else said[field],
-        tool_calls=tuple(map(_parsed_call, listed(FORMAT, said, "tool_calls"))),
-        extra=stamped(stamp, fields_of(said, _read(said, field))),
+        content=_heard(message),
+        reasoning=None if field is None else message[field],
+        tool_calls=tuple(map(_parsed_call, listed(FORMAT, message, "tool_calls"))),
+        extra=stamped(stamp, fields_of(message, _read(message, field))),
     )
 
 
-def _read(said: Mapping[str, Any], field: str | None) -> frozenset[str]:
+def _read(message: Mapping[str, Any], field: str | None) -> frozenset[str]:
     """Return the fields of an answer that the message says itself."""
-    refused = () if said.get("content") else ("refusal",)
+    refused = () if message.get("content") else ("refusal",)
     return SAID_APART.union(refused, () if field is None else (field,))
 
 
-def _message_in(whole: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _message_in(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the assistant's message, and what stands around it."""
-    choices = whole.get("choices")
+    choices = fields.get("choices")
     if isinstance(choices, list) and choices:
         choice = as_dict(choices[0])
-        said = choice.pop("message", None)
-        if isinstance(said, Mapping):
-            return dict(said), {**whole, **choice}
-    if "content" in whole or "tool_calls" in whole:
-        return whole, {}
+        message = choice.pop("message", None)
+        if isinstance(message, Mapping):
+            return dict(message), {**fields, **choice}
+    if "content" in fields or "tool_calls" in fields:
+        return fields, {}
     raise not_a_reply(FORMAT, "it has no choices with a message")
 
 
-def _heard(said: Mapping[str, Any]) -> Any:
-    content = said.get("content")
+def _heard(message: Mapping[str, Any]) -> Any:
+    content = message.get("content")
     if content:
         return content
-    refusal = said.get("refusal")
+    refusal = message.get("refusal")
     if isinstance(refusal, str) and refusal:
         return [{"type": "refusal", "refusal": refusal}]
-    audio = said.get("audio")
+    audio = message.get("audio")
     return plain_text(audio.get("transcript")) if isinstance(audio, Mapping) else content
 
 
@@ -308,8 +308,8 @@ def _parsed_call(call: Any) -> ToolCall:
     )
 
 
-def _keep_beside(extra: Extra, name: str, owner: Mapping[str, Any], said: str) -> None:
-    beside = fields_of(owner, frozenset({"name", said}))
+def _keep_beside(extra: Extra, name: str, owner: Mapping[str, Any], name_known: str) -> None:
+    beside = fields_of(owner, frozenset({"name", name_known}))
     if beside:
         extra[name] = raw(beside)
 
@@ -321,47 +321,47 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
         FormatError: Something in them does not fit.
 
     """
-    found: list[Message] = []
+    messages: list[Message] = []
     names: dict[str, str] = {}
     functions: dict[str, str] = {}
     for at, entry in enumerate(given.entries):
-        where = f"history[{at}]"
-        role = role_in(FORMAT, entry, where, ROLES)
+        path = f"history[{at}]"
+        role = role_in(FORMAT, entry, path, ROLES)
         if role == "assistant":
-            message = _sent_answer(entry, where, by, f"function_call_{at}")
+            message = _sent_answer(entry, path, by, f"function_call_{at}")
             names |= {call.id: call.name for call in message.tool_calls}
             if isinstance(entry.get("function_call"), dict):
                 functions[message.tool_calls[-1].name] = message.tool_calls[-1].id
-            found.append(message)
+            messages.append(message)
         elif role == "tool":
-            found.append(_sent_result(entry, where, by, names))
+            messages.append(_sent_result(entry, path, by, names))
         elif role == "function":
-            name = text_in(FORMAT, entry, "name", where)
-            content = content_in(FORMAT, entry, where, may_lack=True)
+            name = text_in(FORMAT, entry, "name", path)
+            content = content_in(FORMAT, entry, path, may_lack=True)
             result = ToolResult(functions.get(name, f"function_call_{at}"), name, content)
             extra = fields_of(entry, frozenset({"role", "name", "content"}))
             stamp = sent_stamp(by, FORMAT, extra, role="function")
-            found.append(Message(role="tool", tool_result=result, extra=stamp))
+            messages.append(Message(role="tool", tool_result=result, extra=stamp))
         else:
-            content = content_in(FORMAT, entry, where)
+            content = content_in(FORMAT, entry, path)
             extra = fields_of(entry, frozenset({"role", "content"}))
             is_developer = role == "developer"
             stamp = sent_stamp(by, FORMAT, extra, role=role if is_developer else None)
             own = "system" if is_developer else role
-            found.append(Message(role=own, content=content, extra=stamp))
-    return found
+            messages.append(Message(role=own, content=content, extra=stamp))
+    return messages
 
 
-def _sent_result(entry: Entry, where: str, by: Issuer, names: Mapping[str, str]) -> Message:
-    call_id = text_in(FORMAT, entry, "tool_call_id", where)
-    content = content_in(FORMAT, entry, where)
+def _sent_result(entry: Entry, path: str, by: Issuer, names: Mapping[str, str]) -> Message:
+    call_id = text_in(FORMAT, entry, "tool_call_id", path)
+    content = content_in(FORMAT, entry, path)
     extra = fields_of(entry, frozenset({"role", "tool_call_id", "content"}))
     result = ToolResult(call_id, names.get(call_id), content)
     return Message(role="tool", tool_result=result, extra=sent_stamp(by, FORMAT, extra))
 
 
-def _sent_answer(entry: Entry, where: str, by: Issuer, made_id: str) -> Message:
-    content = content_in(FORMAT, entry, where, may_lack=True)
+def _sent_answer(entry: Entry, path: str, by: Issuer, made_id: str) -> Message:
+    content = content_in(FORMAT, entry, path, may_lack=True)
     field = next((name for name in REASONING if isinstance(entry.get(name), str)), None)
     shape, heard = None, _heard(entry)
     if not content and heard:
@@ -369,12 +369,12 @@ def _sent_answer(entry: Entry, where: str, by: Issuer, made_id: str) -> Message:
         shape = f"{shape}-blank" if content == "" and shape == "refusal" else shape
         content = heard
     calls = [
-        _sent_call(call, f"{where}.tool_calls[{number}]")
-        for number, call in enumerate(objects_in(FORMAT, entry, "tool_calls", where))
+        _sent_call(call, f"{path}.tool_calls[{number}]")
+        for number, call in enumerate(objects_in(FORMAT, entry, "tool_calls", path))
     ]
     function = entry.get("function_call")
     if function is not None:
-        calls.append(_sent_function(function, f"{where}.function_call", made_id))
+        calls.append(_sent_function(function, f"{path}.function_call", made_id))
     extra = fields_of(entry, _read(entry, field) | {"function_call"})
     return Message(
         role="assistant",
@@ -385,28 +385,28 @@ def _sent_answer(entry: Entry, where: str, by: Issuer, made_id: str) -> Message:
     )
 
 
-def _sent_call(call: Entry, where: str) -> ToolCall:
-    call_id = text_in(FORMAT, call, "id", where)
+def _sent_call(call: Entry, path: str) -> ToolCall:
+    call_id = text_in(FORMAT, call, "id", path)
     kind = "custom" if call.get("type") == "custom" else "function"
-    said = "input" if kind == "custom" else "arguments"
+    field = "input" if kind == "custom" else "arguments"
     function = call.get(kind)
     if not isinstance(function, dict):
-        raise misfit(FORMAT, f"{where}.{kind}", "is missing", "give the name and what it is given")
-    name = text_in(FORMAT, function, "name", f"{where}.{kind}")
-    text = text_in(FORMAT, function, said, f"{where}.{kind}")
+        raise misfit(FORMAT, f"{path}.{kind}", "is missing", "give the name and what it is given")
+    name = text_in(FORMAT, function, "name", f"{path}.{kind}")
+    text = text_in(FORMAT, function, field, f"{path}.{kind}")
     extra: Extra = fields_of(call, frozenset({"id", "type", "function", "custom"}))
-    _keep_beside(extra, kind, function, said)
-    require_apart(FORMAT, extra, where)
+    _keep_beside(extra, kind, function, field)
+    require_apart(FORMAT, extra, path)
     if kind == "custom":
         return ToolCall(call_id, name, {"input": text}, {**extra, "type": raw("custom")})
     return written_call(call_id, name, text, extra)
 
 
-def _sent_function(function: Any, where: str, made_id: str) -> ToolCall:
+def _sent_function(function: Any, path: str, made_id: str) -> ToolCall:
     """Return a call as it was made before there were calls with ids."""
     if not isinstance(function, dict):
-        raise misfit(FORMAT, where, "is no object", "give the name and the arguments")
+        raise misfit(FORMAT, path, "is no object", "give the name and the arguments")
     extra: Extra = {"type": raw("function_call")}
     _keep_beside(extra, "function", function, "arguments")
-    name = text_in(FORMAT, function, "name", where)
-    return written_call(made_id, name, text_in(FORMAT, function, "arguments", where), extra)
+    name = text_in(FORMAT, function, "name", path)
+    return written_call(made_id, name, text_in(FORMAT, function, "arguments", path), extra)

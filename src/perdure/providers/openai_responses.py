@@ -118,9 +118,9 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
             items.append(_given(head, target.own(stamp_of(head))))
             continue
         call_ids = ids.of(head.tool_calls)
-        said = _assistant(head, call_ids, target.own(stamp_of(head)))
-        items += said
-        custom = {one["call_id"] for one in said if one.get("type") == "custom_tool_call"}
+        items_said = _assistant(head, call_ids, target.own(stamp_of(head)))
+        items += items_said
+        custom = {item["call_id"] for item in items_said if item.get("type") == "custom_tool_call"}
         items += _outputs(exchange, call_ids, custom, target)
     return RenderedContext(target.format, items)
 
@@ -129,33 +129,33 @@ def _given(message: Message, own: Issued | None) -> Block:
     """Return what the user or the instructions say."""
     if own is None or not own.sent:
         return {"role": message.role, "content": content_of(message, _part)}
-    said = {"role": own.role or message.role, "content": message.content}
-    return {**opaque(message.extra), **said}
+    item = {"role": own.role or message.role, "content": message.content}
+    return {**opaque(message.extra), **item}
 
 
 def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) -> list[Block]:
     if own is not None and own.items:
         placed = laid_out(message, own)
-        is_whole = sum(bool(one.block) for one in placed) == len(own.items)
-        items = [_own_item(one, message, call_ids, own) for one in placed]
+        is_whole = sum(bool(part.block) for part in placed) == len(own.items)
+        items = [_own_item(part, message, call_ids, own) for part in placed]
         if own.sent and is_whole:
             end = max(
-                (at for at, one in enumerate(items, 1) if _kind(one) != "reasoning"), default=0
+                (at for at, part in enumerate(items, 1) if _kind(part) != "reasoning"), default=0
             )
             return items[:end]  # what has led to nothing is refused
         return _sound(items, is_whole=is_whole)
     text = clean(words_of(message))
-    said = [{"role": "assistant", "content": text}] if text else []
+    items_said = [{"role": "assistant", "content": text}] if text else []
     calls = zip(message.tool_calls, call_ids, strict=True)
-    return [*said, *(_call(call, call_id, {}) for call, call_id in calls)]
+    return [*items_said, *(_call(call, call_id, {}) for call, call_id in calls)]
 
 
 def _own_item(placed: PlacedPart, message: Message, call_ids: Sequence[str], own: Issued) -> Block:
     block = placed.block
     if placed.call is not None:
         call = message.tool_calls[placed.call]
-        found = _call(call, call_ids[placed.call], block)
-        return {**found, "arguments": sent_arguments(call)} if "arguments" in found else found
+        item = _call(call, call_ids[placed.call], block)
+        return {**item, "arguments": sent_arguments(call)} if "arguments" in item else item
     if not placed.texts:
         is_read_only = _kind(block) == "reasoning" and not own.sent
         return _without_status(block) if is_read_only else block
@@ -182,18 +182,18 @@ def _sound(items: list[Block], *, is_whole: bool) -> list[Block]:
     that nobody here can answer, since they are no functions: of a computer, of a shell.
     """
     outputs = {item.get("call_id") for item in items if _kind(item).endswith("_output")}
-    kept: list[Block] = []
+    sound: list[Block] = []
     for item in reversed(items):
         if _kind(item) == "reasoning":
-            fits = is_whole and bool(kept) and bool(item.get("encrypted_content"))
+            fits = is_whole and bool(sound) and bool(item.get("encrypted_content"))
         else:
             fits = _kind(item) in CALLS or item.get("call_id") in {None, *outputs}
         if fits:
-            kept.append(item)
-    kept.reverse()
-    if len(kept) == len(items):
-        return kept
-    return [bare for item in kept if (bare := _without_id(item)) is not None]
+            sound.append(item)
+    sound.reverse()
+    if len(sound) == len(items):
+        return sound
+    return [bare for item in sound if (bare := _without_id(item)) is not None]
 
 
 def _kind(item: Block) -> str:
@@ -274,20 +274,20 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
         FormatError: It is none.
 
     """
-    whole = as_dict(reply)
-    check_role(FORMAT, whole, "assistant")
-    if not isinstance(whole.get("output"), list):
+    fields = as_dict(reply)
+    check_role(FORMAT, fields, "assistant")
+    if not isinstance(fields.get("output"), list):
         raise not_a_reply(FORMAT, "its output is no list of items")
-    output = listed(FORMAT, whole, "output")
+    output = listed(FORMAT, fields, "output")
     for item in output:
         check_role(FORMAT, item, "assistant")
-    by = issuer_of(FORMAT, issuer, whole.get("model"))
+    by = issuer_of(FORMAT, issuer, fields.get("model"))
     stamp = Issued(
         by.provider,
         FORMAT,
         by.model,
         items=tuple(map(_item, output)),
-        reply=fields_of(whole, ECHO | {"model", "object"}),
+        reply=fields_of(fields, ECHO | {"model", "object"}),
     )
     calls = tuple(_parsed_call(item) for item in output if item.get("type") in CALLS)
     return _answer(output, calls, stamped(stamp))
@@ -361,41 +361,41 @@ def parse_history(given: PlainHistory, by: Issuer) -> list[Message]:
         FormatError: Something in them does not fit.
 
     """
-    found: list[Message] = []
+    messages: list[Message] = []
     answer: list[tuple[Entry, str]] = []
     names: dict[str, str] = {}
     if given.system is not None:
-        found.append(Message.system(given.system))
+        messages.append(Message.system(given.system))
     for at, entry in enumerate(given.entries):
-        where = f"history[{at}]"
+        path = f"history[{at}]"
         item: Entry = {"role": "user", "content": entry} if isinstance(entry, str) else entry
-        if not _is_models(item, where):
-            found += _sent_answer(answer, by, names)
+        if not _is_models(item, path):
+            messages += _sent_answer(answer, by, names)
             answer = []
-            found.append(_sent_item(item, where, by, names))
+            messages.append(_sent_item(item, path, by, names))
         else:
-            answer.append((item, where))
-    return [*found, *_sent_answer(answer, by, names)]
+            answer.append((item, path))
+    return [*messages, *_sent_answer(answer, by, names)]
 
 
-def _is_models(item: Entry, where: str) -> bool:
+def _is_models(item: Entry, path: str) -> bool:
     """Say whether an item is part of an answer, or of what the provider's own tools did."""
     kind = item.get("type")
     if kind == "message" or (kind is None and ("role" in item or "id" not in item)):
-        return role_in(FORMAT, item, where, ROLES) == "assistant"
+        return role_in(FORMAT, item, path, ROLES) == "assistant"
     if kind is not None and not isinstance(kind, str):
-        raise misfit(FORMAT, f"{where}.type", f"is {kind!r}", "give the type as text")
+        raise misfit(FORMAT, f"{path}.type", f"is {kind!r}", "give the type as text")
     return kind not in OUTPUTS
 
 
-def _sent_item(item: Entry, where: str, by: Issuer, names: Mapping[str, str]) -> Message:
+def _sent_item(item: Entry, path: str, by: Issuer, names: Mapping[str, str]) -> Message:
     if item.get("type") in OUTPUTS:
-        call_id = text_in(FORMAT, item, "call_id", where)
-        output = content_in(FORMAT, {"content": item.get("output")}, f"{where}.output")
+        call_id = text_in(FORMAT, item, "call_id", path)
+        output = content_in(FORMAT, {"content": item.get("output")}, f"{path}.output")
         extra = fields_of(item, frozenset({"type", "call_id", "output"}))
         result = ToolResult(call_id, names.get(call_id), output)
         return Message(role="tool", tool_result=result, extra=sent_stamp(by, FORMAT, extra))
-    content = content_in(FORMAT, item, where)
+    content = content_in(FORMAT, item, path)
     extra = fields_of(item, frozenset({"role", "content"}))
     is_developer = item["role"] == "developer"
     stamp = sent_stamp(by, FORMAT, extra, role="developer" if is_developer else None)
@@ -408,19 +408,19 @@ def _sent_answer(
     if not answer:
         return
     calls: list[ToolCall] = []
-    for item, where in answer:
+    for item, path in answer:
         if item.get("type") in CALLS:
-            calls.append(_sent_call(item, where))
+            calls.append(_sent_call(item, path))
         elif (item.get("type") or "message") == "message" and "role" in item:
-            content_in(FORMAT, item, where)
+            content_in(FORMAT, item, path)
     names |= {call.id: call.name for call in calls}
     items = [item for item, _ in answer]
     stamp = sent_stamp(by, FORMAT, items=tuple(map(_item, items)))
     yield _answer(items, tuple(calls), stamp)
 
 
-def _sent_call(item: Entry, where: str) -> ToolCall:
-    call_id, name = text_in(FORMAT, item, "call_id", where), text_in(FORMAT, item, "name", where)
+def _sent_call(item: Entry, path: str) -> ToolCall:
+    call_id, name = text_in(FORMAT, item, "call_id", path), text_in(FORMAT, item, "name", path)
     if item["type"] == "custom_tool_call":
-        return ToolCall(call_id, name, {"input": text_in(FORMAT, item, "input", where)})
-    return written_call(call_id, name, text_in(FORMAT, item, "arguments", where))
+        return ToolCall(call_id, name, {"input": text_in(FORMAT, item, "input", path)})
+    return written_call(call_id, name, text_in(FORMAT, item, "arguments", path))

@@ -53,8 +53,8 @@ class Media(msgspec.Struct, frozen=True):
     @property
     def type(self) -> str:
         """The media type by its proper name, guessed where it is not said."""
-        said = (self.media_type or "").partition(";")[0].strip().lower()
-        return _PROPER.get(said, said) or _guessed(self.kind, self.url or self.name or "")
+        declared = (self.media_type or "").partition(";")[0].strip().lower()
+        return _PROPER.get(declared, declared) or _guessed(self.kind, self.url or self.name or "")
 
 
 class Unknown(msgspec.Struct, frozen=True):
@@ -91,8 +91,8 @@ def media_at(url: str, kind: Kind) -> Media:
     """
     if url.startswith("data:"):
         head, _, data = url[len("data:") :].partition(",")
-        media_type, *rest = head.split(";")
-        if "base64" not in rest:
+        media_type, *parameters = head.split(";")
+        if "base64" not in parameters:
             data = base64.b64encode(unquote_to_bytes(data)).decode()
         return Media(_kind(media_type, kind), data=data, media_type=media_type or None)
     return Media(kind, url=url)
@@ -137,9 +137,9 @@ def content_of(message: Message, shaped: Callable[[Part, Any], dict[str, Any]]) 
 
 def shown(result: Any) -> list[tuple[Part, Any]] | None:
     """Return a tool's result as parts, if it is a list of them with something to look at."""
-    if not isinstance(result, list) or not all(isinstance(one, Mapping) for one in result):
+    if not isinstance(result, list) or not all(isinstance(block, Mapping) for block in result):
         return None
-    read = [(read_part(one), one) for one in result]
+    read = [(read_part(block), block) for block in result]
     if any(isinstance(part, Unknown) for part, _ in read):
         return None
     return read if any(isinstance(part, Media) for part, _ in read) else None
@@ -159,8 +159,8 @@ def read_part(part: Any) -> Part:
         return Text(msgspec.json.encode(part, enc_hook=str).decode())
     kind = part.get("type")
     read = _READERS.get(kind) if isinstance(kind, str) else None
-    found = _gemini(part) if read is None else read(part)
-    return Unknown(dict(part)) if found is None else found
+    known = _gemini(part) if read is None else read(part)
+    return Unknown(dict(part)) if known is None else known
 
 
 def _text(part: Mapping[str, Any]) -> Part | None:
@@ -277,8 +277,8 @@ _USUAL: Final = {
 
 def _guessed(kind: Kind, name: str) -> str:
     ending = name.partition("?")[0].rsplit(".", 1)[-1].lower()
-    found = _OF_ENDING.get(ending, "")
-    return found if found and _kind(found, kind) == kind else _USUAL[kind]
+    media_type = _OF_ENDING.get(ending, "")
+    return media_type if media_type and _kind(media_type, kind) == kind else _USUAL[kind]
 
 
 def _kind(media_type: str, otherwise: Kind) -> Kind:

@@ -44,8 +44,8 @@ def as_dict(reply: object) -> dict[str, Any]:
             "session.extend(history, format) takes"
         )
         raise FormatError(message, type=type(reply).__name__)
-    found: dict[str, Any] = dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
-    return _sendable(found)
+    fields: dict[str, Any] = dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
+    return _sendable(fields)
 
 
 def _sendable(reply: dict[str, Any]) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def _cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):
-        return {_cleaned(name): _cleaned(one) for name, one in value.items()}
-    return [_cleaned(one) for one in value] if isinstance(value, list) else value
+        return {_cleaned(name): _cleaned(item) for name, item in value.items()}
+    return [_cleaned(item) for item in value] if isinstance(value, list) else value
 
 
 def listed(format: str, owner: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
@@ -73,30 +73,30 @@ def listed(format: str, owner: Mapping[str, Any], name: str) -> list[Mapping[str
         FormatError: It is no list of objects, or what kind one is of is no text.
 
     """
-    found = owner.get(name)
-    if found is None:
+    items = owner.get(name)
+    if items is None:
         return []
-    if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
+    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
         raise not_a_reply(format, f"its {name} is no list of objects")
-    if not all(isinstance(one.get("type", ""), str) for one in found):
+    if not all(isinstance(item.get("type", ""), str) for item in items):
         raise not_a_reply(format, f"something in its {name} has a type that is no text")
-    return found
+    return items
 
 
-def not_a_reply(format: str, why: str) -> FormatError:
+def not_a_reply(format: str, reason: str) -> FormatError:
     """Return the error for what is no reply of a format."""
-    message = f"this is no reply in the format {format!r}: {why}; give the whole response"
+    message = f"this is no reply in the format {format!r}: {reason}; give the whole response"
     return FormatError(message, format=format)
 
 
-def check_role(format: str, said: Mapping[str, Any], own: str) -> None:
+def check_role(format: str, answer: Mapping[str, Any], own: str) -> None:
     """Refuse what somebody other than the model said; a reply may leave its role out.
 
     Raises:
         FormatError: Its role is another one.
 
     """
-    role = said.get("role")
+    role = answer.get("role")
     if role is None or role == own:
         return
     message = (
@@ -125,10 +125,10 @@ def arguments(text: Any) -> Any:
     if not text.strip():
         return {}
     try:
-        found = read_json(text)
+        decoded = read_json(text)
     except msgspec.DecodeError:
         return text
-    return text if isinstance(found, str) else found
+    return text if isinstance(decoded, str) else decoded
 
 
 def plain_text(value: Any) -> str:
@@ -172,9 +172,9 @@ def _reasoning(first: str | None, second: str | None) -> str | None:
 
 def _extra(first: Message, second: Message) -> Extra:
     extra = {**second.extra, **first.extra}
-    one, other = stamp_of(first), stamp_of(second)
-    if one is None or other is None:
+    left, right = stamp_of(first), stamp_of(second)
+    if left is None or right is None:
         return extra
-    if (one.provider, one.format, one.model) != (other.provider, other.format, other.model):
+    if (left.provider, left.format, left.model) != (right.provider, right.format, right.model):
         return extra
-    return stamped(msgspec.structs.replace(one, items=(*one.items, *other.items)), extra)
+    return stamped(msgspec.structs.replace(left, items=(*left.items, *right.items)), extra)

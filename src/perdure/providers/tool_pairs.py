@@ -36,11 +36,11 @@ class Exchange(msgspec.Struct, frozen=True):
 
     def answered(self) -> list[int]:
         """Return for each result which call it answers, by its place."""
-        left: list[str | None] = [call.id for call in self.head.tool_calls]
+        unanswered: list[str | None] = [call.id for call in self.head.tool_calls]
         places: list[int] = []
         for result in self.results:
-            at = left.index(answers(result))
-            left[at] = None
+            at = unanswered.index(answers(result))
+            unanswered[at] = None
             places.append(at)
         return places
 
@@ -65,7 +65,7 @@ class PairedHistory(msgspec.Struct, frozen=True):
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation as messages."""
-        return tuple(one for each in self.exchanges for one in (each.head, *each.results))
+        return tuple(message for each in self.exchanges for message in (each.head, *each.results))
 
 
 def interrupted_result(call: ToolCall) -> Message:
@@ -131,8 +131,8 @@ class _Block:
         """Say whether a message is part of the same reply: no call of that has been run yet."""
         if message.role != "assistant" or not self.open or self.results:
             return False
-        asked = {call.id for call in self.head.tool_calls}
-        return not any(call.id in asked for call in message.tool_calls)
+        call_ids = {call.id for call in self.head.tool_calls}
+        return not any(call.id in call_ids for call in message.tool_calls)
 
     def join(self, message: Message) -> None:
         """Take in the next part of the same reply."""
@@ -220,13 +220,13 @@ def groups(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
     A result stands with the message before it that is no result; what stands before the first
     such message is a group of its own. Nothing is left out, and nothing moves.
     """
-    found: list[list[Message]] = []
+    grouped: list[list[Message]] = []
     for message in messages:
-        if message.tool_result is None or not found:
-            found.append([message])
+        if message.tool_result is None or not grouped:
+            grouped.append([message])
         else:
-            found[-1].append(message)
-    return [tuple(group) for group in found]
+            grouped[-1].append(message)
+    return [tuple(group) for group in grouped]
 
 
 def newest(
@@ -240,10 +240,10 @@ def newest(
         size: How a message is measured; each counts one if this is not given.
 
     """
-    kept: list[tuple[Message, ...]] = []
+    newest_groups: list[tuple[Message, ...]] = []
     for group in reversed(groups(messages)):
         limit -= sum(map(size, group))
-        if kept and limit < 0:
+        if newest_groups and limit < 0:
             break
-        kept.append(group)
-    return tuple(message for group in reversed(kept) for message in group)
+        newest_groups.append(group)
+    return tuple(message for group in reversed(newest_groups) for message in group)

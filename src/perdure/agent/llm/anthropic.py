@@ -43,7 +43,7 @@ def with_breakpoints(request: dict[str, Any], stay: CacheTime) -> dict[str, Any]
     Marks that it has stay as they are, except for the oldest ones in the messages if there are
     so many that none is left for the end.
     """
-    marked = {**request, "messages": [_copied(one) for one in request.get("messages", ())]}
+    marked = {**request, "messages": [_copied(message) for message in request.get("messages", ())]}
     for name in ("tools", "system"):
         if request.get(name):
             marked[name] = _blocks(request[name])
@@ -109,7 +109,7 @@ def _make_room(request: dict[str, Any]) -> None:
 def _places(request: dict[str, Any]) -> list[Block]:
     """Return the blocks to mark, the most useful first; none that has a mark."""
     messages = request["messages"]
-    answers = [at for at, one in enumerate(messages) if one["role"] == "assistant"]
+    answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     before = messages[answers[-1] - 1] if answers and answers[-1] else None
     wanted = [
         _last(messages[-1].get("content") if messages else None),
@@ -121,7 +121,11 @@ def _places(request: dict[str, Any]) -> list[Block]:
 
 
 def _last(blocks: list[Block] | None) -> Block | None:
-    fit = [one for one in blocks or () if one.get("type") not in _NEVER and one.get("text") != ""]
+    fit = [
+        block
+        for block in blocks or ()
+        if block.get("type") not in _NEVER and block.get("text") != ""
+    ]
     return fit[-1] if fit else None
 
 
@@ -215,7 +219,7 @@ class AnthropicModel:
             make="AsyncAnthropic",
             official=OFFICIAL,
             is_official=lambda url: url == OFFICIAL,
-            warm=lambda made: made.messages,
+            warm=lambda created: created.messages,
         )
 
     def __repr__(self) -> str:
@@ -263,7 +267,7 @@ class AnthropicModel:
     def _request(self, messages: Sequence[Any], tools: Sequence[ToolSpec]) -> dict[str, Any]:
         request: dict[str, Any] = {"max_tokens": self._max_tokens, **self._options}
         if tools:
-            request["tools"] = [_tool(one) for one in tools]
+            request["tools"] = [_tool(tool) for tool in tools]
         request |= _rendered(messages)
         if self._prompt_cache is None or "cache_control" in request:  # the API does it by itself
             return request

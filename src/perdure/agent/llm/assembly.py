@@ -17,7 +17,7 @@ _NAMES: Final = frozenset({"id", "type", "role", "name", "index", "object", "for
 """Fields that a later part repeats, and does not continue."""
 
 
-def merged_delta(whole: Any, part: Any, field: str = "") -> Any:
+def merged_delta(merged: Any, part: Any, field: str = "") -> Any:
     """Return a value with the next part of it added.
 
     Text is continued, except for what names something; lists are joined, by ``index``
@@ -26,23 +26,23 @@ def merged_delta(whole: Any, part: Any, field: str = "") -> Any:
     >>> merged_delta({"role": "assistant", "content": "He"}, {"content": "llo"})
     {'role': 'assistant', 'content': 'Hello'}
     """
-    if part is None or whole is None:
-        return whole if part is None else part
-    if isinstance(whole, str) and isinstance(part, str):
-        return (part or whole) if field in _NAMES else whole + part
-    if isinstance(whole, dict) and isinstance(part, Mapping):
-        fields = {key: merged_delta(whole.get(key), value, key) for key, value in part.items()}
-        return {**whole, **fields}
-    if isinstance(whole, list) and isinstance(part, list):
-        return _joined(whole, part)
+    if part is None or merged is None:
+        return merged if part is None else part
+    if isinstance(merged, str) and isinstance(part, str):
+        return (part or merged) if field in _NAMES else merged + part
+    if isinstance(merged, dict) and isinstance(part, Mapping):
+        fields = {key: merged_delta(merged.get(key), value, key) for key, value in part.items()}
+        return {**merged, **fields}
+    if isinstance(merged, list) and isinstance(part, list):
+        return _joined(merged, part)
     return part
 
 
-def _joined(whole: list[Any], part: list[Any]) -> list[Any]:
-    joined = list(whole)
+def _joined(merged: list[Any], part: list[Any]) -> list[Any]:
+    joined = list(merged)
     for element in part:
         index = element.get("index") if isinstance(element, Mapping) else None
-        places = [i for i, one in enumerate(joined) if _index(one) == index]
+        places = [i for i, known in enumerate(joined) if _index(known) == index]
         at = places[-1] if places else None
         if index is None or at is None or _is_another(joined[at], element):
             joined.append(element)
@@ -75,8 +75,8 @@ class ChatAnswer:
 
     def take(self, chunk: Mapping[str, Any]) -> tuple[str, str]:
         """Add a chunk; return what it says of the text and of the reasoning."""
-        rest = {key: value for key, value in chunk.items() if key not in {"choices", "usage"}}
-        self._fields.update(rest)
+        extra = {key: value for key, value in chunk.items() if key not in {"choices", "usage"}}
+        self._fields.update(extra)
         self.usage = chunk.get("usage") or self.usage
         choice = next(iter(chunk.get("choices") or ()), None)
         if choice is None:

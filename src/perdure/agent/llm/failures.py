@@ -73,9 +73,9 @@ def overflow_in(text: str) -> Overflow | None:
     if _SAYS_SO.search(text) is None:
         return None
     for pattern in _WITH_ANSWER:
-        found = pattern.search(text)
-        if found is not None:
-            return Overflow(int(found["asked"]), int(found["window"]) - int(found["answer"]))
+        match = pattern.search(text)
+        if match is not None:
+            return Overflow(int(match["asked"]), int(match["window"]) - int(match["answer"]))
     return Overflow(_number(_ASKED, text), _number(_WINDOW, text))
 
 
@@ -90,8 +90,8 @@ def overflow_of(error: BaseException) -> Overflow | None:
 
 
 def _number(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.search(text)
-    return None if found is None else int(next(filter(None, found.groups())))
+    match = pattern.search(text)
+    return None if match is None else int(next(filter(None, match.groups())))
 
 
 # What went wrong at a provider, as perdure's errors, never with a key in it: pure
@@ -132,7 +132,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return (text.replace(self.key, "<key>") if self.key else text)[:_LONGEST]
 
 
-def failure_of(asked: Endpoint, error: Exception, *, begun: bool) -> ModelError | None:
+def failure_of(endpoint: Endpoint, error: Exception, *, begun: bool) -> ModelError | None:
     """Return what a client raised as one of perdure's errors; None if it is none of the client's.
 
     Args:
@@ -143,20 +143,20 @@ def failure_of(asked: Endpoint, error: Exception, *, begun: bool) -> ModelError 
     """
     status = _status_of(error)
     if isinstance(status, int) and status < _REFUSED:
-        return ended(asked, getattr(error, "body", None))
+        return ended(endpoint, getattr(error, "body", None))
     if isinstance(status, int):
-        return _answered(asked, error, status)
+        return _answered(endpoint, error, status)
     names = {kind.__name__ for kind in type(error).__mro__}
-    facts = {"provider": asked.provider, "model": asked.model}
+    facts = {"provider": endpoint.provider, "model": endpoint.model}
     if begun and names & {"APIConnectionError", "TransportError", "ClientError"}:
-        return cut(asked, _short(asked, error))
+        return cut(endpoint, _short(endpoint, error))
     if names & {"APITimeoutError", "TimeoutException", "TimeoutError"}:
-        message = f"{asked!r} has not answered in time: ask again, or give a longer timeout="
+        message = f"{endpoint!r} has not answered in time: ask again, or give a longer timeout="
         return ModelUnavailableError(message, **facts)
     if names & {"APIConnectionError", "TransportError", "ClientConnectionError"}:
         message = (
-            f"{asked!r} cannot be reached: check base_url and the network "
-            f"({_short(asked, error.__cause__ or error)})"
+            f"{endpoint!r} cannot be reached: check base_url and the network "
+            f"({_short(endpoint, error.__cause__ or error)})"
         )
         return ModelUnavailableError(message, **facts)
     return None
@@ -169,17 +169,17 @@ def _status_of(error: Exception) -> object:
     return getattr(error, "code", None) if status is None and is_googles else status
 
 
-def cut(asked: Endpoint, cause: str = "") -> ModelUnavailableError:
+def cut(endpoint: Endpoint, cause: str = "") -> ModelUnavailableError:
     """Return the error for an answer that ended before its end."""
     because = f" ({cause})" if cause else ""
     message = (
-        f"the answer of {asked!r} was cut on its way{because}: what had come is kept, marked as "
+        f"the answer of {endpoint!r} was cut on its way{because}: what had come is kept, marked as "
         "interrupted; ask again"
     )
-    return ModelUnavailableError(message, provider=asked.provider, model=asked.model)
+    return ModelUnavailableError(message, provider=endpoint.provider, model=endpoint.model)
 
 
-def ended(asked: Endpoint, error: Any) -> ModelError:
+def ended(endpoint: Endpoint, error: Any) -> ModelError:
     """Return the error for an answer that the provider ended with one.
 
     Args:
@@ -187,48 +187,52 @@ def ended(asked: Endpoint, error: Any) -> ModelError:
         error: What the provider says of it.
 
     """
-    said = error.get("message") if isinstance(error, Mapping) else None
-    why = asked.without_key(str(said or error or "it gave no reason"))
+    text = error.get("message") if isinstance(error, Mapping) else None
+    reason = endpoint.without_key(str(text or error or "it gave no reason"))
     overflow = overflow_in(str(error))
     if overflow is not None:
-        return _too_long(asked, overflow, why)
-    message = f"{asked!r} ended its answer with an error: {why}"
-    return ModelUnavailableError(message, provider=asked.provider, model=asked.model)
+        return _too_long(endpoint, overflow, reason)
+    message = f"{endpoint!r} ended its answer with an error: {reason}"
+    return ModelUnavailableError(message, provider=endpoint.provider, model=endpoint.model)
 
 
-def _answered(asked: Endpoint, error: Exception, status: int) -> ModelError:
+def _answered(endpoint: Endpoint, error: Exception, status: int) -> ModelError:
     retry_after = _retry_after(getattr(getattr(error, "response", None), "headers", {}))
     facts: dict[str, Any] = {
-        "provider": asked.provider,
-        "model": asked.model,
+        "provider": endpoint.provider,
+        "model": endpoint.model,
         "status": status,
         "retry_after": retry_after,
     }
-    why = _short(asked, error)
+    reason = _short(endpoint, error)
     overflow = overflow_in(f"{error} {getattr(error, 'body', '')}")
     if status == _TOO_LARGE or (overflow is not None and status not in _NEVER_OVERFLOW):
-        return _too_long(asked, overflow or Overflow(), why, **facts)
+        return _too_long(endpoint, overflow or Overflow(), reason, **facts)
     if status in {401, 403}:
         cure = "check what the client signs in with"
-        if asked.variable:
-            cure = f"check the environment variable {asked.variable}"
-        text = f"{asked!r} refused the key ({status}): {cure}"
+        if endpoint.variable:
+            cure = f"check the environment variable {endpoint.variable}"
+        text = f"{endpoint!r} refused the key ({status}): {cure}"
         return ModelError(text, **facts)
     if status == 404:
-        text = f"{asked!r} was not found (404): check the model's name and base_url: {why}"
+        text = f"{endpoint!r} was not found (404): check the model's name and base_url: {reason}"
         return ModelError(text, **facts)
     if status == 429:
         wait = "" if retry_after is None else f"; it asks to wait {retry_after:g} s"
-        text = f"{asked!r} limits the rate of requests (429){wait}: {why}"
+        text = f"{endpoint!r} limits the rate of requests (429){wait}: {reason}"
         return ModelUnavailableError(text, **facts)
     if status >= 500 or status in _FOR_NOW:
-        return ModelUnavailableError(f"{asked!r} failed ({status}): {why}; ask again", **facts)
-    return ModelError(f"{asked!r} refused the request ({status}): {why}", **facts)
+        return ModelUnavailableError(
+            f"{endpoint!r} failed ({status}): {reason}; ask again", **facts
+        )
+    return ModelError(f"{endpoint!r} refused the request ({status}): {reason}", **facts)
 
 
-def _too_long(asked: Endpoint, overflow: Overflow, why: str, **facts: Any) -> ContextOverflowError:
-    message = f"{asked!r} was asked with more than its window holds: {why}"
-    facts = {"provider": asked.provider, "model": asked.model, **facts}
+def _too_long(
+    endpoint: Endpoint, overflow: Overflow, reason: str, **facts: Any
+) -> ContextOverflowError:
+    message = f"{endpoint!r} was asked with more than its window holds: {reason}"
+    facts = {"provider": endpoint.provider, "model": endpoint.model, **facts}
     return ContextOverflowError(message, tokens=overflow.tokens, window=overflow.window, **facts)
 
 
@@ -239,5 +243,5 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _short(asked: Endpoint, error: BaseException) -> str:
-    return asked.without_key(str(error) or type(error).__name__)
+def _short(endpoint: Endpoint, error: BaseException) -> str:
+    return endpoint.without_key(str(error) or type(error).__name__)

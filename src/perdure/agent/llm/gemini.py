@@ -152,7 +152,7 @@ class GeminiModel:
     def _request(self, messages: Sequence[Any], tools: Sequence[ToolSpec]) -> dict[str, Any]:
         config: dict[str, Any] = {"automatic_function_calling": {"disable": True}, **self._options}
         if tools:
-            declared = [_declaration(one) for one in tools]
+            declared = [_declaration(tool) for tool in tools]
             config["tools"] = [*config.get("tools", ()), {"function_declarations": declared}]
         if not all(isinstance(message, Message) for message in messages):
             return {"contents": list(messages), "config": config}
@@ -164,10 +164,10 @@ class GeminiModel:
 
 def _require_package() -> None:
     try:
-        found = importlib.util.find_spec("google.genai")
+        spec = importlib.util.find_spec("google.genai")
     except ModuleNotFoundError:  # there is nothing of Google's
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         message = "these models need the package google-genai: pip install 'perdure[gemini]'"
         raise MissingExtraError(message, extra="gemini")
 

@@ -95,8 +95,8 @@ class ReplyStream:
 
     def message(self) -> Message:
         """Return the whole answer; each of its calls has an id of its own."""
-        whole = self._whole or self._message(tuple(self._calls), self._extra)
-        return _told_apart(whole)
+        message = self._whole or self._message(tuple(self._calls), self._extra)
+        return _told_apart(message)
 
     def partial(self) -> Message | None:
         """Return what has come of an answer that was stopped, marked as such; None for nothing.
@@ -120,12 +120,12 @@ class ReplyStream:
 def _told_apart(message: Message) -> Message:
     """Return a message whose calls can be told apart: not every server gives each an id."""
     calls: list[ToolCall] = []
-    taken: set[str] = set()
+    used: set[str] = set()
     for number, call in enumerate(message.tool_calls, 1):
         name = call.id
-        while not name or name in taken:
+        while not name or name in used:
             name = f"{name or 'call'}_{number}"
-        taken.add(name)
+        used.add(name)
         calls.append(call if name == call.id else replace(call, id=name))
     if tuple(calls) == message.tool_calls:
         return message

@@ -25,9 +25,9 @@ def named_model(name: str, **options: Any) -> Model:
         MissingExtraError: Its client is not installed.
 
     """
-    provider, found, model = name.partition(":")
-    if not found or not model or provider not in PROVIDERS:
-        known = ", ".join(f"{one}:NAME" for one in PROVIDERS)
+    provider, separator, model = name.partition(":")
+    if not separator or not model or provider not in PROVIDERS:
+        known = ", ".join(f"{provider_name}:NAME" for provider_name in PROVIDERS)
         raise ConfigError(f"there is no model {name!r}: give one of {known}", model=name)
     if provider == "anthropic":
         from perdure.agent.llm.anthropic import AnthropicModel

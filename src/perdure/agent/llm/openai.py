@@ -93,7 +93,7 @@ class OpenAIModel:
             make="AsyncOpenAI",
             official=OFFICIAL,
             is_official=_is_official,
-            warm=lambda made: made.chat.completions if api == "chat" else made.responses,
+            warm=lambda created: created.chat.completions if api == "chat" else created.responses,
         )
         url = self._asked.url
         self.name: str = name
@@ -138,7 +138,7 @@ class OpenAIModel:
         client = await self._sdk.get()
         request: dict[str, Any] = {"stream_options": {"include_usage": True}, **self._options}
         if tools:
-            request["tools"] = [{"type": "function", "function": _function(one)} for one in tools]
+            request["tools"] = [{"type": "function", "function": _function(tool)} for tool in tools]
         rendered = self._rendered(messages, "openai")
         answer = ChatAnswer()
         opening = client.chat.completions.with_streaming_response.create(
@@ -153,8 +153,8 @@ class OpenAIModel:
                     yield Chunk(text=text, reasoning=reasoning)
         if answer.finish_reason is None:
             raise cut(self._asked)
-        whole = parse(answer.whole(), "openai", issuer=self._issuer)
-        yield Chunk(message=whole, usage=_usage(answer.usage))
+        message = parse(answer.whole(), "openai", issuer=self._issuer)
+        yield Chunk(message=message, usage=_usage(answer.usage))
 
     async def _responses(
         self, messages: Sequence[Any], tools: Sequence[ToolSpec]
@@ -167,7 +167,7 @@ class OpenAIModel:
         request |= self._options
         if tools:
             request["tools"] = [
-                {"type": "function", "strict": False, **_function(one)} for one in tools
+                {"type": "function", "strict": False, **_function(tool)} for tool in tools
             ]
         rendered = self._rendered(messages, "openai-responses")
         answer = ResponsesAnswer()
@@ -183,8 +183,8 @@ class OpenAIModel:
             raise ended(self._asked, answer.error)
         if not answer.complete:
             raise cut(self._asked)
-        whole = parse(answer.whole(), "openai-responses", issuer=self._issuer)
-        yield Chunk(message=whole, usage=_usage(answer.usage))
+        message = parse(answer.whole(), "openai-responses", issuer=self._issuer)
+        yield Chunk(message=message, usage=_usage(answer.usage))
 
     def _rendered(
         self, messages: Sequence[Any], format: Literal["openai", "openai-responses"]

@@ -92,38 +92,38 @@ class ScriptedModel:
         reply = self._script[0] if stays else self._script.popleft()
         return reply(messages) if callable(reply) else reply
 
-    def _chunks(self, reply: ScriptedReply, seen: int) -> Iterator[Chunk]:
+    def _chunks(self, reply: ScriptedReply, calls_before: int) -> Iterator[Chunk]:
         if isinstance(reply, Exception):
             return
         if isinstance(reply, str):
             yield from self._text(reply)
         elif isinstance(reply, Message):
-            yield from self._message(reply, seen)
+            yield from self._message(reply, calls_before)
         else:
             parts = (reply,) if isinstance(reply, ToolCall) else tuple(reply)
             calls = [part for part in parts if isinstance(part, ToolCall)]
             yield from (part for part in parts if isinstance(part, Chunk))
             if calls:
-                yield Chunk(tool_calls=_numbered(calls, seen))
-        yield Chunk(usage=Usage(input_tokens=seen))
+                yield Chunk(tool_calls=_numbered(calls, calls_before))
+        yield Chunk(usage=Usage(input_tokens=calls_before))
 
-    def _message(self, message: Message, seen: int) -> Iterator[Chunk]:
+    def _message(self, message: Message, calls_before: int) -> Iterator[Chunk]:
         if message.reasoning:
             yield Chunk(reasoning=message.reasoning)
         yield from self._text(message.text)
         if message.tool_calls or message.extra:
-            yield Chunk(tool_calls=_numbered(message.tool_calls, seen), extra=message.extra)
+            yield Chunk(tool_calls=_numbered(message.tool_calls, calls_before), extra=message.extra)
 
     def _text(self, text: str) -> Iterator[Chunk]:
         for start in range(0, len(text), self._chunk_chars):
             yield Chunk(text=text[start : start + self._chunk_chars])
 
 
-def _numbered(calls: Sequence[ToolCall], seen: int) -> tuple[ToolCall, ...]:
+def _numbered(calls: Sequence[ToolCall], calls_before: int) -> tuple[ToolCall, ...]:
     """Give calls without an id one that follows from the conversation so far."""
     return tuple(
-        one if one.id else msgspec.structs.replace(one, id=f"call_{seen}_{at}")
-        for at, one in enumerate(calls)
+        call if call.id else msgspec.structs.replace(call, id=f"call_{calls_before}_{at}")
+        for at, call in enumerate(calls)
     )
 
 
@@ -131,7 +131,7 @@ def EchoModel(*, chunk_chars: int = 16) -> ScriptedModel:  # noqa: N802  # makes
     """Return a model that repeats what the user said: to try things without a key."""
 
     def answer(messages: Sequence[Message]) -> str:
-        said = [message.text for message in messages if message.role == "user"]
-        return f"You said: {said[-1]}" if said else "Say something."
+        texts = [message.text for message in messages if message.role == "user"]
+        return f"You said: {texts[-1]}" if texts else "Say something."
 
     return ScriptedModel(answer, chunk_chars=chunk_chars)

@@ -124,16 +124,16 @@ def client_of(
     retries = MAX_RETRIES if given["max_retries"] is None else given["max_retries"]
     timeout = TIMEOUT if given["timeout"] is None else given["timeout"]
 
-    def made(module: Any) -> Any:
+    def create(module: Any) -> Any:
         limits = module.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT))
-        one = getattr(module, make)(
+        new_client = getattr(module, make)(
             base_url=url, api_key=key or "none", max_retries=retries, timeout=limits
         )
-        warm(one)
-        return one
+        warm(new_client)
+        return new_client
 
-    asked = Endpoint(provider=package, model=model, url=url, variable=variable, key=key)
-    return asked, SdkClient(package, made)
+    endpoint = Endpoint(provider=package, model=model, url=url, variable=variable, key=key)
+    return endpoint, SdkClient(package, create)
 
 
 def require(package: str) -> None:
@@ -170,7 +170,7 @@ def key_for(variable: str, given: str | None, *, keyless: bool = False) -> str:
 
 
 async def events_of(
-    asked: Endpoint, opening: AbstractAsyncContextManager[Any]
+    endpoint: Endpoint, opening: AbstractAsyncContextManager[Any]
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the events of a streamed answer, as the provider wrote them.
 
@@ -201,7 +201,7 @@ async def events_of(
                     if event is not None:
                         yield event
     except Exception as error:
-        failure = failure_of(asked, error, begun=begun)
+        failure = failure_of(endpoint, error, begun=begun)
         if failure is None:
             raise
         raise failure from error

@@ -134,8 +134,8 @@ class Address:
         return urlsplit(self._url).hostname or self._url
 
     def __str__(self) -> str:
-        where = urlsplit(self._url)
-        return f"{where.scheme}://{where.hostname}:{where.port or ''}{where.path}"
+        url = urlsplit(self._url)
+        return f"{url.scheme}://{url.hostname}:{url.port or ''}{url.path}"
 
     @contextlib.asynccontextmanager
     async def transport(self) -> AsyncIterator[tuple[Any, Any]]:

@@ -171,7 +171,7 @@ class McpServer:
         """
         from perdure.agent.tools import Tool
 
-        known = [one.name for one in self._offered]
+        known = [offered_tool.name for offered_tool in self._offered]
         missing = [name for name in self._only or () if name not in known]
         if missing:
             message = (
@@ -179,17 +179,23 @@ class McpServer:
                 f"{', '.join(known) or 'none'}"
             )
             raise ConfigError(message, server=self.name, tool=missing[0])
-        offered = [one for one in self._offered if self._only is None or one.name in self._only]
-        effects = [effect_of(one.annotations, trusted=self._trusted) for one in offered]
+        offered = [
+            offered_tool
+            for offered_tool in self._offered
+            if self._only is None or offered_tool.name in self._only
+        ]
+        effects = [
+            effect_of(offered_tool.annotations, trusted=self._trusted) for offered_tool in offered
+        ]
         return [
             Tool(
-                _Call(self, one.name, repeatable=effect != "ask"),
-                name=tool_name(one.name, self._prefix),
-                description=one.description or one.title or "",
-                parameters=one.input_schema,
+                _Call(self, offered_tool.name, repeatable=effect != "ask"),
+                name=tool_name(offered_tool.name, self._prefix),
+                description=offered_tool.description or offered_tool.title or "",
+                parameters=offered_tool.input_schema,
                 effect=effect,
             )
-            for one, effect in zip(offered, effects, strict=True)
+            for offered_tool, effect in zip(offered, effects, strict=True)
         ]
 
     async def call(self, tool: str, arguments: dict[str, Any], *, repeatable: bool = False) -> Any:
@@ -248,15 +254,15 @@ class McpServer:
         if is_refusal(error):
             message = f"MCP server {self} refused {tool!r}: {error}"
             return ToolServerError(message, **facts)
-        why = f"has failed while it ran {tool!r}: {error}"
+        reason = f"has failed while it ran {tool!r}: {error}"
         if isinstance(error, TimeoutError):
-            why = (
+            reason = (
                 f"has not answered {tool!r} within {self._call_timeout:g} s: look what it does, or "
                 "give a longer call_timeout"
             )
         if repeatable:
-            return ToolServerError(f"MCP server {self} {why}", **facts)
-        message = f"MCP server {self} {why}; whether that has taken effect is unknown"
+            return ToolServerError(f"MCP server {self} {reason}", **facts)
+        message = f"MCP server {self} {reason}; whether that has taken effect is unknown"
         return ToolOutcomeUnknownError(message, **facts)
 
     async def _connected(self) -> Connection:
@@ -290,9 +296,9 @@ class McpServer:
         self._offered = tuple(listed)
         return connection
 
-    def _not_started(self, why: BaseException) -> ToolServerError:
+    def _not_started(self, cause: BaseException) -> ToolServerError:
         place, late = self._place, f"it has not answered within {self._start_timeout:g} s"
-        reason = late if isinstance(why, TimeoutError) else place.why(why)
+        reason = late if isinstance(cause, TimeoutError) else place.why(cause)
         message = f"MCP server {self} {place.failed}: {reason}{place.last_words}"
         return ToolServerError(message, server=self.name)
 
@@ -331,7 +337,7 @@ async def start_servers(given: Sequence[McpServer | str], context: AgentContext)
         ConfigError: Two tools have the same name.
 
     """
-    servers = [McpServer.of(one) for one in given]
+    servers = [McpServer.of(tool) for tool in given]
     if not servers:
         return
     errors: list[Exception] = []
@@ -350,11 +356,11 @@ async def start_servers(given: Sequence[McpServer | str], context: AgentContext)
         raise errors[0]
     for server in servers:
         tools = server.tools()
-        taken = {one.name for one in context.toolbox} & {one.name for one in tools}
-        if taken:
+        clashing = {tool.name for tool in context.toolbox} & {tool.name for tool in tools}
+        if clashing:
             message = (
-                f"MCP server {server.name!r} has a tool {min(taken)!r}, and so has somebody else: "
-                "give it a prefix, McpServer(…, prefix='their_')"
+                f"MCP server {server.name!r} has a tool {min(clashing)!r}, and so has another "
+                "server or the agent: give it a prefix, McpServer(…, prefix='their_')"
             )
-            raise ConfigError(message, server=server.name, tool=min(taken))
+            raise ConfigError(message, server=server.name, tool=min(clashing))
         context.toolbox.add(tools)
