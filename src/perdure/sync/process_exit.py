@@ -78,13 +78,20 @@ def _at_exit() -> None:
 def _when_they_end(managers: list[SessionManager]) -> None:
     for thread in _at_work():
         thread.join()
-    _each([manager for manager in managers if manager in _open], lambda manager: manager.flush(manager._patience))
+    _each(
+        [manager for manager in managers if manager in _open],
+        lambda manager: manager.flush(manager._patience),
+    )
 
 
 def _at_work() -> list[threading.Thread]:
     """Return the threads that the interpreter will wait for."""
     own_threads = {threading.main_thread(), threading.current_thread()}
-    threads = [thread for thread in threading.enumerate() if not thread.daemon and thread not in own_threads]
+    threads = [
+        thread
+        for thread in threading.enumerate()
+        if not thread.daemon and thread not in own_threads
+    ]
     return [thread for thread in threads if thread.name != THREAD]
 
 
@@ -92,7 +99,9 @@ def _each(managers: list[SessionManager], act: Callable[[SessionManager], object
     """Act on all of them at once, and wait no longer than the most patient one."""
     if not managers:
         return
-    threads = [threading.Thread(target=_guarded, args=(act, manager), daemon=True) for manager in managers]
+    threads = [
+        threading.Thread(target=_guarded, args=(act, manager), daemon=True) for manager in managers
+    ]
     for thread in threads:
         thread.start()
     end = time.monotonic() + max([manager._patience for manager in managers])
